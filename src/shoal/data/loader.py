@@ -113,7 +113,8 @@ def parse_loader(returned: Any, name: str, num_workers: int = 0) -> tuple[Datase
         )
     _check_workers(returned.dataset, name, returned.num_workers)
     if returned.batch_size is None:
-        what = "no batch size" if returned.batch_sampler is None else f"a batch sampler ({_sampler_name(returned)})"
+        sampler = returned.batch_sampler
+        what = "no batch size" if sampler is None else f"a batch sampler ({type(sampler).__name__})"
         raise TaskError(
             f"the {name} loader has {what}, and a study cuts the batches of all trials itself; make the DataLoader "
             "with `batch_size`, `sampler` (or `shuffle`) and `drop_last` instead"
@@ -161,7 +162,3 @@ def _order(loader: DataLoader[Any], name: str) -> Any:
     if whole and type(sampler) is RandomSampler and not sampler.replacement:
         return "shuffled"
     return sampler
-
-
-def _sampler_name(loader: DataLoader[Any]) -> str:
-    return type(loader.batch_sampler).__name__

@@ -225,7 +225,7 @@ class Pack:
 
     def _train(self) -> dict[Loaded, Tensor]:
         while any(lane.ready for lane in self._lanes):
-            for failure in self._scheduler.round(self._lanes, _never):
+            for failure in self._scheduler.round(self._lanes, lambda: False):
                 if isinstance(failure.error, SystemExit):  # a signal handler or the user's code ends the process
                     raise failure.error
                 lane = next(lane for lane in self._lanes if lane is failure.lane)
@@ -296,10 +296,6 @@ def _shared_part(first: Loaded, second: Loaded) -> str | None:
             if address in trained and (trained[address] or parameter.requires_grad):
                 return f"the memory of {path!r}"
     return None
-
-
-def _never() -> bool:
-    return False
 
 
 def _length(leaves: Sequence[Any]) -> int:

@@ -59,10 +59,6 @@ def _flatten(func: Any, x: Stacked, start_dim: int = 0, end_dim: int = -1) -> An
     return Stacked(_with_recorded_copy(x.whole, x.whole.flatten(axis(x, start_dim), axis(x, end_dim))))
 
 
-def _ravel(func: Any, x: Stacked) -> Any:
-    return _flatten(func, x)
-
-
 def _transpose(func: Any, x: Stacked, dim0: int, dim1: int) -> Any:
     return Stacked(x.whole.transpose(axis(x, dim0), axis(x, dim1)))
 
@@ -189,8 +185,7 @@ _MATRIX_TRANSPOSE = Tensor.mT.__get__  # type: ignore[attr-defined]
 RULES = (
     Rule.direct(_reshape, *functions_named("view reshape")),
     Rule.direct(_reshape_as, *functions_named("view_as reshape_as")),
-    Rule.direct(_flatten, *functions_named("flatten")),
-    Rule.direct(_ravel, *functions_named("ravel")),
+    Rule.direct(_flatten, *functions_named("flatten ravel")),
     Rule.direct(_transpose, *functions_named("transpose swapaxes swapdims")),
     Rule.direct(_transpose_matrix, *functions_named("t"), _MATRIX_TRANSPOSE, Tensor.T.__get__),  # type: ignore[attr-defined]
     Rule.direct(_permute, *functions_named("permute")),
