@@ -1,12 +1,15 @@
 """`shoal report` and `shoal status` of studies that look as if they had been run."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 from timeline_samples import pretend
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
+from shoal.core.errors import JournalError
 
 
 @pytest.fixture
@@ -31,6 +34,14 @@ def test_a_page_below_the_study(study):
     done = shoal(study)
     assert done.exit_code == 1
     assert "name another file with --html" in str(done.exception)
+
+
+def test_a_study_that_is_refused_gets_no_folder(study):
+    with closing(sqlite3.connect(study / "journal.sqlite")) as connection, connection:
+        connection.execute("UPDATE trials SET config = '{' WHERE number = 1")
+    done = shoal(study)
+    assert (done.exit_code, type(done.exception)) == (1, JournalError)
+    assert not (study / "report").exists()
 
 
 def test_as_json_nothing_is_written_unless_asked_for(study, tmp_path):

@@ -33,7 +33,7 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 
 from shoal.cli.options import Devices, device_list
-from shoal.page.frozen import check_page_file, write_frozen_page
+from shoal.page.frozen import check_page_file, frozen_page, write_page
 from shoal.paths import working_directory
 from shoal.reporting.accounting import accounting, accounting_json, accounting_table
 from shoal.reporting.overview import overview, overview_json
@@ -68,10 +68,10 @@ def report(
         return
     if html is not None:
         check_page_file(html)
-    elif not as_json:
-        html = _default_file(directory)
-    if html is not None:
-        write_frozen_page(directory, html)
+    if html is not None or not as_json:
+        text = frozen_page(directory, time.time())  # a study that is refused gets no folder
+        html = html or _default_file(directory)
+        write_page(html, text)
     if as_json:
         with JournalView.read(directory) as journal:
             study = overview(journal, time.time())

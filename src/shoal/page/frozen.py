@@ -9,7 +9,7 @@ from shoal.page.feed import StudyFeed
 from shoal.page.files import MODULES, page_files
 from shoal.page.views import curves_view, json_text, overview_view, space_view
 
-__all__ = ["check_page_file", "frozen_page", "write_frozen_page"]
+__all__ = ["check_page_file", "frozen_page", "write_frozen_page", "write_page"]
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """The file may load nothing, and send nothing."""
@@ -27,7 +27,11 @@ def check_page_file(path: Path) -> None:
 
 def write_frozen_page(directory: Path, path: Path) -> None:
     """Write the page of a study."""
-    text = frozen_page(directory, time.time())
+    write_page(path, frozen_page(directory, time.time()))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write the text of `frozen_page`."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
