@@ -1,6 +1,8 @@
 """docs/extending.md: an entry in a registry is all that a name needs."""
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,18 @@ def test_a_baseline_of_the_papers_is_refused_with_its_place(chosen: dict[str, An
     with pytest.raises(shoal.ShoalError, match=r"is a baseline of the papers.* benchmarks/baselines of Shoal's source"):
         shoal.tune(train, space, metric="loss", mode="min", algorithm=algorithm, directory=directory, **chosen)
     assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "remedy"), [("policy", "slaq", "--policy auto"), ("packing", "knn", "--packing cost")]
+)
+def test_a_study_begun_with_a_baseline_says_how_it_goes_on_without(
+    kind: str, name: str, remedy: str, finished: shoal.Study
+) -> None:
+    with closing(sqlite3.connect(finished.directory / "journal.sqlite")) as connection, connection:
+        connection.execute("UPDATE study SET value = json_quote(?) WHERE key = ?", (name, kind))
+    with pytest.raises(shoal.ShoalError, match=rf"'{name}' is a baseline.*goes on with: shoal resume .* {remedy}$"):
+        shoal.resume(finished.directory)
 
 
 @pytest.mark.usefixtures("names")

@@ -33,7 +33,7 @@ from shoal.backends.registry import backend_class
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text, following
 from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
-from shoal.core.errors import ShoalError, StudyFailedError, TaskChangedError
+from shoal.core.errors import PackError, PolicyError, ShoalError, StudyFailedError, TaskChangedError
 from shoal.core.job import HANG_SECONDS, WorkerContext
 from shoal.core.objective import loss_metric, objectives
 from shoal.core.space import Space
@@ -49,6 +49,7 @@ from shoal.page.beside import beside_study, check_page
 from shoal.paths import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
+from shoal.planner.packing.registry import make_packing
 from shoal.remedy import command
 from shoal.reporting.failures import check_results
 from shoal.reporting.progress import progress, summary
@@ -318,10 +319,13 @@ def resume(
         where = backend_class(backend or spec["backend"])
         own = spec if where is backend_class(spec["backend"]) else {}
         where.connect(ray_address or own.get("ray_address"), sbatch or own.get("sbatch"))
+        with _another_named(directory):
+            followed = make_policy(policy or load_strategy(spec["policy"]), spec.get("objective", "makespan"))
+            packed = make_packing(packing or load_strategy(spec["packing"]))
         options = run_options(
             Fleet(where.discover(devices), devices) if devices else Fleet.from_record(record, where.discover),
-            make_policy(policy or load_strategy(spec["policy"]), spec.get("objective", "makespan")),
-            packing or load_strategy(spec["packing"]),
+            followed,
+            packed,
             where,
             sharing or spec["sharing"],
             spec.get("oversubscription", "auto") if oversubscription is None else oversubscription,
@@ -335,6 +339,16 @@ def resume(
             if changed:
                 journal.record_edits(changed)
         return _run(journal, search, options)
+
+
+@contextmanager
+def _another_named(directory: Path) -> Iterator[None]:
+    """Within this context, the refusal of a policy or packing says how the study goes on with another one."""
+    try:
+        yield
+    except (PolicyError, PackError) as error:
+        option = "--policy auto" if isinstance(error, PolicyError) else "--packing cost"
+        raise type(error)(f"{error}; the study goes on with: {command('resume', directory, option)}") from error
 
 
 @contextmanager
