@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,19 @@ def test_a_second_journal_of_one_process_is_refused(journal, use):
     journal.close()
     with Journal.open(journal.directory):
         pass
+
+
+@pytest.mark.parametrize("use", [Journal.open, Journal.read], ids=["open", "read"])
+def test_a_look_in_the_process_of_the_writer_leaves_it_the_locks_of_sqlite(journal, use):
+    with suppress(JournalError):
+        use(journal.directory).close()
+    look = (
+        f"import sqlite3; sqlite3.connect({str(journal.directory / 'journal.sqlite')!r}).execute('SELECT * FROM study')"
+    )
+    subprocess.run([sys.executable, "-c", look], check=True)  # the last to close it would delete the WAL
+    journal.put("note", "seen by all")
+    with Journal.read(journal.directory) as view:
+        assert view.study["note"] == "seen by all"
 
 
 def test_a_second_process_is_refused_and_told_of_the_first(journal):

@@ -28,6 +28,11 @@ class LockOwner:
         """Whether it is a process of this machine, as far as is known."""
         return self.host in ("", platform.node())
 
+    @property
+    def is_this_process(self) -> bool:
+        """Whether it is this process."""
+        return (self.pid, self.host) == (os.getpid(), platform.node())
+
     def __str__(self) -> str:
         return f"process {self.pid}" if self.is_here else f"process {self.pid} on {self.host}"
 
@@ -56,7 +61,7 @@ class WriterLock:
                 time.sleep(_PAUSE_SECONDS)
         else:
             owner = _owner(directory)
-            if owner == LockOwner(os.getpid(), platform.node()):
+            if owner.is_this_process:
                 who, remedy = "this process has it open already", "wait for its end or stop it"
             elif owner.is_here:
                 who, remedy = f"another process ({owner.pid}) is running it", "wait for its end or stop it"

@@ -119,23 +119,33 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
     a further file beside it, which this process cannot make, or which its owner could not write.
     """
     with translate_errors(directory), require_read_permission(directory):
-        if not _has_tables(directory):
-            raise JournalError(
-                f"there is no study in {directory}; name the directory of one, or begin it with shoal run"
-            )
-        own = writable(directory)
-        if write and not own:
-            raise JournalError(
-                f"the study in {directory} cannot be resumed, because this process may not write its journal; shoal "
-                "status only reads it, and a copy of the directory can be resumed"
-            )
-        if wal := is_in_wal_mode(directory / FILE_NAME):
-            _check_readable_here(directory)
-        # In another mode than WAL a reader has to be able to roll back what a kill has left half done.
-        connection = connect(directory, "ro" if wal and not write else "rw") if own else _in_memory_copy(directory)
+        connection = connect(directory, "rw") if _is_written_here(directory) else _open_checked(directory, write)
         if not write:
             connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+def _is_written_here(directory: Path) -> bool:
+    """Whether this process writes the journal, so it has been checked. Its files are only opened by SQLite then: when a
+    process closes any descriptor of a file, it loses all its POSIX locks on the file, those of SQLite included.
+    """
+    owner = lock_owner(directory) if _file_exists(directory / FILE_NAME) else None
+    return owner is not None and owner.is_this_process
+
+
+def _open_checked(directory: Path, write: bool) -> sqlite3.Connection:
+    if not _has_tables(directory):
+        raise JournalError(f"there is no study in {directory}; name the directory of one, or begin it with shoal run")
+    own = writable(directory)
+    if write and not own:
+        raise JournalError(
+            f"the study in {directory} cannot be resumed, because this process may not write its journal; shoal "
+            "status only reads it, and a copy of the directory can be resumed"
+        )
+    if wal := is_in_wal_mode(directory / FILE_NAME):
+        _check_readable_here(directory)
+    # In another mode than WAL a reader has to be able to roll back what a kill has left half done.
+    return connect(directory, "ro" if wal and not write else "rw") if own else _in_memory_copy(directory)
 
 
 def _has_tables(directory: Path) -> bool:
