@@ -2,6 +2,7 @@
 
 import os
 import random
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 from journal_samples import STUDY, create, group, report
 from killed_writer import begin, go_on, run_and_kill
 
-from shoal.core.errors import StorageFullError, StudyExistsError
+from shoal.core.errors import JournalError, StorageFullError, StudyExistsError
 from shoal.core.trial import Report, TrialState
+from shoal.journal.schema import FILE_NAME
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 
@@ -55,6 +57,21 @@ def test_a_kill_while_a_study_begins_leaves_a_study_or_none(tmp_path):
             Journal.open(directory).close()
         with JournalView.read(directory) as view:
             assert view.study == STUDY
+
+
+def test_a_study_whose_first_transaction_was_half_written_has_not_begun(tmp_path):
+    create(tmp_path).close()
+    file = tmp_path / FILE_NAME
+    content = file.read_bytes()
+    file.write_bytes(content[:18] + b"\1\1" + content[20:])  # not in WAL mode yet
+    magic, records, nonce, pages_before, sector, page = bytes.fromhex("d9d505f920a163d7"), 0, 0, 0, 512, 4096
+    header = magic + struct.pack(">5I", records, nonce, pages_before, sector, page)
+    (tmp_path / f"{FILE_NAME}-journal").write_bytes(header.ljust(sector, b"\0"))
+    with pytest.raises(JournalError, match="there is no study in"):
+        JournalView.read(tmp_path)
+    create(tmp_path).close()
+    with JournalView.read(tmp_path) as view:
+        assert view.study == STUDY
 
 
 FILL = """

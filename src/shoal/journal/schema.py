@@ -156,7 +156,10 @@ def _has_tables(directory: Path) -> bool:
     if not _file_exists(file) or not file.stat().st_size:
         return False
     application, version = read_stamp(file)
-    if not (application or version):  # nothing has been moved from the WAL to the file, or it is no database
+    rollback = directory / f"{FILE_NAME}-journal"
+    unfinished = _file_exists(rollback) and rollback.stat().st_size > 0
+    # The file may lack a transaction that is in the WAL, or hold one that a kill has left half done.
+    if unfinished or not (application or version):
         with closing(_in_memory_copy(directory)) as copy:
             application, version, tables = (
                 copy.execute(f"SELECT * FROM {source}").fetchone()[0]
