@@ -30,6 +30,24 @@ __all__ = ["Delivery", "Positions", "callbacks_text", "following", "main", "stud
 BATCH = 1000
 """Largest number of reports in a batch."""
 
+LOOK_SECONDS = 0.5
+"""Time between two readings of the journal."""
+
+CLOSE_SECONDS = 60.0
+"""Longest time that the end of a study waits for its callbacks; the follower goes on after that, and ends by itself."""
+
+NICE = 10
+"""Priority of the follower below that of the training processes."""
+
+LOG = Path("logs") / "callbacks.log"
+"""Output of the follower, in the study's directory. It also is the lock by which a study has one follower at a time."""
+
+_log = logging.getLogger("shoal.callbacks")
+
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from shoal.callbacks.follower import main; main()"
+)
+
 
 @dataclass
 class Position:
@@ -84,9 +102,8 @@ class Delivery:
         """
         position, more = self._position, True
         while more:
-            states = (
-                self._journal.begun_states()
-            )  # read before the reports, so that a trial's end is delivered after its reports
+            # Read before the reports, so that a trial's end is delivered after its reports.
+            states = self._journal.begun_states()
             reports = self._journal.reports_after(position.seq, BATCH)
             more = len(reports) == BATCH
             reported = {report.trial for _, _, report in reports}
@@ -140,25 +157,6 @@ def study_info(journal: JournalView) -> StudyInfo:
         resumed=bool(later),
         finished=finished,
     )
-
-
-LOOK_SECONDS = 0.5
-"""Time between two readings of the journal."""
-
-CLOSE_SECONDS = 60.0
-"""Longest time that the end of a study waits for its callbacks; the follower goes on after that, and ends by itself."""
-
-NICE = 10
-"""Priority of the follower below that of the training processes."""
-
-LOG = Path("logs") / "callbacks.log"
-"""Output of the follower, in the study's directory. It also is the lock by which a study has one follower at a time."""
-
-_log = logging.getLogger("shoal.callbacks")
-
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from shoal.callbacks.follower import main; main()"
-)
 
 
 def callbacks_text(callbacks: object, more: Sequence[Callback] = ()) -> list[dict[str, str]]:

@@ -39,6 +39,19 @@ _AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Element size in bytes -> integer dtype of this size. Samples are stored as integers, since not all dtypes can be
 indexed."""
 
+_log = logging.getLogger("shoal.pack")
+
+RESIDENT_BYTES = 1 << 30
+"""Maximum size in bytes of a data set that is kept on the device as a whole."""
+
+BATCHES_PER_SPLIT = 256
+"""Number of batches whose indices are split in one call."""
+
+PROBED_SAMPLES = 8
+"""Number of samples, from the start of the data set, that are fetched to choose a batch source."""
+
+_DEFAULT_SETTINGS = LoaderSettings()
+
 
 def materialized_bytes(batch: Any, rows: int, samples: int) -> int | None:
     """Return the bytes of a whole data set on the device; None if its batch is not of dense tensors."""
@@ -128,21 +141,6 @@ def _is_dense_leaf(leaf: Any) -> bool:
 
 def _as_indexable(leaf: Tensor) -> Tensor:
     return leaf.view(_AS_INTEGERS.get(leaf.dtype.itemsize, leaf.dtype))
-
-
-_log = logging.getLogger("shoal.pack")
-
-RESIDENT_BYTES = 1 << 30
-"""Maximum size in bytes of a data set that is kept on the device as a whole."""
-
-BATCHES_PER_SPLIT = 256
-"""Number of batches whose indices are split in one call."""
-
-PROBED_SAMPLES = 8
-"""Number of samples, from the start of the data set, that are fetched to choose a batch source."""
-
-
-_DEFAULT_SETTINGS = LoaderSettings()
 
 
 class Batches:

@@ -36,6 +36,25 @@ from shoal.fuse.generators import preserved_rng
 
 __all__ = ["Layouts", "TuningBudget", "TuningCache", "autotuning", "fastest", "forced_lowerings", "without_autotuning"]
 
+_log = logging.getLogger("shoal.fuse")
+
+T = TypeVar("T")
+
+Layouts = Mapping[str, Callable[..., Sequence[Tensor | None]]]
+"""Lowering -> function that returns its tensors in the memory layout that suits the lowering best."""
+
+_RULES = RaceRules(max_runs=9, drop_ratio=2.0, drop_after_seconds=0.02, margin=1.03, budget_seconds=2.0)
+"""Rules of a race; slow candidates are dropped early, since training waits for the race."""
+
+_DEVICES = ("cpu", "cuda")
+"""Kinds of devices on which functions can be timed."""
+
+_MAX_LOG_RATIO = math.log(1.5)
+"""Largest difference of log sizes at which tensors count as nearly equal in size: a factor of 1.5 in elements."""
+
+_ALLOWANCE_SECONDS = 20.0
+_BUDGET_SHARE = 0.05
+
 
 class TuningCache:
     """The fastest lowering by key, stored across processes as one JSON object per line, of which the last one counts.
@@ -103,26 +122,6 @@ class TuningCache:
             self.path,
             error,
         )
-
-
-_log = logging.getLogger("shoal.fuse")
-
-T = TypeVar("T")
-
-Layouts = Mapping[str, Callable[..., Sequence[Tensor | None]]]
-"""Lowering -> function that returns its tensors in the memory layout that suits the lowering best."""
-
-_RULES = RaceRules(max_runs=9, drop_ratio=2.0, drop_after_seconds=0.02, margin=1.03, budget_seconds=2.0)
-"""Rules of a race; slow candidates are dropped early, since training waits for the race."""
-
-_DEVICES = ("cpu", "cuda")
-"""Kinds of devices on which functions can be timed."""
-
-_MAX_LOG_RATIO = math.log(1.5)
-"""Largest difference of log sizes at which tensors count as nearly equal in size: a factor of 1.5 in elements."""
-
-_ALLOWANCE_SECONDS = 20.0
-_BUDGET_SHARE = 0.05
 
 
 @dataclass

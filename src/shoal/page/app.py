@@ -47,6 +47,22 @@ _MAX_TRIALS = 10_000
 _MAX_DEVICES = 1000
 _MAX_EPOCHS = 10**9
 
+LOGIN = "/api/session"
+
+_log = logging.getLogger("shoal.page")
+
+_LOOK_SECONDS = 0.5
+"""Time between two looks at a journal that somebody watches."""
+_LOOK_SHARE = 10
+"""Looks take at most one part in so many of the time, so that those at a large study do not slow it."""
+_VIEW_SHARE = 20
+"""As `_LOOK_SHARE`, for a view that takes seconds."""
+_ALIVE_SECONDS = 15.0
+"""Time after which a quiet stream sends a comment, so that a browser that is gone is noticed."""
+_MAX_STREAMS = 64
+_MAX_CACHED = 64
+"""Most views that are kept, beside one of each study for the list of studies."""
+
 
 def _add_trial(study: Study, asked: Mapping[str, Any]) -> object:
     config, epochs = asked.get("config"), _epochs(asked)
@@ -144,23 +160,6 @@ def _flag(asked: Mapping[str, Any], name: str) -> bool:
 
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[\w.@:/+-]{1,200}", value) is not None
-
-
-LOGIN = "/api/session"
-
-_log = logging.getLogger("shoal.page")
-
-_LOOK_SECONDS = 0.5
-"""Time between two looks at a journal that somebody watches."""
-_LOOK_SHARE = 10
-"""Looks take at most one part in so many of the time, so that those at a large study do not slow it."""
-_VIEW_SHARE = 20
-"""As `_LOOK_SHARE`, for a view that takes seconds."""
-_ALIVE_SECONDS = 15.0
-"""Time after which a quiet stream sends a comment, so that a browser that is gone is noticed."""
-_MAX_STREAMS = 64
-_MAX_CACHED = 64
-"""Most views that are kept, beside one of each study for the list of studies."""
 
 
 class PageServer:

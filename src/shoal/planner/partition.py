@@ -31,6 +31,11 @@ __all__ = ["Profiles", "ResourceLimit", "Waiting", "by_family", "families", "par
 Profiles = Callable[[FusionKey, str], Profile | None]
 """Profile of a key on a kind of device; None if it was never measured."""
 
+Waiting = tuple[Member, FusionKey]
+
+MIN_SECONDS_TO_PROFILE = 5.0
+"""A family is profiled as one array if its trials take at least this many seconds in separate arrays."""
+
 
 @dataclass(frozen=True)
 class ResourceLimit:
@@ -56,7 +61,7 @@ MAX_UNEVENNESS = 1.05
 """Makespan, relative to the mean load of the devices, from which a cut counts as even."""
 
 SPLIT_DIVISOR = 32
-"""A group of n arrays is cut into n // MANY more at once, at least one more."""
+"""A group of n arrays is cut into n // SPLIT_DIVISOR more at once, at least one more."""
 
 
 def partition(
@@ -316,12 +321,6 @@ def _makespan(cuts: Sequence[_ArraySplit], loads: Sequence[Sequence[float]]) -> 
         if end > last:
             last = end
     return last
-
-
-Waiting = tuple[Member, FusionKey]
-
-MIN_SECONDS_TO_PROFILE = 5.0
-"""A family is profiled as one array if its trials take at least this many seconds in separate arrays."""
 
 
 def by_family(

@@ -31,6 +31,11 @@ from shoal.worker.worker_state import WorkerState
 
 __all__ = ["ArrayTrainer", "averaged", "update_averages"]
 
+_log = logging.getLogger("shoal.worker")
+
+JOIN_WAIT_SHARE, MAX_JOIN_WAIT_SECONDS = 0.1, 0.05
+"""Fraction of an epoch's seconds, and maximum seconds, that the array waits for trials to replace those that left."""
+
 
 @torch.no_grad()
 def update_averages(runtimes: Sequence[TrialRuntime]) -> None:
@@ -64,12 +69,6 @@ def averaged(runtimes: Sequence[TrialRuntime]) -> Iterator[None]:
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: each for name, each in model.named_parameters() if each.requires_grad}
-
-
-_log = logging.getLogger("shoal.worker")
-
-JOIN_WAIT_SHARE, MAX_JOIN_WAIT_SECONDS = 0.1, 0.05
-"""Fraction of an epoch's seconds, and maximum seconds, that the array waits for trials to replace those that left."""
 
 
 class ArrayTrainer:

@@ -24,6 +24,15 @@ from shoal.core.job import WorkerContext
 
 __all__ = ["NodeActors", "Ray", "RayAgent", "RayCarrier", "RayNode", "is_address_of", "waiting_text"]
 
+_log = logging.getLogger("shoal.backends")
+
+_CONNECT_SECONDS = 5.0
+"""Longest wait for a TCP connection to the address of a cluster; Ray itself tries for minutes."""
+_INVENTORY_SECONDS = 60.0
+"""Longest wait for the inventory of a node, whose process imports Shoal."""
+_WATCH_SECONDS = 3.0
+"""Seconds between two looks at Ray's list of nodes; Ray sends no events of nodes."""
+
 _ANSWER_SECONDS = 5.0
 """Longest wait for the answer of an agent after its own time."""
 _CLOSE_SECONDS = 15.0
@@ -281,16 +290,6 @@ def _short(error: BaseException) -> str:
     if getattr(error, "actor_init_failed", False):  # a traceback, whose last line is the exception
         return lines[-1]
     return " ".join(lines[:2]) or type(error).__name__
-
-
-_log = logging.getLogger("shoal.backends")
-
-_CONNECT_SECONDS = 5.0
-"""Longest wait for a TCP connection to the address of a cluster; Ray itself tries for minutes."""
-_INVENTORY_SECONDS = 60.0
-"""Longest wait for the inventory of a node, whose process imports Shoal."""
-_WATCH_SECONDS = 3.0
-"""Seconds between two looks at Ray's list of nodes; Ray sends no events of nodes."""
 
 
 class Ray(Nodes):

@@ -47,6 +47,20 @@ WARM_UP = 3
 COUNTED = 5
 """Number of steps of which the median counts."""
 
+_log = logging.getLogger("shoal.worker")
+
+POLL_SECONDS = 0.05
+PEER_SECONDS, PEER_STEPS = 30.0, 5
+"""Seconds, and steps of the leader alone, after which a silent helper is lost; the longer time counts. The steps are
+fewer than those after which a job hangs, see `shoal.study.hangs.PATIENCE`."""
+HANG_SHARE = 1 / 3
+"""Largest part of `WorkerContext.hang_seconds` that counts, so that a leader which waits does not seem to hang."""
+CHECK_INTERVAL, CHECK_ROWS = 100, 16
+"""Number of steps of a team before the first of which gradients are compared with those that the leader computes alone,
+and number of rows for that, but at least two for each process: with more rows, growing would take long."""
+MAX_LOSSES = 3
+"""Number of lost helpers after which the steps of a key are not divided any more."""
+
 
 class StepTimes:
     """Times of the steps of one array, as they are reported once each size has been measured."""
@@ -128,21 +142,6 @@ def _difference(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
 
 def _squares(values: Tensor) -> Tensor:
     return values.double().flatten(1).square().sum(1) if values.dim() > 1 else values.double().square()
-
-
-_log = logging.getLogger("shoal.worker")
-
-POLL_SECONDS = 0.05
-PEER_SECONDS, PEER_STEPS = 30.0, 5
-"""Seconds, and steps of the leader alone, after which a silent helper is lost; the longer time counts. The steps are
-fewer than those after which a job hangs, see `shoal.study.hangs.PATIENCE`."""
-HANG_SHARE = 1 / 3
-"""Largest part of `WorkerContext.hang_seconds` that counts, so that a leader which waits does not seem to hang."""
-CHECK_INTERVAL, CHECK_ROWS = 100, 16
-"""Number of steps of a team before the first of which gradients are compared with those that the leader computes alone,
-and number of rows for that, but at least two for each process: with more rows, growing would take long."""
-MAX_LOSSES = 3
-"""Number of lost helpers after which the steps of a key are not divided any more."""
 
 
 class TeamLeader:
