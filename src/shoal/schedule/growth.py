@@ -59,7 +59,7 @@ def fill_up_idle(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan:
     layout = DeviceStrips(cluster, _views_after(plan, jobs))
     homes = {layout.node.get(place.devices[0]) for place in layout.places.values()}
 
-    def offered(job: JobView, name: str) -> bool:
+    def offered(name: str) -> bool:
         return not layout.devices[name].is_cpu or layout.node[name] not in homes
 
     grow(layout, [job for job in running if all(name in layout.devices for name in job.devices)], offered)
@@ -78,7 +78,7 @@ def _views_after(plan: Plan, jobs: Sequence[JobView]) -> list[JobView]:
 def grow(
     layout: DeviceStrips,
     jobs: Sequence[JobView],
-    offered: Callable[[JobView, str], bool] = lambda job, device: True,
+    offered: Callable[[str], bool] = lambda device: True,
 ) -> None:
     """Give devices that are idle in a layout to running jobs, which keep their own: next to the job that ends last.
 
@@ -105,13 +105,13 @@ def _is_alone(layout: DeviceStrips, job: JobView) -> bool:
     return place is not None and place.width >= 1 and all(len(layout.jobs_on(name)) == 1 for name in place.devices)
 
 
-def _wider(layout: DeviceStrips, job: JobView, offered: Callable[[JobView, str], bool]) -> StripPlacement | None:
+def _wider(layout: DeviceStrips, job: JobView, offered: Callable[[str], bool]) -> StripPlacement | None:
     """Return the place of a job with one idle device more of the same kind; None if it may have none."""
     place = layout.places[job.id]
     if place.width + 1 > job.scaling.max_devices:
         return None
     kind = layout.devices[place.devices[0]].kind
-    idle = [name for name in layout.idle_devices() if layout.devices[name].kind == kind and offered(job, name)]
+    idle = [name for name in layout.idle_devices() if layout.devices[name].kind == kind and offered(name)]
     home = layout.node[place.devices[0]]
     layout.remove(job)
     wider = (
