@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from twins import check, close
+from twins import Of, check, close
 
 from shoal.fuse.stacked import Stacked
 
@@ -317,3 +317,34 @@ def test_binary_functions_broadcast_and_promote_as_for_one(
     result = run(*(Stacked(whole) if mine else whole[0] for whole, mine in zip(wholes, own, strict=True)))
     for b, value in enumerate(expected):
         close(result.whole[b], value, f"{kinds} {shapes}", 1e-6 if value.dtype == torch.float32 else 1e-12)
+
+
+def _layer(width: int) -> st.SearchStrategy[tuple[Callable[[], nn.Module], int]]:
+    out = st.integers(1, 5)
+    return st.one_of(
+        out.map(lambda n: (lambda: nn.Linear(width, n), n)),
+        st.sampled_from([nn.ReLU, nn.Tanh, nn.GELU, nn.Identity]).map(lambda kind: (kind, width)),
+        st.just((lambda: nn.LayerNorm(width), width)),
+        st.just((lambda: nn.BatchNorm1d(width), width)),
+        st.just((lambda: nn.Sequential(nn.Unflatten(1, (1, width)), nn.Conv1d(1, 2, 1), nn.Flatten()), 2 * width)),
+        st.just((lambda: Of(lambda m, x: x + m.inner(x), inner=nn.Linear(width, width)), width)),
+        st.just((lambda: Of(lambda m, x: torch.cat([x, m.w * x], 1), w=nn.Parameter(torch.randn(width))), 2 * width)),
+    )
+
+
+@st.composite
+def stacks(draw: st.DrawFn) -> Callable[[], nn.Module]:
+    width, makes = 3, []
+    for _ in range(draw(st.integers(1, 5))):
+        make, width = draw(_layer(width))
+        makes.append(make)
+        if width > 20:
+            break
+    return lambda: nn.Sequential(*(make() for make in makes))
+
+
+@pytest.mark.thorough
+@settings(deadline=None, max_examples=40)
+@given(make=stacks(), members=st.integers(1, 4))
+def test_random_stacks_of_modules(make: Callable[[], nn.Module], members: int) -> None:
+    check(make, torch.randn(4, 3, dtype=torch.float64), members=members, tolerance=1e-7)

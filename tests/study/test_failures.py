@@ -68,11 +68,18 @@ def test_a_trial_that_raises_fails_after_its_retries_with_its_traceback(backend:
     assert {len(job.trials) for job in done[first + 1 :]} == {1}
 
 
-def test_a_trial_whose_process_is_killed_fails_alone(tmp_path: Path) -> None:
-    study = tune(tasks.Disturbed(), disturbed("kill"), tmp_path / "study", backend="local", devices="cpu:2", retries=1)
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        ("kill", "was killed by SIGKILL (out of memory?)"),
+        pytest.param("exit", "exited with status 3", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_trial_that_ends_its_process_fails_alone(harm: str, words: str, tmp_path: Path) -> None:
+    study = tune(tasks.Disturbed(), disturbed(harm), tmp_path / "study", backend="local", devices="cpu:2", retries=1)
     check_neighbours(study, tasks.Disturbed(), 3)
     assert study.trials[3].state is TrialState.FAILED
-    assert "was killed by SIGKILL (out of memory?)" in study.trials[3].reason
+    assert words in study.trials[3].reason
 
 
 @pytest.mark.thorough
