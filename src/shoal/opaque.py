@@ -37,6 +37,7 @@ class Function:
 
     Args:
         identity: File and name of the function. Functions with equal identities share their job history.
+        time_limit: Most seconds without a report.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Command:
             nested table), `{trial}` for the trial's number, `{seed}` for its seed, `{directory}` for the directory of
             its checkpoint; `{{` and `}}` are braces. No shell is involved.
         metrics: Metrics that a line of JSON on standard output must have to be a report.
+        time_limit: Most seconds without a report.
     """
 
     arguments: tuple[str, ...]

@@ -69,7 +69,9 @@ class TurnStats:
     Losses that are missing or not finite do not count. A turn in which no loss counts has infinite losses.
 
     Args:
+        last: Newest loss.
         steps: Number of losses, `|L_j(i)|`.
+        seconds: Duration of the turn.
     """
 
     highest: float

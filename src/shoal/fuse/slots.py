@@ -38,12 +38,14 @@ class Slot:
 
     path: str
     member_tensors: list[Tensor]
+    """The members' tensors; empty for floats."""
     places: list[list[Place]]
     registered: bool = False
     floats: tuple[float, ...] | None = None
     shared: bool = False
     uniform: bool = False
     stacked_place: Place = field(default=({}, None))
+    """Container and key of the stacked tensor, [B, *shape]."""
     template_value: Tensor | None = None
     versions: tuple[int, ...] = ()
     addresses: Sequence[int] = ()

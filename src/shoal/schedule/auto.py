@@ -277,7 +277,14 @@ class _DeviceLoad:
 
 @dataclass(eq=False)
 class _SharedDevice:
-    """Jobs on one device that share its processor equally."""
+    """Jobs on one device that share its processor equally.
+
+    Args:
+        compute: Compute of the device; 0: no slowdown, for a job with several devices of its own.
+        jobs: Heap of jobs: `done` at the end of the job, its compute, its seconds over those alone on the whole device,
+            and whether its compute is a given share.
+        done: Seconds of training of a job that was present from the start.
+    """
 
     kind: str
     compute: float

@@ -40,13 +40,20 @@ class _Hold(NamedTuple):
 
 @dataclass(eq=False)
 class _DeviceHolds:
+    """Jobs on a device, and jobs that wait for it, which count as if they held their resources from now on.
+
+    The ends of those on it are as if nothing slowed them down; inf where the end is unknown.
+    """
+
     running: list[_Hold] = field(default_factory=list)
     reserved: list[_Hold] = field(default_factory=list)
 
 
 class _DeviceQueue(Generic[Rank]):
-    """Devices in the order of a rank that only grows while a plan is made; so a rank is computed anew on
-    access only."""
+    """Devices in the order of a rank that only grows while a plan is made; so it is computed anew on access only.
+
+    The last part of a rank is unique; a device whose rank is None is out for good.
+    """
 
     def __init__(self, rank: Callable[[Capacity], Rank | None], capacities: Sequence[Capacity]) -> None:
         self._rank = rank

@@ -39,8 +39,8 @@ class _JobProgress:
 class HangDetector:
     """Detects running jobs that make no progress, from their events.
 
-    Loading data and compiling may take long. So a job that prepares may take `PATIENCE` times the limit. A job that
-    takes steps may take the limit, or `PATIENCE` times its longest step if that is more.
+    Loading data and compiling may take long. So a job that prepares may take `PATIENCE` times the limit (in
+    seconds). A job that takes steps may take the limit, or `PATIENCE` times its longest step if that is more.
     """
 
     def __init__(self, limit: float = HANG_SECONDS) -> None:

@@ -198,6 +198,15 @@ class _Iteration:
 
 @dataclass(frozen=True)
 class _StepTimes:
+    """Times of steps by number of members, and what the steps use.
+
+    Args:
+        weights: Bytes of a member's parameters and buffers.
+        extra_state: Bytes by which the optimizer state of other members may exceed that of the timed members.
+        cores: CPU seconds per second.
+        loads: Fractions of the GPU in use after each step of the largest size but its first; empty on other devices.
+    """
+
     seconds: dict[int, float]
     gains: dict[int, float]
     build_seconds: float

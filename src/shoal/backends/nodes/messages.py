@@ -66,6 +66,7 @@ class AgentSetup:
     Args:
         cores: Number of CPU cores that the cluster lets the study use there; None: all.
         gpus: Number of GPUs that the cluster lets the study use there; None: all.
+        lease: Seconds without a call of the engine after which the agent ends its jobs.
         probe: Name of a file that the engine has written below `agents` in the study's directory.
     """
 

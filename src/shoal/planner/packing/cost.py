@@ -121,6 +121,11 @@ class _Item:
 
 @dataclass(eq=False, slots=True)
 class _ItemGroup:
+    """Items, the seconds of all one after another (`apart`) and in one process (`together`), and their amounts.
+
+    `fetching`, `memory` and `base` are those of the process; `steps` are the seconds of all steps, each item alone.
+    """
+
     items: list[_Item]
     apart: float
     together: float
