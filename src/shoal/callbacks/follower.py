@@ -25,7 +25,7 @@ from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.pickling import dumped, loaded, why_not_loaded
 
-__all__ = ["Delivery", "Positions", "callbacks_text", "following", "main", "study_info"]
+__all__ = ["callbacks_text", "following", "main"]
 
 BATCH = 1000
 """Largest number of reports in a batch."""

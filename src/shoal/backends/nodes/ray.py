@@ -22,7 +22,7 @@ from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 from shoal.core.job import WorkerContext
 
-__all__ = ["NodeActors", "Ray", "RayAgent", "RayCarrier", "RayNode", "is_address_of", "waiting_text"]
+__all__ = ["Ray", "RayAgent", "is_address_of"]
 
 _log = logging.getLogger("shoal.backends")
 
