@@ -97,6 +97,9 @@ class FusedOptimizer:
 
         Call this method right before the first traced step, since it initialises the state of the parameters. Before
         each run of the trace call `refresh` and compare `version`; after each run call `mark_stepped`.
+
+        Args:
+            params: Stacked parameters with a gradient in this step; None for all that require one.
         """
         if self._skipped:
             self._group_members()
@@ -109,7 +112,10 @@ class FusedOptimizer:
         return traced
 
     def step_each(self, uneven: bool, skip: Collection[int] = ()) -> None:
-        """Take the steps one by one; if `uneven`, some members have no gradient where others have one."""
+        """Take the members' steps one by one, with the gradients of their own parameters; `skip` as for `step`.
+
+        If `uneven`, some members have no gradient for a parameter for which others have one.
+        """
         if uneven or skip or self._groups_changed():
             self._last_sizes = None  # the state must be stacked again: more than its values changes
         for b, update in enumerate(self._updates):
