@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 
-__all__ = ["ROUNDING", "Capacity", "Ledger", "Share", "Tenant"]
+__all__ = ["ROUNDING", "Capacity", "Holder", "Ledger", "Share"]
 
 ROUNDING = 1e-9
 """Sums of compute, widths and cores may exceed their limit by this, and times may miss it by this part."""
@@ -19,6 +19,7 @@ class Share(NamedTuple):
     Args:
         compute: Compute, in units of `Demand.compute`.
         memory: Bytes.
+        cores: CPU cores of its node.
     """
 
     compute: float = 0.0
@@ -26,7 +27,7 @@ class Share(NamedTuple):
     cores: float = 0.0
 
 
-class Tenant(Protocol):
+class Holder(Protocol):
     """A job as the ledger sees it: its demands, and its devices if it has any."""
 
     @property
@@ -76,7 +77,7 @@ class Ledger:
         exclusive: Whether a device holds one job at a time.
     """
 
-    def __init__(self, cluster: Cluster, jobs: Iterable[Tenant] = (), *, exclusive: bool = False) -> None:
+    def __init__(self, cluster: Cluster, jobs: Iterable[Holder] = (), *, exclusive: bool = False) -> None:
         self.cluster = cluster
         self.exclusive = exclusive
         self._all = {
@@ -118,17 +119,17 @@ class Ledger:
             and share.cores <= self._cores[capacity.node.name] + ROUNDING
         )
 
-    def fits(self, job: Tenant, capacity: Capacity) -> bool:
+    def fits(self, job: Holder, capacity: Capacity) -> bool:
         """Return whether a job can start on a device now."""
         demand = job.demand.get(capacity.device.kind)
         return demand is not None and self.has_room(capacity, demand)
 
-    def take(self, job: Tenant, capacity: Capacity) -> None:
+    def take(self, job: Holder, capacity: Capacity) -> None:
         """Let a job hold one device."""
         demand = job.demand[capacity.device.kind]
         self.add(job.id, capacity, Share(job.compute(capacity.device), demand.memory, demand.cores))
 
-    def hold(self, job: Tenant) -> None:
+    def hold(self, job: Holder) -> None:
         """Let a job hold the devices that it names."""
         for name in job.devices:
             if name in self._all:
