@@ -64,8 +64,12 @@ def kill_the_server(backend: Local) -> None:
     killed = backend._server.pid
     assert not backend._server.ready
     os.kill(killed, signal.SIGKILL)
-    while backend._server.pid == killed:
+
+    def is_replaced() -> bool:
         assert backend.poll(1.0) == []
+        return backend._server.pid != killed
+
+    wait_for(is_replaced)
 
 
 def another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
