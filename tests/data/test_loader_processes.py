@@ -149,8 +149,7 @@ def test_samples_that_cannot_be_sent_are_named() -> None:
         next(loaded.iterate(2, seed=1))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch raises wherever the signal comes
-def test_a_killed_process_is_an_error_and_others_go_on() -> None:
+def test_a_killed_process_is_an_error_and_others_go_on(request: pytest.FixtureRequest) -> None:
     def make(index: int) -> Any:
         return torch.tensor([os.getpid(), index, torch.rand(()).item()], dtype=torch.float64)
 
@@ -158,6 +157,8 @@ def test_a_killed_process_is_an_error_and_others_go_on() -> None:
     epoch = loaded.iterate(10, seed=1)
     process = int(next(epoch)[0, 0])
     assert process != os.getpid()
+    of_torch = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # which raises in whatever runs when the signal comes
+    request.addfinalizer(lambda: signal.signal(signal.SIGCHLD, of_torch))
     os.kill(process, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         list(epoch)
