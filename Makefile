@@ -52,7 +52,7 @@ docs: $(READY)  ## the documentation site, in build/docs
 tests tests-thorough: $(READY)
 	$(BIN)/pytest --numprocesses logical --dist worksteal $(if $(findstring thorough,$@),--thorough)
 
-# That each of them runs; chaos.py and device_chaos.py are run by the tests.
+# That each of them runs; the thorough tests run chaos.py and device_chaos.py.
 benchmarks-quick: $(READY)
 	$(BIN)/python tools/quick.py $(BENCHMARKS)
 

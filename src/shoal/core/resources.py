@@ -14,7 +14,7 @@ ROUNDING = 1e-9
 
 
 class Share(NamedTuple):
-    """What a job holds of one device.
+    """Share of one device that a job holds.
 
     Args:
         compute: Compute, in units of `Demand.compute`.
@@ -48,7 +48,7 @@ class Holder(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Capacity:
-    """What is free of one device.
+    """Free resources of one device.
 
     Args:
         compute: Free compute; below 0 if more is held than the device has.
