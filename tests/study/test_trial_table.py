@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job
 from shoal.core.trial import Report, Trial, TrialState
@@ -88,3 +91,37 @@ def test_the_first_that_wait_are_those_that_failed_least_then_by_number() -> Non
     assert [x.number for x in trials.waiting(3)] == [1, 2, 3]
     assert [x.number for x in trials.in_order({0, 5, 2})] == [2, 5, 0]
     assert [x.number for x in trials.waiting(99)] == [1, 2, 3, 4, 5, 0]
+
+
+NUMBERS = st.integers(0, 4)
+CHANGES = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["waits", "runs", "fails", "is paused", "goes on"]), NUMBERS),
+        st.tuples(st.just("the first"), st.integers(0, 6)),
+    ),
+    max_size=30,
+)
+
+
+@given(CHANGES)
+def test_the_first_that_wait_are_those_of_all_that_wait(changes: list[tuple[str, int]]) -> None:
+    trials = TrialTable()
+    for number in range(5):
+        trials.move(TrialRecord(Trial(number, {}, 0, 0), 9), TrialState.PENDING)
+    for what, number in [*changes, ("the first", 5)]:
+        match what:
+            case "waits":
+                trials.move(trials[number], TrialState.PENDING)
+            case "runs":
+                trials.begin("job", [Member(trials[number].trial, 0, 9)])
+            case "fails":
+                trials.requeue("job", {number}, failed=True)
+            case "is paused":
+                trials.paused.add(number)
+            case "goes on":
+                trials.paused.discard(number)
+            case "the first":
+                open_ = [x for x in trials if x.state is TrialState.PENDING and x.number not in trials.paused]
+                expected = sorted((x.failures, x.number) for x in open_)[:number]
+                assert [(x.failures, x.number) for x in trials.waiting(number)] == expected
+                assert len(trials.waiting()) == len(open_)

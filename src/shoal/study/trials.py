@@ -1,6 +1,6 @@
 """In-memory records of all trials of a study, and the queue of waiting trials."""
 
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -243,17 +243,18 @@ class TrialTable:
         last = front[-1] if front else -1
         while self._queue and (open_ < wanted or self._queue[0] < last):
             key = heappop(self._queue)
-            if self._is_queued(key):
-                insort(front, key)
+            place = bisect_left(front, key)
+            if self._is_queued(key) and front[place : place + 1] != [key]:  # once, however often it began to wait
+                front.insert(place, key)
                 open_ += key % _NUMBER_LIMIT not in self.paused
                 last = front[-1]
-        self._front = list(dict.fromkeys(front))
+        found = [self._all[key % _NUMBER_LIMIT] for key in front if key % _NUMBER_LIMIT not in self.paused]
         if open_ > 2 * wanted:  # an earlier call requested more
-            self._front, behind = self._front[: 2 * wanted], self._front[2 * wanted :]
-            for key in behind:
+            for key in front[2 * wanted :]:
                 heappush(self._queue, key)
-        found = [self._all[key % _NUMBER_LIMIT] for key in self._front if key % _NUMBER_LIMIT not in self.paused]
-        return found if most is None else found[:most]
+            del front[2 * wanted :]
+        self._front = front
+        return found[:wanted]
 
     def in_order(self, numbers: Iterable[int]) -> list[TrialRecord]:
         """The waiting trials among some numbers, in the order of `waiting`."""
