@@ -75,6 +75,29 @@ def test_a_job_is_shown_with_the_members_that_it_has_now() -> None:
     assert trials.present(replace(job, arrays=())).members == ()
 
 
+def test_an_ended_trial_is_a_member_of_its_job_until_the_job_lets_it_go() -> None:
+    trials, some = TrialTable(), [Trial(number, {}, 0, 0) for number in range(3)]
+    for trial in some:
+        trials.move(TrialRecord(trial, 3), TrialState.PENDING)
+    members = tuple(Member(trial, 0, 3) for trial in some)
+    job = Job("job", (Array(FusionKey("net", "data", 32), members),))
+    trials.begin("job", members)
+
+    def present() -> list[int]:
+        return [member.trial.number for member in trials.present(job).members]
+
+    trials.move(trials[0], TrialState.STOPPED)
+    assert present() == [1, 2]
+    trials.leave("job", {0})
+    assert present() == [0, 1, 2]
+    assert trials.requeue("job", {0}, failed=False) == set()
+    assert present() == [1, 2]
+    trials.move(trials[1], TrialState.STOPPED)
+    trials.leave("job", {1})
+    assert trials.requeue("job", None, failed=False) == {2}
+    assert present() == []
+
+
 def test_the_first_that_wait_are_those_that_failed_least_then_by_number() -> None:
     trials, some = TrialTable(), [Trial(number, {}, 0, 0) for number in range(6)]
     for trial in reversed(some):

@@ -22,7 +22,7 @@ from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
 from shoal.core.trial import Origin, TrialState
-from shoal.study.job_events import apply_decisions, end_study, stop_jobs
+from shoal.study.job_events import apply_decisions, end_study, let_leave, stop_jobs
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
@@ -79,8 +79,7 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
     leaving = apply_decisions(state, [x for x in decisions if x.trial not in state.trials.without_algorithm])
     for job, number in running:
         leaving[job].add(number)
-    for job, numbers in leaving.items():
-        state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
+    let_leave(state, leaving)
 
 
 def hold_study(state: StudyState) -> None:

@@ -91,6 +91,7 @@ class TrialTable:
         self._queue: list[int] = []  # heap of the queue keys of waiting trials outside `_front`
         self._front: list[int] = []  # the first queue keys, ascending
         self._by_job: dict[str, set[int]] = {}
+        self._leaving: dict[str, set[int]] = {}  # ended trials of which a job still has the members
         self._present: dict[
             str, tuple[Job, Job]
         ] = {}  # cache: id of a job -> the job, and the same job with its present members
@@ -143,6 +144,17 @@ class TrialTable:
             record.job = job
             self.move(record, TrialState.RUNNING)
 
+    def leave(self, job: str, numbers: Collection[int]) -> None:
+        """Record that ended trials are to leave a job; they are present, and have memory, until it lets them go."""
+        self._leaving.setdefault(job, set()).update(numbers)
+        self._present.pop(job, None)
+
+    def left(self, job: str, numbers: Collection[int]) -> None:
+        """Record that a job has let trials go."""
+        if job in self._leaving:
+            self._leaving[job].difference_update(numbers)
+            self._present.pop(job, None)
+
     def reported(self, report: Report) -> bool:
         """Apply a report, if its trial has not ended and it is no repetition; return whether it was applied.
 
@@ -162,14 +174,16 @@ class TrialTable:
         return True
 
     def requeue(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
-        """Make RUNNING trials of a job (None: all) wait again; return their numbers."""
+        """Record that a job has let trials (None: all) go; make those RUNNING wait again, and return their numbers."""
         numbers = self._by_job.get(job, set())
+        self.left(job, trials or ())
         left = set(numbers) if trials is None else numbers & set(trials)
         for number in left:
             self._all[number].failures += failed
             self.move(self._all[number], TrialState.PENDING)
         if trials is None:
             self._by_job.pop(job, None)
+            self._leaving.pop(job, None)
             self._present.pop(job, None)
         return left
 
@@ -207,7 +221,11 @@ class TrialTable:
         arrays = []
         for array in job.arrays:
             records = [self._all[member.trial.number] for member in array.members]
-            present = tuple(x.member for x in records if x.state is TrialState.RUNNING and x.job == job.id)
+            present = tuple(
+                x.member
+                for x in records
+                if (x.state is TrialState.RUNNING and x.job == job.id) or x.number in self._leaving.get(job.id, ())
+            )
             arrays.append(replace(array, members=present))
         shown = replace(job, arrays=tuple(array for array in arrays if array.members))
         self._present[job.id] = (job, shown)
