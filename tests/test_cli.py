@@ -224,6 +224,7 @@ def test_simulate_ends_with_status_1_where_jobs_do_not_end(shoal, toy):
         pytest.param([], "devises = 1", 1, "there is no key 'devises'", id="unknown key"),
         pytest.param(["--policy", "wdf"], "", 2, "'wdf' is not one of", id="unknown policy"),
         pytest.param(["--html", "chart.txt"], "", 1, "whose name ends in .html", id="no page"),
+        pytest.param(["--html", "no/page.html"], "", 1, "no is not a directory", id="no folder"),
     ],
 )
 def test_simulate_in_vain(shoal, toy, arguments, text, status, hint):

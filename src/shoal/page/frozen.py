@@ -20,9 +20,11 @@ _MAX_METRICS = 12
 
 
 def check_page_file(path: Path) -> None:
-    """Refuse a name that does not end in .html: a browser would not open the file as a page."""
+    """Refuse a name that a browser would not open as a page, and a folder that does not exist."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise ShoalError(f"--html writes a page for a browser, whose name ends in .html, got {path}")
+    if not path.parent.is_dir():
+        raise ShoalError(f"the report cannot be written: {path.parent} is not a directory; make it, or name another")
 
 
 def write_frozen_page(directory: Path, path: Path) -> None:
