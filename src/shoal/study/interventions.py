@@ -22,7 +22,7 @@ from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
 from shoal.core.trial import Origin, TrialState
-from shoal.study.job_events import apply_decisions, end_study, let_leave, stop_jobs
+from shoal.study.job_events import apply_decisions, end_study, stop_jobs
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
@@ -79,7 +79,8 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
     leaving = apply_decisions(state, [x for x in decisions if x.trial not in state.trials.without_algorithm])
     for job, number in running:
         leaving[job].add(number)
-    let_leave(state, leaving)
+    for job, numbers in leaving.items():
+        state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
 
 
 def hold_study(state: StudyState) -> None:
@@ -178,9 +179,12 @@ def _unknown(state: StudyState, request: Request) -> Intervened:
 
 
 def _retry(state: StudyState, request: Request) -> Intervened:
-    trials, refused = _split_valid(
-        state, request, lambda record: "" if record.has_failed else f"has not failed, it is {record.state}"
-    )
+    def fault(record: TrialRecord) -> str:
+        if not record.has_failed:
+            return f"has not failed, it is {record.state}"
+        return f"is still in {record.job}; try again in a moment" if state.trials.has_member(record) else ""
+
+    trials, refused = _split_valid(state, request, fault)
     numbers = tuple(x.number for x in trials)
     if trials:
         state.step.record(Requeued(numbers))
@@ -248,8 +252,9 @@ def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
         if record.state is TrialState.RUNNING:
             leaving.setdefault(record.job, set()).add(record.number)
     for job, numbers in leaving.items():
-        members = {member.trial.number for member in state.trials.present(state.running[job][0]).members}
-        if state.config.elastic and members - held:
+        members = [member.trial.number for member in state.trials.present(state.running[job][0]).members]
+        others = [x for x in members if x not in held and state.trials[x].state is TrialState.RUNNING]
+        if state.config.elastic and others:
             state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
         else:
             state.step.command(StopJob(job))

@@ -1,7 +1,7 @@
 """Handlers of job events: reports, measurements, failed arrays and ends of jobs."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 
@@ -48,7 +48,6 @@ __all__ = [
     "end_study",
     "fail_array",
     "handle_reports",
-    "let_leave",
     "observe",
     "record_measurement",
     "stop_jobs",
@@ -92,27 +91,21 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
     If a metric of the study or its loss is missing before any trial has reported, TaskError is raised and nothing kept.
     """
     objectives, loss = state.config.objectives, state.config.study.get("loss")
-    given = list(reports)
-    state.trials.left(job, {report.trial for report in given if report.state is not TrialState.RUNNING})
-    valid = [_validated(report, objectives, loss, state.trials) for report in given]
+    sent = list(reports)
+    valid = [_validated(report, objectives, loss, state.trials) for report in sent]
     if any(report.metrics for report in valid):
         state.retries.first_failures.reported()
-    new = [(before, report) for before, report in zip(given, valid, strict=True) if state.trials.reported(report)]
-    if new_reports := [report for _, report in new]:
+    new_reports = [report for report in valid if state.trials.reported(report)]
+    state.trials.left(job, {report.trial for report in sent if report.state is not TrialState.RUNNING})
+    if new_reports:
         state.step.record(TrialsReported(job, tuple(new_reports)))
         _end_at_target(state, new_reports)
     leaving = apply_decisions(state, [decision for report in new_reports for decision in _decide(state, report)])
-    for before, report in new:
-        if before.state is TrialState.RUNNING and report.state is TrialState.FAILED:  # only the engine knows of it
-            leaving[job].add(report.trial)
-    let_leave(state, leaving)
-
-
-def let_leave(state: StudyState, leaving: Mapping[str, Collection[int]]) -> None:
-    """Let ended trials leave the running jobs that train them."""
-    for job, numbers in leaving.items():
-        state.trials.leave(job, numbers)
-        state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
+    failed = {report.trial for report in new_reports if report.state is TrialState.FAILED}
+    if unknown := failed & {report.trial for report in sent if report.state is TrialState.RUNNING}:
+        leaving[job] |= unknown  # the job does not know that they have failed
+    for running, numbers in leaving.items():
+        state.step.command(UpdateJob(running, JobUpdate(leave=frozenset(numbers))))
 
 
 def _end_at_target(state: StudyState, reports: Iterable[Report]) -> None:

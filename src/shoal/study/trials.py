@@ -90,8 +90,7 @@ class TrialTable:
         self._waiting: set[int] = set()
         self._queue: list[int] = []  # heap of the queue keys of waiting trials outside `_front`
         self._front: list[int] = []  # the first queue keys, ascending
-        self._by_job: dict[str, set[int]] = {}
-        self._leaving: dict[str, set[int]] = {}  # ended trials of which a job still has the members
+        self._members: dict[str, set[int]] = {}  # id of a job -> its trials, also ended ones until it lets them go
         self._present: dict[
             str, tuple[Job, Job]
         ] = {}  # cache: id of a job -> the job, and the same job with its present members
@@ -114,9 +113,7 @@ class TrialTable:
             self.changes += 1
             record.reason = ""
         if state is TrialState.RUNNING:  # also after a late report; it waits again when its job ends
-            self._by_job.setdefault(record.job, set()).add(record.number)
-        elif record.state is TrialState.RUNNING:
-            self._by_job.get(record.job, set()).discard(record.number)
+            self._members.setdefault(record.job, set()).add(record.number)
         record.state = state
         number = record.number
         if state is TrialState.PENDING:
@@ -144,16 +141,12 @@ class TrialTable:
             record.job = job
             self.move(record, TrialState.RUNNING)
 
-    def leave(self, job: str, numbers: Collection[int]) -> None:
-        """Record that ended trials are to leave a job; they are present, and have memory, until it lets them go."""
-        self._leaving.setdefault(job, set()).update(numbers)
-        self._present.pop(job, None)
-
     def left(self, job: str, numbers: Collection[int]) -> None:
-        """Record that a job has let trials go."""
-        if job in self._leaving:
-            self._leaving[job].difference_update(numbers)
-            self._present.pop(job, None)
+        """Record that a job has let trials go, which until then are its members and have memory, even if ended."""
+        members = self._members.get(job, set())
+        self.changes += not members.isdisjoint(numbers)
+        members.difference_update(numbers)
+        self._present.pop(job, None)
 
     def reported(self, report: Report) -> bool:
         """Apply a report, if its trial has not ended and it is no repetition; return whether it was applied.
@@ -175,16 +168,15 @@ class TrialTable:
 
     def requeue(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
         """Record that a job has let trials (None: all) go; make those RUNNING wait again, and return their numbers."""
-        numbers = self._by_job.get(job, set())
-        self.left(job, trials or ())
-        left = set(numbers) if trials is None else numbers & set(trials)
+        members = self._members.get(job, set())
+        gone = members & set(members if trials is None else trials)
+        self.left(job, gone)
+        left = {number for number in gone if self._runs_in(job, number)}
         for number in left:
             self._all[number].failures += failed
             self.move(self._all[number], TrialState.PENDING)
         if trials is None:
-            self._by_job.pop(job, None)
-            self._leaving.pop(job, None)
-            self._present.pop(job, None)
+            self._members.pop(job, None)
         return left
 
     def clear_failures(self, record: TrialRecord) -> None:
@@ -212,24 +204,33 @@ class TrialTable:
         return changed
 
     def present(self, job: Job) -> Job:
-        """A training job with its present members at their present epochs; any other job unchanged."""
+        """A training job with its present members at their present epochs; any other job unchanged.
+
+        A job without a RUNNING member is about to end and has no present ones.
+        """
         if job.purpose is not Purpose.TRAIN:
             return job
         known = self._present.get(job.id)
         if known is not None and known[0] is job:
             return known[1]
+        members = self._members.get(job.id, set())
+        if not any(self._runs_in(job.id, number) for number in members):
+            members = set()
         arrays = []
         for array in job.arrays:
-            records = [self._all[member.trial.number] for member in array.members]
-            present = tuple(
-                x.member
-                for x in records
-                if (x.state is TrialState.RUNNING and x.job == job.id) or x.number in self._leaving.get(job.id, ())
-            )
-            arrays.append(replace(array, members=present))
+            numbers = [number for number in (x.trial.number for x in array.members) if number in members]
+            arrays.append(replace(array, members=tuple(self._all[number].member for number in numbers)))
         shown = replace(job, arrays=tuple(array for array in arrays if array.members))
         self._present[job.id] = (job, shown)
         return shown
+
+    def _runs_in(self, job: str, number: int) -> bool:
+        record = self._all[number]
+        return record.state is TrialState.RUNNING and record.job == job
+
+    def has_member(self, record: TrialRecord) -> bool:
+        """Whether the last job of a trial has not let it go."""
+        return record.number in self._members.get(record.job, ())
 
     def retrying(self) -> bool:
         """Whether a retried or added trial has not ended."""

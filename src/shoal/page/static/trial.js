@@ -21,13 +21,13 @@ export function trialView(study, wanted) {
     const row = study.trials.get(trial);
     if (!row) { place.replaceChildren(card("", "", el("p", {}, `There is no trial ${wanted}.`))); return; }
     if (!head.parentElement) place.replaceChildren(head, curveCard, values, jobs, saved); // it may have come meanwhile
-    refill(head, ...trialHead(study, row, () => checkpoints ?? []));
     values.replaceChildren(el("h2", {}, "Configuration"), pairs(Object.entries(row.flat).map(([name, value]) => [name, number(value)])),
       el("h3", {}, "Metrics"), Object.keys(row.metrics).length ? table([["metric", "text"], ["last", "number"], ["best", "number"]],
         Object.keys(row.metrics).map((name) => [name, number(row.metrics[name]), number(row.best[name])])) : el("p", { class: "quiet" }, "No value yet."));
     const overview = await study.needOverview(!first);
     jobs.replaceChildren(el("h2", {}, "Jobs and devices"), ...trialJobs(study, overview, trial, log), log);
     if (first || trials.has(trial)) ({ reports, checkpoints } = await loadTrial(study.name, trial));
+    refill(head, ...trialHead(study, row, () => checkpoints ?? []));
     refill(saved, el("h2", {}, "Checkpoints"), checkpointTable(study, checkpoints));
     plot.update();
   } };
