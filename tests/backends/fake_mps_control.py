@@ -86,8 +86,7 @@ class Daemon:
                     words = connection.makefile().readline().split()
                     if words:
                         connection.sendall(self.answer(*words).encode())
-            if self.server is not None and self.server.poll() is not None:
-                self.server, self.clients = None, set()
+            self.forget_dead_server()
         if self.server is not None:
             self.server.kill()
             self.server.wait()
@@ -95,7 +94,12 @@ class Daemon:
         os.unlink(SOCKET)
         os._exit(0)
 
+    def forget_dead_server(self):
+        if self.server is not None and self.server.poll() is not None:
+            self.server, self.clients = None, set()
+
     def answer(self, command, argument=""):
+        self.forget_dead_server()  # it may have died since, and a client that comes now gets another one
         known = self.server is not None and argument == str(self.server.pid)
         match command:
             case "get_server_list":
