@@ -252,9 +252,7 @@ def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
         if record.state is TrialState.RUNNING:
             leaving.setdefault(record.job, set()).add(record.number)
     for job, numbers in leaving.items():
-        members = [member.trial.number for member in state.trials.present(state.running[job][0]).members]
-        others = [x for x in members if x not in held and state.trials[x].state is TrialState.RUNNING]
-        if state.config.elastic and others:
+        if state.config.elastic and state.trials.running_in(job) - held:
             state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
         else:
             state.step.command(StopJob(job))

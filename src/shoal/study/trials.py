@@ -168,10 +168,9 @@ class TrialTable:
 
     def requeue(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
         """Record that a job has let trials (None: all) go; make those RUNNING wait again, and return their numbers."""
-        members = self._members.get(job, set())
-        gone = members & set(members if trials is None else trials)
+        gone = set(self._members.get(job, ())) if trials is None else trials
+        left = self.running_in(job) & set(gone)
         self.left(job, gone)
-        left = {number for number in gone if self._runs_in(job, number)}
         for number in left:
             self._all[number].failures += failed
             self.move(self._all[number], TrialState.PENDING)
@@ -213,9 +212,7 @@ class TrialTable:
         known = self._present.get(job.id)
         if known is not None and known[0] is job:
             return known[1]
-        members = self._members.get(job.id, set())
-        if not any(self._runs_in(job.id, number) for number in members):
-            members = set()
+        members = self._members.get(job.id, set()) if self.running_in(job.id) else set()
         arrays = []
         for array in job.arrays:
             numbers = [number for number in (x.trial.number for x in array.members) if number in members]
@@ -224,9 +221,10 @@ class TrialTable:
         self._present[job.id] = (job, shown)
         return shown
 
-    def _runs_in(self, job: str, number: int) -> bool:
-        record = self._all[number]
-        return record.state is TrialState.RUNNING and record.job == job
+    def running_in(self, job: str) -> set[int]:
+        """Numbers of the trials that are RUNNING in a job."""
+        members = (self._all[number] for number in self._members.get(job, ()))
+        return {x.number for x in members if x.state is TrialState.RUNNING and x.job == job}
 
     def has_member(self, record: TrialRecord) -> bool:
         """Whether the last job of a trial has not let it go."""
