@@ -63,6 +63,14 @@ class Task(ABC):
     With "step", a training step is one call of `step`. `ReduceLROnPlateau` needs "epoch": it follows `valid_loss`.
     """
 
+    exact: bool = True
+    """Whether trials that train as one array must equal the same trials in plain PyTorch.
+
+    Copies of some trials then train in plain PyTorch beside the first steps of an array, its first validation, and
+    ever more rarely after that. What differs by more than rounding trains in plain PyTorch from there. Set it to False
+    for a program whose runs differ in any case, since it reads a clock or adds atomically: its arrays are not checked.
+    """
+
     loader_workers: int = 0
     """Number of processes that fetch the samples of a data set from `data`, beside the one that trains; each of the two
     sets has its own. A `DataLoader` has its `num_workers` in place of this. Samples are equal with and without.

@@ -8,7 +8,7 @@ from math import isfinite
 from shoal.core.activity import Activity
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
-from shoal.core.trial import Report
+from shoal.core.trial import Check, Report
 
 __all__ = [
     "NOT_TRIAL_FAILURES",
@@ -20,6 +20,7 @@ __all__ = [
     "MemoryMeasured",
     "Outcome",
     "Profiled",
+    "Proven",
     "RelativeTimeMeasured",
     "Reported",
     "SignaturesFound",
@@ -143,6 +144,23 @@ class Profiled:
 
 
 @dataclass(frozen=True)
+class Proven:
+    """Result of comparing trials of an array with the same trials in plain PyTorch.
+
+    Args:
+        trials: Numbers of the trials that train as the array.
+        checks: Comparisons since the last such event of the array, equal but for rounding.
+        refusal: Reason why the trials train in plain PyTorch from now on; "" if they go on as an array.
+    """
+
+    job: str
+    key: FusionKey
+    trials: frozenset[int]
+    checks: tuple[Check, ...] = ()
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
 class RelativeTimeMeasured:
     """Measured time of the arrays of a training job when packed, relative to running one after another.
 
@@ -235,6 +253,7 @@ Event = (
     Reported
     | SignaturesFound
     | Profiled
+    | Proven
     | RelativeTimeMeasured
     | MemoryMeasured
     | TeamMeasured

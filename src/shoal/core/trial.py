@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 __all__ = [
-    *("FIRST_ADDED", "Budget", "Config", "Decision", "Origin", "Report", "Trial", "TrialGroup", "TrialState"),
+    *("FIRST_ADDED", "Budget", "Check", "Config", "Decision", "Origin", "Report", "Trial", "TrialGroup", "TrialState"),
     *("derive_seed", "step_seed"),
 ]
 
@@ -117,6 +117,24 @@ class Report:
     state: TrialState = TrialState.RUNNING
     reason: str = ""
     checkpoint: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Comparison of a trial in an array with the same trial in plain PyTorch.
+
+    Args:
+        epoch: Epochs that the trial had finished.
+        step: Steps of the epoch that the trial had taken.
+        what: What was compared: "step, eager" (the way of the step) or "validation".
+        difference: Largest relative difference of the tensors compared.
+    """
+
+    trial: int
+    epoch: int
+    step: int
+    what: str
+    difference: float
 
 
 @dataclass(frozen=True, slots=True)

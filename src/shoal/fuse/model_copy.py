@@ -5,8 +5,9 @@ Here, a part of a model is one of its modules, parameters or buffers.
 """
 
 import copy
+import pickle
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
 
-__all__ = ["closure_values", "copy_model", "find_reference", "find_unbindable"]
+__all__ = ["closure_values", "copy_model", "copy_training", "find_reference", "find_unbindable"]
 
 _PLAIN = {type(None), bool, int, float, str}
 _CONTAINERS = (list, tuple, set, frozenset, deque)
@@ -116,21 +117,43 @@ def _contents(value: Any) -> list[Any]:
 
 def copy_model(model: nn.Module, tensors: Iterable[Tensor]) -> nn.Module:
     """Copy a model without a `find_unbindable`, except for these tensors; the copy's functions refer to its modules."""
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+    return copy_training(model, [], {id(tensor): tensor for tensor in tensors})[0]
+
+
+def copy_training(model: nn.Module, optimizers: Sequence[Any], memo: dict[int, Any]) -> tuple[nn.Module, list[Any]]:
+    """Copy a model and the optimizers of its parameters, whose functions then refer to the copies.
+
+    Args:
+        memo: Memo of `copy.deepcopy`: `id` of an object -> its copy.
+
+    Raises:
+        FusionError: Something in the model or an optimizer cannot be copied.
+    """
+    copies = [memo.setdefault(id(one), object.__new__(type(one))) for one in optimizers]
     try:
         copied = copy.deepcopy(model, memo)
-    except TypeError as error:
+        for one, new in zip(optimizers, copies, strict=True):
+            held = {name: value for name, value in vars(one).items() if name != "step" or not _counts_calls(value)}
+            vars(new).update(copy.deepcopy(held, memo))
+    except (TypeError, RuntimeError, pickle.PicklingError) as error:
         raise FusionError(
             f"the model cannot be copied ({error}), and the array runs a copy; keep what cannot be copied outside of it"
         ) from error
-    binder = _Binder({id(module): memo[id(module)] for module in model.modules()})
+    binder = _Binder({id(part): memo[id(part)] for part in (*model.modules(), *optimizers)})
     for module in list(copied.modules()):
         for name, value in list(vars(module).items()):
             if name not in _REGISTERED:
                 bound = binder.rebind(value)
                 if bound is not value:
                     vars(module)[name] = bound
-    return copied
+    for new in copies:
+        binder.rebind(vars(new))
+    return copied, copies
+
+
+def _counts_calls(step: Any) -> bool:
+    """Whether a `step` is that of the class, which an LR scheduler has wrapped to count its calls."""
+    return bool(getattr(step, "_wrapped_by_lr_sched", False))
 
 
 class _Binder:

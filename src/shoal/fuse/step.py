@@ -117,6 +117,8 @@ class TrainingStep:
         if wrong or not {"eager", "plain"} & set(ways):
             raise FusionError(f"`ways` must name 'eager' or 'plain' and may name 'captured' and 'compiled', got {ways}")
         self.way: StepMode | None = None
+        self.last_way: StepMode = "eager"
+        """Way of the last step."""
         self.compile_seconds = 0.0
         self.new_profile: Profile | None = None
         """`profile` with the measurements of the first steps; None if it has not changed."""
@@ -286,6 +288,7 @@ class TrainingStep:
         return True
 
     def _run(self, way: StepMode, batch: Any) -> Tensor:
+        self.last_way = way
         if way != "plain":
             self._plain.drop()
         return self._runs[way](batch)

@@ -11,6 +11,7 @@ from shoal.core.event import (
     MemoryMeasured,
     Outcome,
     Profiled,
+    Proven,
     RelativeTimeMeasured,
     Reported,
     SignaturesFound,
@@ -163,6 +164,8 @@ def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
             record_measurement(state, event)
             if isinstance(event, Profiled):
                 _add_note(state, event.note)
+        case Proven():
+            _add_note(state, event.refusal)
         case TeamMeasured():
             handle_team(state, event)
             _add_note(state, event.note and f"a job has one device, since its steps cannot be divided: {event.note}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoal.core.activity import Activity
 from shoal.core.array import Array, Member
-from shoal.core.event import Event, Profiled
+from shoal.core.event import Event, Profiled, Proven
 from shoal.core.trial import TrialState
 from shoal.cost.activity_clock import during
 from shoal.data.loader import augmentation_seed
@@ -23,6 +23,7 @@ from shoal.fuse.compile_decision import CompileDecision
 from shoal.worker.array_members import ArrayMembers
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
+from shoal.worker.proof import Proof, ProofRecord
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, refusal_note
 from shoal.worker.team.leader import TeamLeader
@@ -124,6 +125,11 @@ class ArrayTrainer:
         self._began, self._spent = 0.0, 0.0  # start of the current call, and seconds of the epoch before it
         self._lockstep = False
         self._plan: StepPlan | None = None
+        self._refusal = ""  # the last one reported
+        self._proof: Proof | None = None
+        if worker_state.task.exact and not timing_only:
+            record = worker_state.proofs.setdefault(array.key, ProofRecord(time.perf_counter()))
+            self._proof = Proof(worker_state.task, record)
         self._training = self._train_all()
 
     @property
@@ -243,6 +249,7 @@ class ArrayTrainer:
             self._fall_back_to_plain(reason)
             return
         seconds = self._spent + time.perf_counter() - self._began
+        self._report_checks(stepper.refusal if len(self._group) > 1 else "")
         reports = self._members.end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
         self._group = []
         self._losses.report(reports)
@@ -250,6 +257,14 @@ class ArrayTrainer:
         if self._members.runtimes and any(report.state is not TrialState.RUNNING for report in reports):
             self.join_wait = min(JOIN_WAIT_SHARE * seconds, MAX_JOIN_WAIT_SECONDS)
         yield False
+
+    def _report_checks(self, refusal: str) -> None:
+        """Report the checks of the group since the last report, or why it trains in plain PyTorch."""
+        trials = frozenset(runtime.trial.number for runtime in self._group)
+        rows = () if self._proof is None else self._proof.take_rows()
+        if rows or refusal not in ("", self._refusal):
+            self._refusal = refusal
+            self.events.append(Proven(self._job, self.key, trials, rows, refusal))
 
     def _report_profile(self, stepper: Stepper) -> None:
         """Report new measurements of the structure, or why its members cannot be one array."""
@@ -317,6 +332,7 @@ class ArrayTrainer:
             [runtime.trial.number for runtime in self._group],
             reason,
         )
+        self._report_checks(str(reason))
         if reason.trial is None:
             self._state.plain_keys.add(self.key)
         else:
@@ -345,7 +361,14 @@ class ArrayTrainer:
         plain = self.key in state.plain_keys
         with during(Activity.BUILD):
             self._stepper = make_stepper(
-                state.task, self._group, self._profile, compiling, self._fused_before, plain, state.global_rng
+                state.task,
+                self._group,
+                self._profile,
+                compiling,
+                self._fused_before,
+                plain,
+                state.global_rng,
+                self._proof,
             )
         return self._stepper
 

@@ -18,6 +18,7 @@ from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
 from shoal.data.tracked_config import MembersConfig
+from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
 from shoal.fuse.compile_decision import CompileDecision
@@ -32,6 +33,7 @@ from shoal.fuse.step import TrainingStep, ways_to_try
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.metrics import Precision, ValidationMetrics, task_loss, validation_values
+from shoal.worker.proof import Proof
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
 
@@ -44,7 +46,8 @@ class FusedStepper(Stepper):
     """Trains trials of one structure as one array, unless plain steps prove faster.
 
     If the first step cannot be fused, it is rolled back, and the trials train in plain PyTorch; after `fused_before`,
-    which says that such trials have taken fused steps, no snapshot is taken for this.
+    which says that such trials have taken fused steps, no snapshot is taken for this. `proof` compares members with
+    plain copies.
     """
 
     def __init__(
@@ -54,9 +57,13 @@ class FusedStepper(Stepper):
         profile: Profile | None = None,
         compiling: CompileDecision | None = None,
         fused_before: bool = False,
+        proof: Proof | None = None,
     ) -> None:
         self._task = task
         self.runtimes = list(runtimes)
+        self._proof = proof
+        if proof is not None:
+            proof.begin(runtimes)
         for runtime in runtimes:  # former members of another array still share its memory
             unshare_small(runtime.model)
         self._profile, self._compiling = profile, compiling
@@ -113,6 +120,22 @@ class FusedStepper(Stepper):
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster or the first step could not be fused."""
+        if self._proof is None or self.refusal:
+            return self._step(batches, ticks)
+        self._proof.before_step(self.runtimes, batches, ticks)
+        losses = self._step(batches, ticks)
+        if not self.refusal:
+            self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
+        return losses
+
+    @property
+    def _way(self) -> str:
+        """The way in which the last step was taken."""
+        if self._plain is not None:
+            return "plain"
+        return self._steps.last_way if isinstance(self._steps, TrainingStep) else "eager"
+
+    def _step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         if self._plain is not None:
             return self._plain.train_step(batches, ticks)
         mixed, batch = self._mixed_batch(batches)
@@ -158,6 +181,8 @@ class FusedStepper(Stepper):
             return None
         mixed, batch = self._mixed_batch(batches)
         self._array.ticks = tuple(ticks)
+        if self._proof is not None:
+            self._proof.before_step(self.runtimes, batches, ticks)
         try:
             context = partial(self._checked_draws, ticks, mixed)
             losses = gradients(steps, batch, self.runtimes[0].settings.precision, context)
@@ -168,6 +193,8 @@ class FusedStepper(Stepper):
             raise StepRefusedError(str(error)) from error
         if self._compiling is not None:
             self._compiling.steps -= 1
+        if self._proof is not None:
+            self._proof.after_step(self.runtimes, losses, "team", self._array)
         return losses
 
     def _mixed_batch(self, batches: Sequence[Any]) -> tuple[bool, Any]:
@@ -218,16 +245,21 @@ class FusedStepper(Stepper):
         if self._plain is not None:
             return self._plain.validate(batches)
         found = ValidationMetrics(self._task, self.runtimes)
+        check = self._proof is not None and self._proof.wants_validation()
         self._array.eval()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = size_of(batch)
+                original = lazy_clone(batch) if check else None  # a model may write to its input
                 self._array.ticks = ticks = (-number,) * len(self.runtimes)
                 try:
                     with self._checked_draws(ticks):
                         values = self._array.map(self._validate_batch, batch)
                 except FusionError as error:
                     raise StepRefusedError(str(error)) from error
+                if check and self._proof is not None:
+                    self._proof.check_validation(self.runtimes, original, partial(_values_of, values))
+                    check = False
                 if isinstance(values, list):
                     found.add_each([alone.values for alone in values], size)
                 else:
@@ -299,6 +331,7 @@ def make_stepper(
     fused_before: bool = False,
     plain: bool = False,
     global_rng: AbstractSet[int] = frozenset(),
+    proof: Proof | None = None,
 ) -> Stepper:
     """Return the fastest stepper that trains these trials correctly.
 
@@ -315,7 +348,7 @@ def make_stepper(
     if len(runtimes) == 1 and type(task).step is not Task.step:
         return PlainStepper(task, runtimes)
     try:
-        return FusedStepper(task, runtimes, profile, compiling, fused_before)
+        return FusedStepper(task, runtimes, profile, compiling, fused_before, proof)
     except FusionError as reason:
         if _epochs_differ(runtimes):
             raise MixedEpochsError(reason) from reason
@@ -363,6 +396,15 @@ def _validate_batch(
     """Return the validation values of a batch, for the array or for one of its members."""
     values = validation_values(task, precision, model, batch)
     return _MemberValues(values) if any(model is member for member in members) else values
+
+
+def _values_of(values: Any, b: int) -> tuple[dict[str, Any], Any]:
+    """Return metrics and outputs of member b."""
+    if isinstance(values, list):
+        found: tuple[dict[str, Any], Any] = values[b].values
+        return found
+    metrics, outputs = pytree.tree_map_only(Tensor, lambda column: column[b], values)
+    return metrics, outputs
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,10 @@ class PlainStepper(Stepper):
         steps = enumerate(zip(self._trials, batches, ticks, strict=True))
         return torch.stack([trial.step(member_batch(batch, b, members), tick) for b, (trial, batch, tick) in steps])
 
+    def validate_batch(self, b: int, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:
+        """Return loss and metrics of a trial, and its outputs, for a validation batch."""
+        return self._trials[b].validate_batch(batch, tick)
+
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """Validate all trials in one pass over the batches."""
         found = ValidationMetrics(self._task, self.runtimes)

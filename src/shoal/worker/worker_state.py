@@ -12,6 +12,7 @@ from shoal.data.datasets import DataSets
 from shoal.fuse.frozen import is_shared
 from shoal.task import Task
 from shoal.worker.checkpoint_paths import checkpoint_files
+from shoal.worker.proof import ProofRecord
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
 __all__ = ["TrialCache", "WorkerState"]
@@ -87,6 +88,7 @@ class WorkerState:
     device: torch.device
     directory: Path
     plain_keys: set[FusionKey] = field(default_factory=set)
+    proofs: dict[FusionKey, ProofRecord] = field(default_factory=dict)
     global_rng: set[int] = field(default_factory=set)
 
 

@@ -1,0 +1,151 @@
+"""A copy of a trial that trains beside it in plain PyTorch, and leaves no trace."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from shoal.fuse.aliasing import lazy_clone
+from shoal.fuse.frozen import is_shared, is_worth_sharing, record_shared
+from shoal.fuse.model_copy import copy_training
+from shoal.fuse.transaction import Transaction
+from shoal.task import Task
+from shoal.worker.comparison import Comparison, TensorKey, tensors_of
+from shoal.worker.stepper import PlainStepper
+from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
+
+__all__ = ["PlainCopy", "copied_bytes"]
+
+
+def copied_bytes(runtime: TrialRuntime) -> int:
+    """Return the bytes of a copy of a trial, with gradients and optimizer state as large as its parameters."""
+    trained = sum(each.nbytes for each in runtime.model.parameters() if each.requires_grad)
+    frozen = sum(each.nbytes for each in runtime.model.parameters() if not each.requires_grad)
+    return 4 * trained + (0 if is_worth_sharing(runtime.model) else frozen)
+
+
+class PlainCopy:
+    """A copy of a trial. Large frozen parameters are not copied.
+
+    What a step of the copy changes outside of it (lists, globals, variables that the task's methods name, and random
+    generators) is restored.
+
+    Raises:
+        FusionError: The trial cannot be copied.
+    """
+
+    def __init__(self, task: Task, runtime: TrialRuntime) -> None:
+        self.runtime = _copied(runtime)
+        self.loss = torch.tensor(torch.nan)
+        self.error: Exception | None = None
+        """What the last step raised."""
+        self._task = task
+        self._stepper = PlainStepper(task, [self.runtime], keep_shared=True)
+        self._last: tuple[Any, int] = (None, 0)
+
+    def step(self, runtime: TrialRuntime, batch: Any, tick: int) -> None:
+        """Take a step with the settings that the trial's optimizers have now; `loss` or `error` is its result."""
+        self._last = batch, tick
+        for own, one in zip(optimizers_in(self.runtime.optimizer), optimizers_in(runtime.optimizer), strict=True):
+            for own_group, group in zip(own.param_groups, one.param_groups, strict=False):
+                own_group |= {name: value for name, value in group.items() if name != "params"}
+        try:
+            with self._without_trace():
+                self.loss = self._stepper.train_step([lazy_clone(batch)], [tick])[0]
+        except Exception as error:  # raised if the array's step does not raise it
+            self.error = error
+
+    def validate(self, batch: Any, tick: int) -> tuple[Mapping[str, Any], Any]:
+        """Return metrics and outputs of a validation batch."""
+        self.runtime.model.eval()
+        with self._without_trace(), torch.no_grad():
+            return self._stepper.validate_batch(0, lazy_clone(batch), tick)
+
+    @contextmanager
+    def _without_trace(self) -> Iterator[None]:
+        task = self._task
+        functions = (task.step, task.loss, task.metrics, task.outputs)
+        outside = Transaction(functions=functions, tensors=[])
+        try:
+            yield
+        finally:
+            outside.restore()
+
+    @torch.no_grad()
+    def follow(self, runtime: TrialRuntime) -> None:
+        """Take over parameters, buffers and optimizer state of the trial."""
+        theirs = tensors_of(runtime)
+        for key, own in tensors_of(self.runtime).items():
+            value = theirs.get(key)
+            if key[0] != "gradient" and own is not None and value is not None and own.shape == value.shape:
+                own.detach().copy_(value)
+        self.runtime.epoch = runtime.epoch
+
+    @torch.no_grad()
+    def perturbed(self, relative: float) -> "PlainCopy":
+        """Return a copy of this copy whose parameters are off by a relative change of random sign."""
+        other = PlainCopy(self._task, self.runtime)
+        generator = torch.Generator().manual_seed(0)
+        for each in other.runtime.model.parameters():
+            if (each.is_floating_point() or each.is_complex()) and not is_shared(each):
+                signs = torch.randint(0, 2, each.shape, generator=generator).to(each.device) * 2 - 1
+                each.add_(each * signs * relative)
+        return other
+
+    def sensitivity(self, relative: float) -> dict[TensorKey, float]:
+        """Measure how a relative change of the parameters changes what the next step computes, relative to that."""
+        batch, tick = self._last
+        pair = PlainCopy(self._task, self.runtime), self.perturbed(relative)
+        for one in pair:
+            one.step(self.runtime, batch, tick)
+        found = [{("loss", ""): one.loss, **tensors_of(one.runtime)} for one in pair]
+        return Comparison.of(found[1], found[0]).relative()
+
+
+class _WholeCopies(TorchFunctionMode):
+    """Copies rows of an array without the other rows, and tensors of a graph without the graph."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__deepcopy__ and (not args[0].is_leaf or _is_row(args[0])):
+            tensor, memo = args
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.is_leaf and tensor.requires_grad)
+            return memo[id(tensor)]
+        return func(*args, **(kwargs or {}))
+
+
+def _is_row(tensor: Tensor) -> bool:
+    """Whether a tensor is a part of larger memory."""
+    return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
+
+
+def _copied(runtime: TrialRuntime) -> TrialRuntime:
+    """Copy model, optimizers and loss scale of a trial; parameters and state that are rows of an array become whole."""
+    model = runtime.model
+    memo: dict[int, Any] = {}
+    if is_worth_sharing(model):
+        frozen = [each for each in model.parameters() if not each.requires_grad]
+        record_shared(frozen)
+        memo = {id(each): each for each in frozen}
+    leaves, spec = pytree.tree_flatten(runtime.optimizer)
+    held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Optimizer)]
+    optimizers = list({id(one): one for one in (*leaves, *held)}.values())
+    with _WholeCopies():
+        copied, copies = copy_training(model, optimizers, memo)
+    own = dict(zip(map(id, optimizers), copies, strict=True))
+    return replace(
+        runtime,
+        model=copied,
+        optimizer=pytree.tree_unflatten([own[id(one)] for one in leaves], spec),
+        scheduler=None,
+        reports=[],
+        average={},
+        loss_scale=None if runtime.loss_scale is None else replace(runtime.loss_scale),
+    )
