@@ -139,9 +139,10 @@ class Task(ABC):
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
         """Return scalars by name, each a mean over a validation batch.
 
-        Called without gradients, with the model in evaluation mode. A forward pass that `loss` made on the same tensors
-        is not computed again. The reported value of a name is the mean over the batches that have it, weighted by batch
-        size: a batch that leaves a name out (a class that does not occur in it) does not count for it.
+        Called without gradients, with the model in evaluation mode. Where `loss` and `metrics` call the model once
+        each, alike, and a first batch has shown that both calls return the same, the second is not computed again. The
+        reported value of a name is the mean over the batches that have it, weighted by batch size: a batch that leaves
+        a name out (a class that does not occur in it) does not count for it.
         """
         return {}
 
@@ -206,7 +207,7 @@ class Task(ABC):
     def outputs(self, model: nn.Module, batch: Any) -> Any:
         """Return what `evaluate` needs of a validation batch: tensors, nested in any way; by default None.
 
-        Called after `metrics` in the same way. A forward pass that was made on the same tensors is not computed again.
+        Called after `metrics` in the same way.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Loss and metrics of a validation batch share one forward pass, with the same results as two passes."""
+"""Loss and metrics of a validation batch share one forward pass only where two passes have given the same."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,78 +7,167 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoal.core.trial import Trial
 from shoal.fuse.api import fuse
-from shoal.worker.metrics import memoized
+from shoal.task import Task
+from shoal.worker.metrics import ForwardReuse, validation_values
 
-X, Y = torch.randn(4, 3), torch.randn(4, 3)
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+BATCHES = 3
 
 
 class Counted(nn.Module):
-    def __init__(self) -> None:
+    """Counts its passes in a container that no attribute of it holds."""
+
+    def __init__(self, passes: list[int]) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 2)
-        self.passes = 0
+        self.adapted = True
+        self.switches = {"scale": 2.0}
+        self.register_buffer("shift", torch.zeros(()))
+        self.passes = lambda: passes.append(1)
 
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        self.passes += 1
-        return self.linear(x) * scale
+    def forward(self, x: Tensor, scale: float = 1.0, head: str = "a", other: str = "") -> Tensor:
+        self.passes()
+        shift = self.shift + (head == "b") + 2 * (other == "a")
+        return self.linear(x) * scale * (self.switches["scale"] if self.adapted else 1.0) + shift
 
 
-def changed_output(model: nn.Module) -> Tensor:
-    model(X).zero_()
+def unadapted(model: nn.Module) -> Tensor:
+    model.adapted = False
+    try:
+        return model(X)
+    finally:
+        model.adapted = True
+
+
+def switched(model: nn.Module) -> Tensor:
+    model.switches["scale"] = 3.0
+    try:
+        return model(X)
+    finally:
+        model.switches["scale"] = 2.0
+
+
+def shifted(model: nn.Module) -> Tensor:
+    model.shift.add_(1)
     return model(X)
 
 
-def changed_input(model: nn.Module) -> Tensor:
-    x = X.clone()
-    return model(x) + model(x.add_(1))
+def replaced_buffer(model: nn.Module) -> Tensor:
+    model.shift = model.shift + 1
+    return model(X)
 
 
-CASES: dict[str, tuple[Callable[[nn.Module], Any], int]] = {
-    "the same input twice": (lambda m: m(X) + m(X), 1),
-    "two inputs, each twice": (lambda m: m(X) + m(Y) + m(X) + m(Y), 2),
-    "equal inputs that are not the same": (lambda m: m(X) + m(X.clone()), 2),
-    "another setting": (lambda m: m(X) + m(X, scale=2.0), 2),
-    "an output changed in place": (changed_output, 2),
-    "an input changed in place": (changed_input, 2),
+def changed_output(model: nn.Module) -> Tensor:
+    return model(X).zero_()
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
+    "the same call": (lambda m: m(X), lambda m: m(X), 1 + BATCHES),
+    "equal inputs that are not the same": (lambda m: m(X), lambda m: m(X.clone()), 2 * BATCHES),
+    "another setting": (lambda m: m(X), lambda m: m(X, scale=2.0), 2 * BATCHES),
+    "the value of another keyword": (lambda m: m(X, head="a"), lambda m: m(X, other="a"), 2 * BATCHES),
+    "another head": (lambda m: m(X, head="a"), lambda m: m(X, head="b"), 2 * BATCHES),
+    "a switch": (lambda m: m(X), unadapted, 2 * BATCHES),
+    "a switch in a dict": (lambda m: m(X), switched, 2 * BATCHES),
+    "a buffer changed in place": (lambda m: m(X), shifted, 2 * BATCHES),
+    "a replaced buffer": (lambda m: m(X), replaced_buffer, 2 * BATCHES),
+    "noise": (lambda m: m(X), lambda m: m(X) + torch.rand(()), 1 + BATCHES),
+    "an output changed in place": (changed_output, lambda m: m(X), 2 * BATCHES),
+    "two calls in the loss": (lambda m: m(X) - unadapted(m), lambda m: m(X), 3 * BATCHES),
+    "two calls in the metrics": (lambda m: m(X), lambda m: m(X) + m(X), 3 * BATCHES),
+    "no call in the loss": (lambda m: m.linear(X), lambda m: m(X), BATCHES),
 }
 
 
-@pytest.mark.parametrize(("use", "passes"), CASES.values(), ids=CASES)
-def test_passes_and_results(use: Callable[[nn.Module], Any], passes: int) -> None:
-    model = Counted()
+class Uses(Task):
+    def __init__(self, loss: Callable[..., Any], metric: Callable[..., Any]) -> None:
+        self.of_loss, self.of_metric = loss, metric
+
+    def data(self, config: Any) -> Any: ...
+
+    def model(self, config: Any) -> Any: ...
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any: ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.of_loss(model).mean()
+
+    def metrics(self, model: nn.Module, batch: Any) -> Any:
+        return {"value": self.of_metric(model).mean()}
+
+
+def values(task: Task, model: nn.Module, reuse: ForwardReuse) -> list[float]:
+    torch.manual_seed(0)
     with torch.no_grad():
-        expected = use(model)
-        model.passes = 0
-        with memoized(model):
-            result = use(model)
-    torch.testing.assert_close(result, expected)
-    assert model.passes == passes
-    assert "forward" not in vars(model)
+        found, _ = validation_values(task, torch.no_grad, reuse, model, None)
+    return [float(value) for value in found.values()]
 
 
-@pytest.mark.parametrize(("use", "passes"), CASES.values(), ids=CASES)
-def test_in_an_array(use: Callable[[nn.Module], Any], passes: int) -> None:
-    models = [Counted() for _ in range(3)]
+@pytest.mark.parametrize(("loss", "metric", "passes"), CASES.values(), ids=CASES)
+def test_passes_and_values(loss: Callable[..., Any], metric: Callable[..., Any], passes: int) -> None:
+    task, counted = Uses(loss, metric), []
+    models = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        models.append(Counted(counted))
+    reuse = ForwardReuse()
+    reuse.begin_pass()
+    found = [values(task, models[0], reuse) for _ in range(BATCHES)]
+    assert len(counted) == passes
+    assert found == [values(task, models[1], ForwardReuse()) for _ in range(BATCHES)], "without any reuse"
+    assert "forward" not in vars(models[0])
+
+
+@pytest.mark.parametrize(("loss", "metric", "passes"), CASES.values(), ids=CASES)
+def test_in_an_array(loss: Callable[..., Any], metric: Callable[..., Any], passes: int) -> None:
+    task, counted = Uses(loss, metric), []
+    models = [Counted(counted) for _ in range(3)]
+    array, reuse = fuse(models), ForwardReuse()
+    reuse.begin_pass()
+    seen = []
+
+    def of_array(model: nn.Module) -> Any:
+        before = len(counted)
+        found, _ = validation_values(task, torch.no_grad, reuse, model, None)
+        seen.append(len(counted) - before)
+        return found["value"]
+
     with torch.no_grad():
-        expected = torch.stack([use(model) for model in models])
-        seen = []
+        for _ in range(BATCHES):
+            array.map(of_array)
+    assert sum(seen) == passes
 
-        def within(model: nn.Module) -> Any:
-            before = model.passes
-            with memoized(model):
-                result = use(model)
-            seen.append(model.passes - before)
-            return result
 
-        torch.testing.assert_close(fuse([*models]).map(within), expected)
-    assert seen == [passes]
+def test_passes_1_2_and_4_show_again_that_calls_are_alike() -> None:
+    counted: list[int] = []
+    model, reuse = Counted(counted), ForwardReuse()
+    task = Uses(lambda m: m(X), lambda m: m(X))
+    taken = []
+    for _ in range(5):
+        reuse.begin_pass()
+        before = len(counted)
+        for _ in range(BATCHES):
+            values(task, model, reuse)
+        taken.append(len(counted) - before)
+    assert taken == [BATCHES + 1, BATCHES + 1, BATCHES, BATCHES + 1, BATCHES]
+
+
+def test_a_switch_after_the_first_batch_is_seen() -> None:
+    model, reuse = Counted([]), ForwardReuse()
+    batches = iter(range(BATCHES))
+    task = Uses(lambda m: m(X), lambda m: m(X) if next(batches) == 0 else unadapted(m))
+    reuse.begin_pass()
+    first, second = values(task, model, reuse), values(task, model, reuse)
+    assert first[1] == first[0]
+    assert second[1] == pytest.approx(float(unadapted(model).detach().mean()))
 
 
 def test_a_forward_of_the_instance_comes_back() -> None:
-    model = Counted()
+    model = Counted([])
     own = lambda x: x * 2  # noqa: E731
     model.forward = own
-    with torch.no_grad(), memoized(model):
-        torch.testing.assert_close(model(X), X * 2)
+    found = values(Uses(lambda m: m(X), lambda m: m(X)), model, ForwardReuse())
+    assert found == [pytest.approx(float((X * 2).mean()))] * 2
     assert vars(model)["forward"] is own

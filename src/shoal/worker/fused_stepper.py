@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.fuse.step import TrainingStep, ways_to_try
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
-from shoal.worker.metrics import Precision, ValidationMetrics, task_loss, validation_values
+from shoal.worker.metrics import ForwardReuse, Precision, ValidationMetrics, task_loss, validation_values
 from shoal.worker.proof import Proof
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
@@ -96,7 +96,8 @@ class FusedStepper(Stepper):
                 scaler=scaler,
                 profile=self._profile,
             )
-        measure = partial(_validate_batch, task, runtimes[0].autocast, self._array.members)
+        self._reuse = {id(None): ForwardReuse()} | {id(member): ForwardReuse() for member in self._array.members}
+        measure = partial(_validate_batch, task, runtimes[0].autocast, self._reuse)
         self._validate_batch = update_wrapper(measure, task.metrics)
 
     @property
@@ -211,7 +212,7 @@ class FusedStepper(Stepper):
         self._plain = PlainStepper(self._task, self.runtimes, keep_shared=keep_shared)
         for parameter in self._array.parameters():
             parameter.grad = None
-        del self._array, self._steps, self._validate_batch
+        del self._array, self._steps, self._validate_batch, self._reuse
         return self._plain
 
     def _shared_memory(self) -> set[int]:
@@ -247,6 +248,8 @@ class FusedStepper(Stepper):
         found = ValidationMetrics(self._task, self.runtimes)
         check = self._proof is not None and self._proof.wants_validation()
         self._array.eval()
+        for reuse in self._reuse.values():
+            reuse.begin_pass()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = size_of(batch)
@@ -391,11 +394,16 @@ def _loss_scales(runtimes: Sequence[TrialRuntime]) -> list[LossScale]:
 
 
 def _validate_batch(
-    task: Task, precision: Precision, members: Sequence[nn.Module], model: nn.Module, batch: Any
+    task: Task, precision: Precision, reuse: Mapping[int, ForwardReuse], model: nn.Module, batch: Any
 ) -> Any:
-    """Return the validation values of a batch, for the array or for one of its members."""
-    values = validation_values(task, precision, model, batch)
-    return _MemberValues(values) if any(model is member for member in members) else values
+    """Return the validation values of a batch, for the array or for one of its members.
+
+    Args:
+        reuse: `id` of each member, and of None for the array, -> reuse of its outputs.
+    """
+    if id(model) in reuse:
+        return _MemberValues(validation_values(task, precision, reuse[id(model)], model, batch))
+    return validation_values(task, precision, reuse[id(None)], model, batch)
 
 
 def _values_of(values: Any, b: int) -> tuple[dict[str, Any], Any]:

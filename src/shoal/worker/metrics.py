@@ -1,8 +1,11 @@
 """Computes loss and metrics of validation batches, and their means over a validation set."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -16,10 +19,11 @@ from shoal.core.space import is_number
 from shoal.core.trial import step_seed
 from shoal.fuse.generators import seed_all
 from shoal.fuse.stacked import Stacked
+from shoal.fuse.unfused_module import modules_of
 from shoal.task import Task, call
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
-__all__ = ["MetricMeans", "Precision", "ValidationMetrics", "memoized", "task_loss", "validation_values"]
+__all__ = ["ForwardReuse", "MetricMeans", "Precision", "ValidationMetrics", "task_loss", "validation_values"]
 
 
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -118,11 +122,15 @@ def task_loss(task: Task, precision: Precision, model: nn.Module, batch: Any) ->
     return loss
 
 
-def validation_values(task: Task, precision: Precision, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Any]:
+def validation_values(
+    task: Task, precision: Precision, reuse: "ForwardReuse", model: nn.Module, batch: Any
+) -> tuple[dict[str, Any], Any]:
     """Return loss and metrics of a validation batch, and the task's `outputs`, for a model or an array of models."""
-    with memoized(model), precision():
+    with reuse.batch(model) as begin, precision():
         loss = task_loss(task, precision, model, batch)
+        begin("metrics")
         metrics = call(task, "metrics", model, batch)
+        begin("outputs")
         outputs = call(task, "outputs", model, batch)
     _check_metrics("metrics", metrics)
     if "valid_loss" in metrics:
@@ -162,41 +170,162 @@ _VersionedLeaves = list[tuple[Any, int]]
 """Objects with their version counters of in-place changes. Holding the objects keeps their identities unique."""
 
 
-@contextmanager
-def memoized(model: nn.Module) -> Iterator[None]:
-    """Cache a model's outputs for evaluation without gradients, while inputs and outputs are not changed in place."""
-    own = vars(model)
-    before, forward = own.get("forward"), model.forward
-    calls: list[tuple[_VersionedLeaves, _VersionedLeaves, Any]] = []
+@dataclass
+class _Call:
+    """A call of a model: its method of the task, arguments, state of the model before it, and result."""
 
-    def cached_forward(*args: Any, **kwargs: Any) -> Any:
-        given = _versioned_leaves(args[0] if len(args) == 1 and not kwargs else (args, kwargs))
-        for inputs, outputs, result in calls:
-            if _unchanged(inputs, given) and _unchanged(outputs, _versioned_leaves(result)):
-                return result
-        result = forward(*args, **kwargs)
-        calls.append((given, _versioned_leaves(result), result))
-        return result
+    method: str
+    given: _VersionedLeaves
+    spec: pytree.TreeSpec
+    state: tuple[list[Any], list[int]]
+    result: Any
+    returned: _VersionedLeaves
 
-    own["forward"] = cached_forward  # what `Module.__setattr__` does, in a tenth of its time
-    try:
-        yield
-    finally:
-        if before is None:
-            del own["forward"]
-        else:
-            own["forward"] = before
+    def equals(self, other: "_Call") -> bool:
+        """Whether a call has the same arguments, and the model the same state."""
+        if self.spec != other.spec or not _unchanged(self.given, other.given):
+            return False
+        (ours, versions), (theirs, other_versions) = self.state, other.state
+        return versions == other_versions and len(ours) == len(theirs) and all(map(is_, ours, theirs))
+
+    @property
+    def intact(self) -> bool:
+        """Whether the result has not been changed in place."""
+        return _unchanged(self.returned, _versioned_leaves(self.result))
+
+
+class ForwardReuse:
+    """Reuses the output of the one call of a model in `loss` for the one call in `metrics` or `outputs`.
+
+    In the first batch of passes 1, 2, 4, ... over the validation set the model is called each time. A method may then
+    use the output of `loss` if each of the two called the model once, with the same arguments and the same attributes
+    of the model, and both outputs were equal. In other batches it gets that output if arguments and attributes are the
+    same again, and nothing was changed in place.
+    """
+
+    def __init__(self) -> None:
+        self._passes, self._next_proof = 0, 1
+        self._proving = True
+        self._allowed: frozenset[str] = frozenset()
+
+    def begin_pass(self) -> None:
+        """Begin a pass over the validation set."""
+        self._passes += 1
+        self._proving = self._passes >= self._next_proof
+        if self._proving:
+            self._next_proof *= 2
+
+    @contextmanager
+    def batch(self, model: nn.Module) -> Iterator[Callable[[str], None]]:
+        """Context manager for a batch; it yields a function to call with the name of each method of the task."""
+        own, forward = vars(model), model.forward
+        before, method = own.get("forward"), "loss"
+        calls: list[_Call] = []
+
+        def name(called: str) -> None:
+            nonlocal method
+            method = called
+
+        def observed_forward(*args: Any, **kwargs: Any) -> Any:
+            given, spec = pytree.tree_flatten((args, kwargs))
+            call = _Call(method, _versions(given), spec, _state(model), None, [])
+            if method in self._allowed and not self._proving:
+                first = calls[0] if calls and (len(calls) == 1 or calls[1].method != "loss") else None
+                if first is not None and first.method == "loss" and first.equals(call) and first.intact:
+                    return first.result
+            call.result = forward(*args, **kwargs)
+            call.returned = _versioned_leaves(call.result)
+            calls.append(call)
+            return call.result
+
+        own["forward"] = observed_forward  # what `Module.__setattr__` does, in a tenth of its time
+        try:
+            yield name
+        finally:
+            if before is None:
+                del own["forward"]
+            else:
+                own["forward"] = before
+        if self._proving:
+            self._proving = False
+            self._allowed = frozenset(filter(partial(_may_reuse, calls), ("metrics", "outputs")))
+
+
+def _may_reuse(calls: Sequence[_Call], method: str) -> bool:
+    """Whether `loss` and a method have called the model once each, alike, with equal and intact results."""
+    of_loss, of_method = ([call for call in calls if call.method == name] for name in ("loss", method))
+    if len(of_loss) != 1 or len(of_method) != 1:
+        return False
+    first, second = of_loss[0], of_method[0]
+    return first.equals(second) and first.intact and second.intact and _equal(first.result, second.result)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two outputs have one structure and equal values."""
+    (ours, spec), (theirs, other) = pytree.tree_flatten(first), pytree.tree_flatten(second)
+    return spec == other and all(_equal_leaf(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _equal_leaf(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, Stacked) and isinstance(b, Stacked):
+        return torch.equal(a.whole, b.whole)
+    plain = type(a) is type(b) and isinstance(a, (Tensor, int, float, str))
+    return plain and (torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b))
+
+
+def _state(model: nn.Module) -> tuple[list[Any], list[int]]:
+    """All attributes of a model, with the entries of containers and objects in them, and the versions of its tensors.
+
+    The attributes are to be compared by identity.
+    """
+    found: list[Any] = []
+    versions: list[int] = []
+    seen: set[int] = set()
+    for module in modules_of(model):
+        for name, value in vars(module).items():
+            if name == "forward":
+                continue
+            found.append(value)
+            if type(value) not in _PLAIN and (inner := _entries(value)) and id(value) not in seen:
+                seen.add(id(value))
+                found += inner
+                if name in ("_parameters", "_buffers"):
+                    versions += map(_version_of, inner)
+    return found, versions
+
+
+_PLAIN = {bool, int, float, str, type(None)}
+
+
+def _entries(value: Any) -> Collection[Any]:
+    """The entries of a container, or the attributes of an object."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return value
+    if isinstance(value, (nn.Module, Tensor, type)):
+        return ()
+    return getattr(value, "__dict__", {}).values()
 
 
 def _versioned_leaves(tree: Any) -> _VersionedLeaves:
-    leaves = [tree] if isinstance(tree, Tensor) else pytree.tree_leaves(tree)
+    return _versions([tree] if isinstance(tree, Tensor) else pytree.tree_leaves(tree))
+
+
+def _versions(leaves: Iterable[Any]) -> _VersionedLeaves:
     return [(leaf, _version_of(leaf)) for leaf in leaves]
 
 
 def _version_of(leaf: Any) -> int:
     data = leaf.whole if isinstance(leaf, Stacked) else leaf
-    return data._version if isinstance(data, Tensor) else 0
+    return data._version if isinstance(data, Tensor) and not data.is_inference() else 0
 
 
 def _unchanged(before: _VersionedLeaves, now: _VersionedLeaves) -> bool:
-    return len(before) == len(now) and all(a is b and m == n for (a, m), (b, n) in zip(before, now, strict=True))
+    return len(before) == len(now) and all(_same(a, b) and m == n for (a, m), (b, n) in zip(before, now, strict=True))
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) in _PLAIN and type(a) is type(b) and bool(a == b))

@@ -19,7 +19,7 @@ from shoal.fuse.optim.unfused_step import UnfusedStep
 from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.step import TrainingStep
 from shoal.task import Task, call, size_of, takes_config
-from shoal.worker.metrics import ValidationMetrics, task_loss, validation_values
+from shoal.worker.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
 __all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "TeamGradients", "refusal_note"]
@@ -163,8 +163,9 @@ class PlainStepper(Stepper):
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """Validate all trials in one pass over the batches."""
         found = ValidationMetrics(self._task, self.runtimes)
-        for runtime in self.runtimes:
+        for runtime, trial in zip(self.runtimes, self._trials, strict=True):
             runtime.model.eval()
+            trial.reuse.begin_pass()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 trials = enumerate(self._trials)
@@ -183,6 +184,7 @@ class _PlainTrial:
     def __init__(
         self, task: Task, runtime: TrialRuntime, per_member_rng: bool, check_draws: bool, keep_shared: bool
     ) -> None:
+        self.reuse = ForwardReuse()
         self._task = task
         self._runtime = runtime
         self._check_draws = check_draws
@@ -243,7 +245,7 @@ class _PlainTrial:
         return task_loss(self._task, self._runtime.autocast, model, batch)
 
     def _validation_values(self, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Any]:
-        return validation_values(self._task, self._runtime.autocast, model, batch)
+        return validation_values(self._task, self._runtime.autocast, self.reuse, model, batch)
 
     def _call_custom_step(self, model: nn.Module, batch: Any) -> Tensor:
         loss: Tensor = call(self._task, "step", model, batch, self._runtime.optimizer, config=self._config)
