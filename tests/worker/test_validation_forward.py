@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.core.trial import Trial
 from shoal.fuse.api import fuse
 from shoal.task import Task
 from shoal.worker.metrics import ForwardReuse, validation_values
