@@ -150,6 +150,11 @@ class TrainingStep:
         return self._race.seconds
 
     @property
+    def next_way(self) -> StepMode:
+        """Way in which the next step is to be taken, if its batch has the shapes that are timed."""
+        return self._race.next if self.way is None else self.way
+
+    @property
     def gain(self) -> float | None:
         """Speed-up of fused steps over plain ones; None unless both were timed."""
         seconds = self.seconds

@@ -123,7 +123,7 @@ class FusedStepper(Stepper):
         """Take one step: fused, or in plain PyTorch if that was faster or the first step could not be fused."""
         if self._proof is None or self.refusal:
             return self._step(batches, ticks)
-        self._proof.before_step(self.runtimes, batches, ticks)
+        self._proof.before_step(self.runtimes, batches, ticks, self._next_way)
         losses = self._step(batches, ticks)
         if not self.refusal:
             self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
@@ -135,6 +135,13 @@ class FusedStepper(Stepper):
         if self._plain is not None:
             return "plain"
         return self._steps.last_way if isinstance(self._steps, TrainingStep) else "eager"
+
+    @property
+    def _next_way(self) -> str:
+        """The way in which the next step is to be taken."""
+        if self._plain is not None:
+            return "plain"
+        return self._steps.next_way if isinstance(self._steps, TrainingStep) else "eager"
 
     def _step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         if self._plain is not None:
@@ -183,7 +190,7 @@ class FusedStepper(Stepper):
         mixed, batch = self._mixed_batch(batches)
         self._array.ticks = tuple(ticks)
         if self._proof is not None:
-            self._proof.before_step(self.runtimes, batches, ticks)
+            self._proof.before_step(self.runtimes, batches, ticks, "team")
         try:
             context = partial(self._checked_draws, ticks, mixed)
             losses = gradients(steps, batch, self.runtimes[0].settings.precision, context)

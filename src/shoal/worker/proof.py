@@ -37,17 +37,20 @@ from shoal.worker.trial_runtime import TrialRuntime
 
 __all__ = ["Proof", "ProofRecord"]
 
-MIN_STEPS, STEPS_AFTER_CHANGE, MAX_STEPS = 3, 2, 12
-"""Steps of a window: at least three in a row, so that carried state shows, and two after the last change of the way."""
+FIRST_STEPS, LATER_STEPS = 3, 2
+"""Steps of the first window, in a row, so that carried state shows, and of a later one."""
 
 FIRST_LATE_CHECK = 64
 """Step of the first check beyond the first window; the following ones are each at twice the step."""
 
-ALLOWANCE_SECONDS, ALLOWANCE_SHARE = 0.2, 0.015
-"""Seconds, and share of the time since the first step, that checks may take in a process, beside the first window."""
+ALLOWANCE_SECONDS, ALLOWANCE_SHARE = 0.05, 0.01
+"""Seconds, and share of the time since the first step, that checks may take in a process before the next one begins."""
 
-ALL_MEMBERS_BYTES, ALL_MEMBERS_SECONDS = 64 << 20, 1.0
-"""Bytes of the copies, and seconds of their steps in a window, up to which all members are checked at first."""
+CHEAP_SECONDS = 0.05
+"""Seconds of the first copies' first step up to which all of them take the other steps of the window; else one does."""
+
+MOST_BYTES = 64 << 20
+"""Bytes of copies up to which there is more than one at a time."""
 
 MARGIN = 8.0
 """A member may be off by this factor over what a perturbation of its parameters by one rounding unit changes."""
@@ -62,7 +65,7 @@ class ProofRecord:
     Args:
         began: Time of the first array, in seconds.
         seconds: Seconds that the checks have taken.
-        proven: Whether a window is complete.
+        proven: Whether a window of several members is complete.
         noise: Relative differences of tensors that rounding explains, where they were measured.
     """
 
@@ -91,8 +94,10 @@ class Proof:
         self._clock = clock
         self._due = False
         self._way = ""
+        self._ways: set[str] = set()  # that were checked since the array was built
         self._copies: dict[int, PlainCopy] = {}
-        self._window_steps, self._since_change = 0, 0
+        self._steps_left = 0
+        self._is_expensive = False
         self._is_compared = True  # whether the copies' last step is that of the array
 
     def begin(self, runtimes: Sequence[TrialRuntime]) -> None:
@@ -101,17 +106,27 @@ class Proof:
         Raises:
             StepRefusedError: A member cannot be copied.
         """
-        self._copies, self._way, self._due = {}, "", True
-        if not self._record.proven or self._is_affordable():
+        self._copies, self._ways, self._due = {}, set(), True
+        if (len(runtimes) > 1 and not self._record.proven) or self._is_affordable():
             self._open(runtimes)
 
-    def before_step(self, runtimes: Sequence[TrialRuntime], batches: Sequence[Any], ticks: Sequence[int]) -> None:
-        """Let the copies take the step that the array is about to take; begin a window if a check is due."""
-        self._record.steps += 1
-        if self._record.steps >= self._record.next_step:
-            self._record.next_step, self._due = 2 * self._record.next_step, True
-        if not self._copies and self._due and self._is_affordable():
+    def before_step(
+        self, runtimes: Sequence[TrialRuntime], batches: Sequence[Any], ticks: Sequence[int], way: str
+    ) -> None:
+        """Let the copies take the step that the array is about to take; begin a window if a check is due.
+
+        Args:
+            way: Way of the step, such as "eager".
+        """
+        record = self._record
+        record.steps += 1
+        if record.steps >= record.next_step:
+            record.next_step, self._due = 2 * record.next_step, True
+        self._due = self._due or way not in self._ways
+        if self._due and not self._copies and self._is_affordable():
             self._open(runtimes)
+        elif self._copies:
+            self._steps_left, self._due = max(self._steps_left, LATER_STEPS * self._due), False
         began = self._clock()
         for b, one in self._copies.items():
             if self._is_compared and one.runtime.epoch == runtimes[b].epoch:
@@ -126,32 +141,31 @@ class Proof:
             one.step(runtimes[b], batches[b], ticks[b])
         taken = self._clock() - began
         self._record.seconds += taken
-        if self._window_steps == 0 and taken * MIN_STEPS > ALL_MEMBERS_SECONDS and len(self._copies) > 3:
-            self._copies = {b: self._copies[b] for b in self._chosen(runtimes)}
+        self._is_expensive = taken > CHEAP_SECONDS
 
     def after_step(self, runtimes: Sequence[TrialRuntime], losses: Tensor, way: str, array: ModelArray | None) -> None:
         """Compare members with their copies after a step.
 
         Args:
             losses: Losses of the members, [B].
-            way: Way of the step, such as "eager".
+            way: Way of the step, as it was taken.
             array: Array that may hold the members' gradients; None if they hold their own.
 
         Raises:
             StepRefusedError: A member differs from its copy.
         """
-        changed, self._way = way != self._way, way
+        self._way = way
         if not self._copies:
-            self._due = self._due or changed
             return
+        self._ways.add(way)
         began, self._is_compared = self._clock(), True
-        self._since_change = 0 if changed else self._since_change + 1
-        self._window_steps += 1
         for b in list(self._copies):
             self._compare(b, runtimes[b], losses[b], array)
-        enough = self._window_steps >= MIN_STEPS and self._since_change >= STEPS_AFTER_CHANGE
-        if enough or self._window_steps >= MAX_STEPS:
-            self._copies, self._record.proven = {}, True
+        self._steps_left -= 1
+        if self._steps_left <= 0 or not self._copies:
+            self._copies, self._record.proven = {}, self._record.proven or len(runtimes) > 1
+        elif self._is_expensive:
+            self._copies = dict([next(iter(self._copies.items()))])
         self._record.seconds += self._clock() - began
 
     def wants_validation(self) -> bool:
@@ -176,7 +190,10 @@ class Proof:
             StepRefusedError: A value differs, or a member cannot be copied.
         """
         began = self._clock()
-        for b in self._chosen(runtimes):
+        chosen = self._chosen(runtimes)
+        if self._is_expensive or self._record.validations > 1:
+            chosen = [chosen[self._record.validations % len(chosen)]]
+        for b in chosen:
             metrics, outputs = values(b)
             self._compare_validation(runtimes[b], batch, metrics, outputs)
         self._record.seconds += self._clock() - began
@@ -195,15 +212,14 @@ class Proof:
         return sorted({0, len(runtimes) - 1, random.Random(seed).randrange(len(runtimes))})
 
     def _open(self, runtimes: Sequence[TrialRuntime]) -> None:
-        """Begin a window: at first of all members if that is cheap, later of one."""
+        """Begin a window: at first of three members, unless copies are large, later of one."""
         began = self._clock()
         chosen = self._chosen(runtimes)
-        if self._record.proven:
+        if self._record.proven or len(chosen) * copied_bytes(runtimes[0]) > MOST_BYTES:
             chosen = [chosen[self._record.steps % len(chosen)]]
-        elif sum(map(copied_bytes, runtimes)) <= ALL_MEMBERS_BYTES:
-            chosen = list(range(len(runtimes)))
         self._copies = {b: _copy(self._task, runtimes[b]) for b in chosen}
-        self._window_steps, self._since_change, self._due, self._is_compared = 0, 0, False, True
+        self._steps_left = LATER_STEPS if self._record.proven else FIRST_STEPS
+        self._due, self._is_compared = False, True
         self._record.seconds += self._clock() - began
 
     def _compare(self, b: int, runtime: TrialRuntime, loss: Tensor, array: ModelArray | None) -> None:
