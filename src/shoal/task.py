@@ -45,7 +45,7 @@ class Task(ABC):
 
     One object serves many trials. While they are built (`model`, `optimizer`, `scheduler`) or trained (`step`, `loss`,
     `metrics`, `batch_size`), setting or deleting an attribute of the task raises `TaskError`, since all trials share
-    the attribute. Keep the state of a trial on its model. `__init__` and `data` may set attributes (unless one of those
+    the attribute. Keep the state of a trial on its model, whose attributes are in its checkpoints. `__init__` and `data` may set attributes (unless one of those
     methods calls them). A `functools.cached_property` works in a class of a module that workers import; before Python
     3.12 it holds a lock, so a class of a script or a notebook cannot be pickled with it. Also wrong, but not detected,
     are changes to a list or dict in an attribute, and writes to the class (`type(self).x = ...`).

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoal.core.activity import Activity
 from shoal.core.array import Array, Member
-from shoal.core.event import Event, Profiled
+from shoal.core.event import Event, Noted, Profiled
 from shoal.core.trial import TrialState
 from shoal.cost.activity_clock import during
 from shoal.data.loader import augmentation_seed
@@ -110,7 +110,13 @@ class ArrayTrainer:
         self._heartbeat = heartbeat
         self._losses = LossTracker(job, self.events, check=not timing_only)
         self._members = ArrayMembers(
-            array.members, worker_state, self._losses, frozen_sources, heartbeat, use_schedulers=not timing_only
+            array.members,
+            worker_state,
+            self._losses,
+            frozen_sources,
+            heartbeat,
+            note=lambda text: self.events.append(Noted(job, text)),
+            use_schedulers=not timing_only,
         )
         self.failures = self._members.failures
         """Trials that could not be built while others train: their numbers, and the exception."""
