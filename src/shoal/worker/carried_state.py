@@ -87,6 +87,16 @@ class CarriedState:
         changed, _, _ = self._changes()
         return {joined(place): value for place, value in changed.items()}
 
+    def attributes(self) -> dict[Place, object]:
+        """What tells whether attributes have changed since another call, other than tensors in place."""
+        parts = [part for part in self.parts.values() if part.kind is not Kind.TENSOR]
+        return {
+            (part.path, name): _Fingerprint.of(value, self)
+            for part in parts
+            for name, value in part.entries().items()
+            if not (part.kind is Kind.MODULE and name in part.value._buffers)
+        }
+
     def dump(self) -> tuple[bytes, list[Lost]]:
         """Return the carried state, b"" if there is none, and what cannot be pickled."""
         changed, removed, lost = self._changes()
