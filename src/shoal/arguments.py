@@ -75,7 +75,7 @@ def batch_size_override(task: object) -> str | None:
     return type(task).__name__ if own else None
 
 
-def study_warnings(task: object, algorithm: Algorithm, *, is_function: bool) -> list[str]:
+def study_warnings(task: object, algorithm: Algorithm, *, is_function: bool = False) -> list[str]:
     """Return warnings about settings of the task that do not fit the study, and of this process that do not hold."""
     unheld_settings = [text for text in [unheld(program=is_function)] if text]
     warnings_of: Callable[..., list[str]] | None = getattr(task, "_study_warnings", None)  # of tasks, Optuna objectives
