@@ -13,7 +13,18 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 ORDER = [
-    *("core", "toml_file", "paths", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
+    *(
+        "core",
+        "toml_file",
+        "paths",
+        "remedy",
+        "pickling",
+        "sources",
+        "algorithms",
+        "cost",
+        "cluster",
+        "process_settings",
+    ),
     *("task", "opaque", "trainable", "fuse", "data", "reproduce", "worker", "pack"),
     *("schedule", "planner"),
     *("backends", "journal", "callbacks", "reporting", "study", "simulate", "integrations"),

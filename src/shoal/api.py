@@ -44,12 +44,13 @@ from shoal.journal.check import check_not_paused, check_study
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.writer import Journal
-from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
+from shoal.opaque import RUNNER, TIME_LIMIT, Command, Function, Opaque, opaque, source_files, structure
 from shoal.page.beside import beside_study, check_page
 from shoal.paths import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
+from shoal.process_settings import current
 from shoal.remedy import command
 from shoal.reporting.failures import check_results
 from shoal.reporting.progress import progress, summary
@@ -209,6 +210,7 @@ def tune(
         "hang_seconds": hang_seconds,
         "callbacks": callbacks_text(callbacks, chosen.get("trackers", ())),
         "paths": [str(absolute(path)) for path in sys.path],
+        "settings": current() if training is None else {},
         "shoal": VERSION,
     }
     # All checks run before the directory is made.
@@ -256,7 +258,7 @@ def tune(
     search = load_algorithm(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = _describe_task(spec, task, training, space)
-    for warning in study_warnings(task, search):
+    for warning in study_warnings(task, search, is_function=isinstance(training, Function)):
         _log.warning("%s", warning)
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options, measure=bool(trials))
@@ -416,6 +418,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: RunOptions, *, measure
         fork=not written_since_start(spec.get("sources", ())),
         devices=options.fleet.setting,
         hang_seconds=spec["hang_seconds"],
+        settings=spec.get("settings", {}),
     )
     if spec["opaque"]:
         worker_context = replace(worker_context, runner=RUNNER)

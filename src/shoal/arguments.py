@@ -19,6 +19,7 @@ from shoal.paths import check_path
 from shoal.pickling import dumped, loaded, register_original, why_not_loaded
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
+from shoal.process_settings import unheld
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import check_oversubscription
 from shoal.study.fleet import Fleet
@@ -74,16 +75,16 @@ def batch_size_override(task: object) -> str | None:
     return type(task).__name__ if own else None
 
 
-def study_warnings(task: object, algorithm: Algorithm) -> list[str]:
-    """Return warnings about settings of the task that do not fit the study; none for most functions and
-    for commands.
-    """
+def study_warnings(task: object, algorithm: Algorithm, *, is_function: bool = False) -> list[str]:
+    """Return warnings about settings of the task that do not fit the study, and of this process that do not hold."""
+    unheld_settings = [text for text in [unheld(program=is_function)] if text]
     warnings_of: Callable[..., list[str]] | None = getattr(task, "_study_warnings", None)  # of tasks, Optuna objectives
     if warnings_of is None:
-        return []
+        return unheld_settings
     longest = getattr(algorithm, "max_epochs", getattr(algorithm, "epochs", None))
     problem = algorithm.problem
-    return warnings_of(problem.objectives, longest if isinstance(longest, int) else None, problem.sample(0))
+    found = warnings_of(problem.objectives, longest if isinstance(longest, int) else None, problem.sample(0))
+    return unheld_settings + found
 
 
 def pickled_algorithm(algorithm: Algorithm) -> bytes:

@@ -13,6 +13,7 @@ from shoal.journal.check import check_study
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.paths import absolute, check_path
+from shoal.process_settings import applied
 from shoal.reporting.grid import StudyGrid, study_grid
 from shoal.reporting.optuna_study import optuna_study
 from shoal.reporting.overview import notebook_html, overview
@@ -161,7 +162,8 @@ class Study:
                 _log.warning("the model may not be what was trained, as the task was edited since: %s", names)
             from shoal.worker.trial_runtime import trained_model  # imports torch, which tables do not need
 
-            return trained_model(journal.blob("task"), rows[number].trial, self.directory)
+            with applied(journal.study.get("settings", {})):
+                return trained_model(journal.blob("task"), rows[number].trial, self.directory)
 
     def retry(self, numbers: int | Iterable[int] | None = None) -> list[int]:
         """Retry failed trials: in the process that runs the study, or else once it is resumed.
@@ -395,7 +397,8 @@ class Study:
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         from shoal.worker.run import retrain  # imports torch, which tables do not need
 
-        return Rerun.of(row.trial, device.name, recorded, retrain(task, row.trial, recorded[-1].epoch, device), spec)
+        found = retrain(task, row.trial, recorded[-1].epoch, device, spec.get("settings", {}))
+        return Rerun.of(row.trial, device.name, recorded, found, spec)
 
     def __repr__(self) -> str:
         return f"Study({str(self.directory)!r})"

@@ -32,9 +32,10 @@ class Task(ABC):
     Training, alone or fused: torch is seeded with the trial's seed, and `model` and `optimizer` are called. The model
     is in training mode, and in evaluation mode for validation. At each epoch the training set is shuffled by the data
     seed and the epoch's number, and cut into batches (the last may be smaller). Each batch is a training step on
-    `loss`. Then `metrics` and `loss` are averaged over the validation set, weighted by batch size. `scheduler` steps
-    once (`ReduceLROnPlateau` with the validation loss; see `scheduler_interval`), and the averages are reported, the
-    loss as `valid_loss`. If the config has no "batch_size" and `batch_size` is not overridden, a batch has 32 samples.
+    `loss`. Then `end_epoch` is called, and `metrics` and `loss` are averaged over the validation set, weighted by batch
+    size. `scheduler` steps once (`ReduceLROnPlateau` with the validation loss; see `scheduler_interval`), and the
+    averages are reported, the loss as `valid_loss`. If the config has no "batch_size" and `batch_size` is not
+    overridden, a batch has 32 samples.
     `help(shoal.reproduce)` says how a loop of your own draws the same random numbers.
 
     Every process that needs the data calls `data`, with all random generators seeded alike. Batches are made by
@@ -44,11 +45,12 @@ class Task(ABC):
     its attributes.
 
     One object serves many trials. While they are built (`model`, `optimizer`, `scheduler`) or trained (`step`, `loss`,
-    `metrics`, `batch_size`), setting or deleting an attribute of the task raises `TaskError`, since all trials share
-    the attribute. Keep the state of a trial on its model. `__init__` and `data` may set attributes (unless one of those
-    methods calls them). A `functools.cached_property` works in a class of a module that workers import; before Python
-    3.12 it holds a lock, so a class of a script or a notebook cannot be pickled with it. Also wrong, but not detected,
-    are changes to a list or dict in an attribute, and writes to the class (`type(self).x = ...`).
+    `metrics`, `end_epoch`, `batch_size`), setting or deleting an attribute of the task raises `TaskError`, since all
+    trials share the attribute. Keep the state of a trial on its model, whose attributes are in its checkpoints.
+    `__init__` and `data` may set attributes (unless one of those methods calls them). A `functools.cached_property`
+    works in a class of a module that workers import; before Python 3.12 it holds a lock, so a class of a script or a
+    notebook cannot be pickled with it. Also wrong, but not detected, are changes to a list or dict in an attribute, and
+    writes to the class (`type(self).x = ...`).
 
     In the process that calls `tune` (`backend="inline"`, `Study.best_model`) that object is the given one, which stays
     in memory as long as the process. If it has changed since (an attribute; a class, function or global of a script or
@@ -203,6 +205,16 @@ class Task(ABC):
         validates every 100 steps and trains at most 2,700 steps. Passes over the training set go on across epochs.
         """
         return None
+
+    def end_epoch(self, model: nn.Module, config: Config) -> None:  # noqa: B027  (to override it is optional)
+        """Do what a loop does between the training steps of an epoch and its validation; by default nothing.
+
+        Statistics of the weights, an average of models, a schedule of your own. Called for each trial with its own
+        model, a plain module in training mode, alone and fused. Tensors are best changed in place (under
+        `torch.no_grad()`). After a change of other attributes an array is made anew, at each epoch. The generators of
+        torch, Python and NumPy are seeded by the trial and the epoch. Not called in an epoch with a loss that is not
+        finite, as the trial has failed.
+        """
 
     def outputs(self, model: nn.Module, batch: Any) -> Any:
         """Return what `evaluate` needs of a validation batch: tensors, nested in any way; by default None.

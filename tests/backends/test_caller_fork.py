@@ -33,7 +33,7 @@ torch.set_num_threads(2)
 torch.backends.cudnn.benchmark = True
 x = torch.randn(400, 400, requires_grad=True)
 (x @ x).sum().backward()  # begins threads of OpenMP
-X = torch.linspace(-1, 1, 192).view(64, 3).sin().float()
+X = torch.linspace(-1, 1, 192).view(64, 3).sin()
 
 
 class Line(shoal.Task):
@@ -95,7 +95,7 @@ def test_a_study_is_forked_from_a_caller_that_has_used_threads(forked: tuple[Pat
     folder, printed = forked
     assert printed.count("unfit") == 1
     assert printed.rstrip().endswith(" None")
-    assert set((folder / "seen").read_text().split("\n")) == {"torch.float32 False set", ""}
+    assert set((folder / "seen").read_text().split("\n")) == {"torch.float64 True set", ""}
 
 
 @pytest.mark.thorough

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import tasks
 from plain import check_plain, jobs
 
@@ -38,3 +39,74 @@ def test_a_study_whose_engine_is_killed_goes_on_as_if_it_had_not_been(
     assert [(row.state, row.epoch) for row in study.trials] == [(TrialState.COMPLETE, 40)] * 4
     assert "orphaned" in {job.outcome for job in jobs(directory)}
     check_plain(study, tasks.Momentum())
+
+
+CARRIES = """
+import os, signal, sys, time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+sys.path[:] = {path!r}
+import torch, shoal
+from torch import nn
+from torch.utils.data import TensorDataset
+
+@dataclass
+class State:
+    count: int
+    hidden: Any = None
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out, self.state = nn.LSTM(4, 3), nn.Linear(3, 1), None
+
+    def forward(self, x):
+        carried = self.state or State(0)
+        hidden = carried.hidden and tuple(each.detach() for each in carried.hidden)
+        out, hidden = self.cell(x, hidden)
+        if self.training:
+            self.state = State(carried.count + 1, hidden)
+        return self.out(out) * (1 + 0.1 * carried.count)
+
+class Fit(shoal.Task):
+    def __init__(self, marker):
+        self.engine, self.marker = os.getpid(), marker
+
+    def data(self, config):
+        x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)).double()
+        return (both := TensorDataset(x, x.sum(1, keepdim=True))), both
+
+    def batch_size(self, config): return 8
+    def model(self, config): return Net().double()
+    def optimizer(self, model, config): return torch.optim.SGD(model.parameters(), lr=config["lr"])
+    def loss(self, model, batch): return (model(batch[0]) - batch[1]).square().mean()
+
+    def step(self, model, batch, optimizer):
+        if model.state and model.state.count == 13 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(self.engine, signal.SIGKILL)
+            time.sleep(60)
+        return super().step(model, batch, optimizer)
+
+space = {{"lr": shoal.grid([0.01, 0.03])}}
+shoal.tune(Fit(Path({marker!r})), space, metric="valid_loss", mode="min", algorithm=shoal.Grid(3), fuse=False,
+           devices="cpu:1", checkpoint_seconds=0.0, directory={directory!r}, show_progress=False)
+"""
+
+
+def test_what_a_model_carries_outlives_a_kill(tmp_path: Path) -> None:
+    directory, marker, program = tmp_path / "study", tmp_path / "sent", tmp_path / "program.py"
+    program.write_text(CARRIES.format(path=sys.path, marker=str(marker), directory=str(directory)))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    study = resume(directory, show_progress=False)
+    assert [(row.state, row.epoch) for row in study.trials] == [(TrialState.COMPLETE, 3)] * 2
+    assert "orphaned" in {job.outcome for job in jobs(directory)}
+    for number in range(2):
+        again = study.rerun(number)
+        assert again.found.keys() == {1, 2, 3}
+        for epoch, values in again.found.items():
+            assert again.recorded[epoch]["valid_loss"] == pytest.approx(values["valid_loss"], rel=1e-9)
+        model = study.model(number)
+        assert (type(model.state).__name__, model.state.count) == ("State", 24)

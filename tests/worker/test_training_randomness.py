@@ -92,7 +92,7 @@ class FirstAlone(DrawsFrom):
 
 
 class Counts(DrawsFrom):
-    """Counts its steps in an attribute and in a list, which no checkpoint contains."""
+    """Counts its steps in an attribute and in a list."""
 
     def model(self, config: Any) -> nn.Module:
         model = super().model(config)

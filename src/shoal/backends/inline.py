@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Generator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from shoal.backends.base import Backend, Ended, Event, Outcome, WorkerContext
@@ -10,6 +11,7 @@ from shoal.backends.run_job import resolve, run_job
 from shoal.core.device import Device
 from shoal.core.errors import BackendError
 from shoal.core.job import Job, JobUpdate
+from shoal.process_settings import applied
 from shoal.worker.control import JobControl
 
 __all__ = ["Inline"]
@@ -33,6 +35,8 @@ class Inline(Backend):
 
     def __init__(self, worker_context: WorkerContext) -> None:
         super().__init__(worker_context)
+        self._settings = ExitStack()  # of the study, until `close`
+        self._settings.enter_context(applied(worker_context.settings))
         self._runner = resolve(worker_context.runner)
         self._runs: deque[_InlineJob] = deque()
         self._ended: list[Event] = []
@@ -93,3 +97,4 @@ class Inline(Backend):
         self._ended.clear()
         while self._runs:
             self._runs.popleft().events.close()
+        self._settings.close()

@@ -15,6 +15,7 @@ from shoal.backends.gpu_sharing import Binding
 from shoal.backends.run_job import resolve, run_job
 from shoal.core.device import Device
 from shoal.core.job import Job, log_path
+from shoal.process_settings import apply
 from shoal.worker.control import JobControl
 
 __all__ = ["CHANGE", "JOB", "REUSABLE", "STOP", "Hello", "work"]
@@ -46,6 +47,7 @@ _Inbox = queue.SimpleQueue[tuple[bytes, JobControl]]
 def work(connection: Connection, worker_context: WorkerContext) -> None:
     """Run the jobs that arrive over the connection and send back their events; return after the first failed job."""
     faulthandler.enable()
+    apply(worker_context.settings)
     inbox: _Inbox = queue.SimpleQueue()
     sender = _EventSender(connection)
     sender.send_event(Hello(os.getpid()))

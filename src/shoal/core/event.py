@@ -18,6 +18,7 @@ __all__ = [
     "Heartbeat",
     "MembersLeft",
     "MemoryMeasured",
+    "Noted",
     "Outcome",
     "Profiled",
     "Proven",
@@ -223,6 +224,14 @@ class MembersLeft:
 
 
 @dataclass(frozen=True)
+class Noted:
+    """A text of a job for the user; of texts that differ only in numbers the first is shown."""
+
+    job: str
+    note: str
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """Progress of a job since its last heartbeat; at most one a second.
 
@@ -259,6 +268,7 @@ Event = (
     | TeamMeasured
     | ArrayFailed
     | MembersLeft
+    | Noted
     | Heartbeat
     | Ended
 )

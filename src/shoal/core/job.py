@@ -1,7 +1,7 @@
 """Jobs, their updates while they run, and the context of the workers that run them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -82,6 +82,7 @@ class WorkerContext:
         fork: Whether workers may have the modules that the calling process has imported.
         devices: Devices of the study, as its user wrote them, for back ends that find them on several nodes.
         host: Address at which workers of other machines reach those of this one.
+        settings: Settings of torch in its workers; see `shoal.process_settings`.
     """
 
     directory: Path
@@ -93,6 +94,7 @@ class WorkerContext:
     devices: str | Sequence[str] = "auto"
     host: str = "127.0.0.1"
     hang_seconds: float = HANG_SECONDS
+    settings: Mapping[str, str | int | bool] = field(default_factory=dict)
 
 
 def log_path(directory: Path, job: str) -> Path:

@@ -145,6 +145,7 @@ _OPTIONAL: dict[str, tuple[object, str]] = {
     "fleet": (_Fleet, "devices, with those that were added and removed"),
     "edits": (list[_Edit], "a list of edits of the task"),
     "savings": (_Savings | None, "epochs and seconds, or null"),
+    "settings": (dict[str, bool | int | str], "names of settings of torch and their values"),
     "stopped": (Cause | None, "the common failure of the first trials"),
 }
 """The same of values that only some studies have, or that come with certain events."""

@@ -9,6 +9,7 @@ from shoal.core.event import (
     Ended,
     MembersLeft,
     MemoryMeasured,
+    Noted,
     Outcome,
     Profiled,
     Proven,
@@ -169,6 +170,8 @@ def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
         case TeamMeasured():
             handle_team(state, event)
             _add_note(state, event.note and f"a job has one device, since its steps cannot be divided: {event.note}")
+        case Noted():
+            _add_note(state, event.note)
         case ArrayFailed():
             fail_array(state, event)
         case MembersLeft():

@@ -25,6 +25,7 @@ class ArrayMembers:
     Args:
         frozen_sources: Function that returns models whose large frozen parameters new models may share.
         heartbeat: Function to call before each operation that may take long.
+        note: Function to call with a text for the user.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class ArrayMembers:
         losses: LossTracker,
         frozen_sources: Callable[[], Iterable[nn.Module]],
         heartbeat: Callable[[], None],
+        note: Callable[[str], None],
         use_schedulers: bool = True,
     ) -> None:
         self.runtimes: list[TrialRuntime] = []
@@ -46,6 +48,7 @@ class ArrayMembers:
         self._losses = losses
         self._frozen_sources = frozen_sources
         self._heartbeat = heartbeat
+        self._note = note
         self._use_schedulers = use_schedulers
         self._epoch_due: set[int] = set()  # trials that must train one epoch before others join
 
@@ -136,8 +139,8 @@ class ArrayMembers:
             else:
                 report = _with_state(runtime, report)
             if report.state is TrialState.PAUSED:
+                self._save(runtime)
                 with during(Activity.CHECKPOINTS):
-                    runtime.save(self._state.directory)
                     self._state.trial_cache.put(runtime)
             if report.state is not TrialState.RUNNING:
                 self._remove(runtime)
@@ -181,7 +184,9 @@ class ArrayMembers:
         """Save a trial, unless it has failed: restored from its last checkpoint, it fails again at the same step."""
         if not runtime.failure:
             with during(Activity.CHECKPOINTS):
-                runtime.save(self._state.directory)
+                note = runtime.save(self._state.directory)
+            if note:
+                self._note(note)
 
     def _remove(self, runtime: TrialRuntime) -> None:
         self.runtimes.remove(runtime)

@@ -14,18 +14,19 @@ from torch import Tensor, nn
 
 from shoal.core.activity import Activity
 from shoal.core.array import Array, Member
-from shoal.core.event import Event, Profiled, Proven
+from shoal.core.event import Event, Noted, Profiled, Proven
 from shoal.core.trial import TrialState
 from shoal.cost.activity_clock import during
 from shoal.data.loader import augmentation_seed
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.fuse.compile_decision import CompileDecision
 from shoal.worker.array_members import ArrayMembers
+from shoal.worker.epoch_hook import call_end_epoch
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.proof import Proof, ProofRecord
 from shoal.worker.step_plan import StepPlan
-from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, refusal_note
+from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, refusal_note
 from shoal.worker.team.leader import TeamLeader
 from shoal.worker.trial_runtime import TrialRuntime
 from shoal.worker.worker_state import WorkerState
@@ -111,7 +112,13 @@ class ArrayTrainer:
         self._heartbeat = heartbeat
         self._losses = LossTracker(job, self.events, check=not timing_only)
         self._members = ArrayMembers(
-            array.members, worker_state, self._losses, frozen_sources, heartbeat, use_schedulers=not timing_only
+            array.members,
+            worker_state,
+            self._losses,
+            frozen_sources,
+            heartbeat,
+            note=lambda text: self.events.append(Noted(job, text)),
+            use_schedulers=not timing_only,
         )
         self.failures = self._members.failures
         """Trials that could not be built while others train: their numbers, and the exception."""
@@ -240,6 +247,14 @@ class ArrayTrainer:
         if not self._group:
             return
         stepper = self._stepper_for(plan.epoch_steps)
+        try:  # nothing is saved between this and the end of the epoch, so a resume does not call it twice
+            renew = call_end_epoch(self._state.task, stepper.runtimes)
+        except StepRefusedError as reason:
+            self._fall_back_to_plain(reason)
+            return
+        if renew and not isinstance(stepper, PlainStepper):
+            self._drop_stepper()
+            stepper = self._stepper_for(plan.epoch_steps)
         order = valid.order(lead.data_seed, None)
         batches = valid.iterate(plan.settings.eval_batch_size, order, seed=augmentation_seed(lead.data_seed, None))
         try:

@@ -44,6 +44,8 @@ class Checkpoint:
         reports: Reports of all epochs so far; the journal may lack the last ones.
         average: Moving averages of parameters by name; empty if the task asks for none.
         scaler: State dict of a `torch.amp.GradScaler` with the trial's loss scale, or None.
+        carried: Other state, as `CarriedState.dump` returns it; b"" if there is none.
+        lost: Paths of what could not be pickled, in one line; "" if there is nothing.
     """
 
     trial: int
@@ -55,6 +57,8 @@ class Checkpoint:
     reports: tuple[Report, ...]
     average: dict[str, Tensor] = field(default_factory=dict)
     scaler: dict[str, Any] | None = None
+    carried: bytes = b""
+    lost: str = ""
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
@@ -69,6 +73,8 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
         "average": checkpoint.average,
         "scaler": checkpoint.scaler,
         "reports": [(r.epoch, dict(r.metrics), r.seconds) for r in checkpoint.reports],
+        "carried": torch.frombuffer(bytearray(checkpoint.carried), dtype=torch.uint8) if checkpoint.carried else None,
+        "lost": checkpoint.lost,
     }
     target = checkpoint_directory(directory, checkpoint.trial)
     target.mkdir(parents=True, exist_ok=True)
@@ -124,7 +130,8 @@ def _read(path: Path, trial: int) -> Checkpoint:
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"checkpoint {path} of trial {trial} cannot be read: {error}") from error
     reports = tuple(Report(trial, epoch, metrics, seconds) for epoch, metrics, seconds in content["reports"])
-    return Checkpoint(**content | {"reports": reports})
+    carried = b"" if content["carried"] is None else content["carried"].numpy().tobytes()
+    return Checkpoint(**content | {"reports": reports, "carried": carried})
 
 
 class _ChecksumWriter:

@@ -145,6 +145,7 @@ def _copied(runtime: TrialRuntime) -> TrialRuntime:
         model=copied,
         optimizer=pytree.tree_unflatten([own[id(one)] for one in leaves], spec),
         scheduler=None,
+        carried=None,
         reports=[],
         average={},
         loss_scale=None if runtime.loss_scale is None else replace(runtime.loss_scale),

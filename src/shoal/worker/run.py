@@ -35,6 +35,7 @@ from shoal.core.trial import Report, Trial
 from shoal.cost.activity_clock import during
 from shoal.data.datasets import DataSets
 from shoal.pickling import original_or_loaded, why_not_loaded
+from shoal.process_settings import ProcessSettings, applied, thread_limit
 from shoal.task import Task
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
@@ -288,18 +289,19 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
             assist(job, worker_state, control, worker_context.host)
 
 
-def retrain(task: bytes, trial: Trial, epochs: int, device: Device) -> list[Report]:
+def retrain(task: bytes, trial: Trial, epochs: int, device: Device, settings: ProcessSettings) -> list[Report]:
     """Train one trial alone in this process from its start, up to a loss that is not finite; return its reports."""
     array = Array(FusionKey(f"trial {trial.number}", "", 1, trial.data_seed), (Member(trial, 0, epochs),))
-    with TemporaryFolder() as folder:
-        events = run(Job("rerun", (array,)), device, WorkerContext(folder.path, task), JobControl(prompt=True))
+    with TemporaryFolder() as folder, applied(settings):
+        worker_context = WorkerContext(folder.path, task, settings=settings)
+        events = run(Job("rerun", (array,)), device, worker_context, JobControl(prompt=True))
         return [report for event in events if isinstance(event, Reported) for report in event.reports]
 
 
 def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState, SignatureBuilder]:
     """Prepare this process and the task for a device."""
     torch_device = _torch_device(device)
-    torch.set_num_threads(threads(device.cores))
+    torch.set_num_threads(min(threads(device.cores), thread_limit(worker_context.settings)))
     if torch_device.type == "cuda":
         torch.cuda.set_device(torch_device)
     postpone_compiler()

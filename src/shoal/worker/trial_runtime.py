@@ -1,5 +1,6 @@
 """A trial in a worker: its model, optimizer, LR scheduler and progress, and checks of what the task returns."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.unfused_step import needs_closure
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
+from shoal.worker.carried_state import CarriedState
 from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message, save
 from shoal.worker.checkpoint_paths import checkpoint_directory, checkpoint_stem
 from shoal.worker.failures import user_traceback
@@ -41,6 +43,8 @@ __all__ = [
     "trained_model",
 ]
 
+_log = logging.getLogger("shoal.worker")
+
 _MAX_NAMES = 5
 
 _returned: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
@@ -57,6 +61,7 @@ class TrialRuntime:
         by_step: Whether schedulers step after each training step instead of after each epoch.
         failure: Reason for which the trial fails at the end of its epoch, or "".
         average: Moving averages of the trained parameters by name; empty before the first step, or without `Task.ema`.
+        carried: State outside of state dicts; None if the trial is not saved.
     """
 
     member: Member
@@ -73,6 +78,9 @@ class TrialRuntime:
     saved: tuple[int, int] = (0, 0)
     average: dict[str, Tensor] = field(default_factory=dict)
     loss_scale: LossScale | None = None
+    carried: CarriedState | None = None
+    lossy: bool = False
+    """Whether a checkpoint lacked what could not be pickled."""
 
     @property
     def trial(self) -> Trial:
@@ -123,10 +131,21 @@ class TrialRuntime:
             elif scheduler is not None:
                 scheduler.step()
 
-    def save(self, directory: Path) -> None:
-        """Write a checkpoint if the trial has trained since the last one."""
+    def save(self, directory: Path) -> str:
+        """Write a checkpoint if the trial has trained since the last one; return a note for the user, mostly ""."""
         if self.saved == (self.epoch, self.step):
-            return
+            return ""
+        content, lost = (b"", []) if self.carried is None else self.carried.dump()
+        note = ""
+        if lost and not self.lossy:
+            note = (
+                f"trial {self.trial.number} cannot be resumed, and begins anew in another process: its checkpoint "
+                f"lacks {_list_names([str(each) for each in lost])}; make it in the task's `model` or `optimizer` and "
+                "leave it as it is there, give it a `__getstate__` that leaves out what cannot be pickled, or keep "
+                "what changes in buffers"
+            )
+            _log.warning("%s", note)
+        self.lossy = self.lossy or bool(lost)
         state = Checkpoint(
             self.trial.number,
             self.epoch,
@@ -137,9 +156,12 @@ class TrialRuntime:
             tuple(self.reports),
             self.average,
             _state(self.loss_scale),
+            content,
+            ", ".join(each.path for each in lost),
         )
         save(directory, state)
         self.saved = (self.epoch, self.step)
+        return note
 
     def restore(self, directory: Path, epoch_steps: int) -> None:
         """Restore the newest checkpoint, if there is one.
@@ -156,9 +178,14 @@ class TrialRuntime:
                     "system it may not be visible yet, and the job is tried again"
                 )
             return
+        own = state.trial == self.trial.number
+        if state.lost:
+            begins = "begins anew" if own else "goes on without that"
+            _log.warning("trial %d %s: its checkpoint lacks %s", self.trial.number, begins, state.lost)
+            if own:
+                return
         for optimizer in optimizers_in(self.optimizer):  # else schedulers warn that they step before the optimizer
             optimizer._opt_called = True  # type: ignore[attr-defined]
-        own = state.trial == self.trial.number
         try:
             self.model.load_state_dict(state.model)
         except RuntimeError as error:
@@ -178,6 +205,11 @@ class TrialRuntime:
                 self._replay_steps(epoch_steps)
                 self._end_epoch_of_schedulers(report.metrics)
             self._replay_steps(state.step)
+        if self.carried is not None:
+            try:
+                self.carried.restore(state.carried, settings=own)
+            except CheckpointError as error:
+                raise UnusableTaskError(mismatch_message("model", state, error)) from error
         if self.settings.ema_decay is not None:  # else the averages are of another trial or an older task
             self.average = {name: average.to(self.device) for name, average in state.average.items()}
         if self.loss_scale is not None and state.scaler is not None:
@@ -208,7 +240,10 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
     if settings.scales_loss:
         _check_not_float16(model)
         scale = LossScale()
-    return TrialRuntime(member, model, optimizer, scheduler, device, settings, by_step, loss_scale=scale)
+    carried = CarriedState(task, model, optimizer, scheduler, device)
+    return TrialRuntime(
+        member, model, optimizer, scheduler, device, settings, by_step, loss_scale=scale, carried=carried
+    )
 
 
 def _check_not_float16(model: nn.Module) -> None:
@@ -233,9 +268,11 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
         raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error
     with torch.random.fork_rng(devices=[]):
         model = check_model(call(owner, "model", config=trial.config))
+    carried = CarriedState(owner, model, None, None, torch.device("cpu"))
     try:
         model.load_state_dict(checkpoint.model)
-    except RuntimeError as error:
+        carried.restore(checkpoint.carried)
+    except (RuntimeError, CheckpointError) as error:
         raise UnusableTaskError(mismatch_message("model", checkpoint, error)) from error
     with torch.no_grad():
         for name, average in checkpoint.average.items():  # a tied parameter is listed by one of its names
