@@ -14,12 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from shoal.fuse.array import ModelArray
-from shoal.fuse.frozen import is_shared
 from shoal.fuse.member_changes import MODULE_ATTRIBUTES
 from shoal.fuse.rows import members_without_grad
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
-__all__ = ["EPSILON", "TOLERANCE", "Comparison", "TensorKey", "compute_dtype", "first_difference", "tensors_of"]
+__all__ = [
+    "EPSILON",
+    "TOLERANCE",
+    "Comparison",
+    "TensorKey",
+    "compute_dtype",
+    "first_difference",
+    "is_same_memory",
+    "tensors_of",
+]
 
 Kind = Literal["loss", "gradient", "parameter", "buffer", "optimizer state", "metric"]
 TensorKey = tuple[Kind, str]
@@ -52,8 +60,8 @@ class Comparison:
 
     @classmethod
     def of(cls, got: Mapping[TensorKey, Tensor | None], want: Mapping[TensorKey, Tensor | None]) -> "Comparison":
-        """Compare tensors by key. A tensor that is None or absent counts as zero."""
-        keys = [key for key in {**want, **got} if got.get(key) is not None or want.get(key) is not None]
+        """Compare tensors by key. A tensor that is None or absent counts as zero; memory in common is left out."""
+        keys = [key for key in {**want, **got} if not is_same_memory(got.get(key), want.get(key))]
         pairs = [_alike(got.get(key), want.get(key)) for key in keys]
         norms = {key: (inf, inf, inf) for key, pair in zip(keys, pairs, strict=True) if pair is None}
         keys = [key for key in keys if key not in norms]
@@ -112,6 +120,14 @@ class Comparison:
         return f"fused {kind} of `{name}` differs from that of the trial alone by {off:.2g}, of norm {want:.3g}"
 
 
+def is_same_memory(got: Tensor | None, want: Tensor | None) -> bool:
+    """Whether two tensors are one, as a large frozen parameter that a copy uses as well."""
+    if got is want:
+        return True
+    strided = got is not None and want is not None and got.layout is want.layout is torch.strided
+    return strided and 0 != got.data_ptr() == want.data_ptr()  # type: ignore[union-attr]
+
+
 def _alike(got: Tensor | None, want: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Return two tensors as dense real ones of one floating dtype; None if their shapes differ."""
     if got is None or want is None:
@@ -158,14 +174,14 @@ def compute_dtype(runtime: TrialRuntime, loss: Tensor) -> torch.dtype:
 
 
 def tensors_of(runtime: TrialRuntime, b: int = 0, array: ModelArray | None = None) -> dict[TensorKey, Tensor | None]:
-    """Return gradients, parameters, buffers and optimizer state of a trial; parameters in shared memory are left out.
+    """Return gradients, parameters, buffers and optimizer state of a trial.
 
     Args:
         b: Index of the trial in the array.
         array: Array that holds the gradients; None if the trial's parameters hold their own.
     """
     model = runtime.model
-    named = {name: each for name, each in model.named_parameters() if not is_shared(each)}
+    named = dict(model.named_parameters())
     stacked = {} if array is None else {id(own[b]): data for _, data, own in array.stacked_tensors()}
     found: dict[TensorKey, Tensor | None] = {}
     for name, each in named.items():

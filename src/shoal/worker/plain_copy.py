@@ -16,7 +16,7 @@ from shoal.fuse.frozen import is_shared, is_worth_sharing, record_shared
 from shoal.fuse.model_copy import copy_training
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task
-from shoal.worker.comparison import Comparison, TensorKey, tensors_of
+from shoal.worker.comparison import Comparison, TensorKey, is_same_memory, tensors_of
 from shoal.worker.stepper import PlainStepper
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
@@ -83,7 +83,9 @@ class PlainCopy:
         theirs = tensors_of(runtime)
         for key, own in tensors_of(self.runtime).items():
             value = theirs.get(key)
-            if key[0] != "gradient" and own is not None and value is not None and own.shape == value.shape:
+            if key[0] == "gradient" or own is None or value is None or is_same_memory(own, value):
+                continue
+            if own.shape == value.shape and own.layout is torch.strided:
                 own.detach().copy_(value)
         self.runtime.epoch = runtime.epoch
 
