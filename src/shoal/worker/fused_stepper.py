@@ -33,6 +33,7 @@ from shoal.fuse.step import TrainingStep, ways_to_try
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.metrics import ForwardReuse, Precision, ValidationMetrics, task_loss, validation_values
+from shoal.worker.plain_copy import PlainCopy
 from shoal.worker.proof import Proof
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
@@ -124,7 +125,17 @@ class FusedStepper(Stepper):
         if self._proof is None or self.refusal:
             return self._step(batches, ticks)
         self._proof.before_step(self.runtimes, batches, ticks, self._next_way)
-        losses = self._step(batches, ticks)
+        originals = None if self._plain else lazy_clone(batches)  # a model may write to its input
+        try:
+            losses = self._step(batches, ticks)
+        except (StepRefusedError, MixedEpochsError):
+            raise
+        except Exception as error:
+            if originals is not None:
+                self._proof.refuse_unless_own(
+                    error, self.runtimes, lambda one, b: one.step(self.runtimes[b], originals[b], ticks[b])
+                )
+            raise
         if not self.refusal:
             self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
         return losses
@@ -260,13 +271,17 @@ class FusedStepper(Stepper):
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = size_of(batch)
-                original = lazy_clone(batch) if check else None  # a model may write to its input
+                original = lazy_clone(batch)  # a model may write to its input
                 self._array.ticks = ticks = (-number,) * len(self.runtimes)
                 try:
                     with self._checked_draws(ticks):
                         values = self._array.map(self._validate_batch, batch)
                 except FusionError as error:
                     raise StepRefusedError(str(error)) from error
+                except Exception as error:
+                    if self._proof is not None:
+                        self._proof.refuse_unless_own(error, self.runtimes, partial(_validate_alone, original, -number))
+                    raise
                 if check and self._proof is not None:
                     self._proof.check_validation(self.runtimes, original, partial(_values_of, values))
                     check = False
@@ -411,6 +426,10 @@ def _validate_batch(
     if id(model) in reuse:
         return _MemberValues(validation_values(task, precision, reuse[id(model)], model, batch))
     return validation_values(task, precision, reuse[id(None)], model, batch)
+
+
+def _validate_alone(batch: Any, tick: int, one: PlainCopy, b: int) -> None:
+    one.validate(batch, tick)
 
 
 def _values_of(values: Any, b: int) -> tuple[dict[str, Any], Any]:

@@ -62,10 +62,14 @@ class PlainCopy:
             self.error = error
 
     def validate(self, batch: Any, tick: int) -> tuple[Mapping[str, Any], Any]:
-        """Return metrics and outputs of a validation batch."""
+        """Return metrics and outputs of a validation batch; nothing if it raises an `error`."""
         self.runtime.model.eval()
-        with self._without_trace(), torch.no_grad():
-            return self._stepper.validate_batch(0, lazy_clone(batch), tick)
+        try:
+            with self._without_trace(), torch.no_grad():
+                return self._stepper.validate_batch(0, lazy_clone(batch), tick)
+        except Exception as error:
+            self.error = error
+            return {}, None
 
     @contextmanager
     def _without_trace(self) -> Iterator[None]:

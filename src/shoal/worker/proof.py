@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import FusionError
+from shoal.core.event import Outcome
 from shoal.core.trial import Check
 from shoal.fuse.array import ModelArray
 from shoal.fuse.per_member import describe_function
@@ -31,6 +32,7 @@ from shoal.worker.comparison import (
     first_difference,
     tensors_of,
 )
+from shoal.worker.failures import outcome_of
 from shoal.worker.plain_copy import PlainCopy, copied_bytes
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
@@ -198,6 +200,26 @@ class Proof:
             self._compare_validation(runtimes[b], batch, metrics, outputs)
         self._record.seconds += self._clock() - began
 
+    def refuse_unless_own(
+        self, error: Exception, runtimes: Sequence[TrialRuntime], run: Callable[[PlainCopy, int], None]
+    ) -> None:
+        """Refuse the array for an error of a step or validation, unless a member raises it in plain PyTorch as well.
+
+        Args:
+            run: Function that lets the copy of a member do the same, by its index.
+
+        Raises:
+            StepRefusedError: No member raises an error of this class.
+        """
+        if outcome_of(error) not in (Outcome.RAISED, Outcome.REJECTED):
+            return
+        for b, runtime in enumerate(runtimes):
+            one = _copy(self._task, runtime)
+            run(one, b)
+            if type(one.error) is type(error):
+                return
+        raise StepRefusedError(f"an array raises {type(error).__name__}: {error}; its trials alone do not") from error
+
     def take_rows(self) -> tuple[Check, ...]:
         """Return the checks since the last call."""
         rows, self._rows = tuple(self._rows), []
@@ -226,10 +248,7 @@ class Proof:
         one = self._copies[b]
         where = f"trial {runtime.trial.number}, step {runtime.step + 1} of epoch {runtime.epoch + 1}, {self._way}"
         if one.error is not None:
-            raise StepRefusedError(
-                f"in plain PyTorch the step raises {type(one.error).__name__}: {one.error}, and in the array it does "
-                f"not ({where})"
-            ) from one.error
+            raise StepRefusedError(_raises_alone(one.error, where)) from one.error
         if not (one.loss.isfinite() or loss.isfinite()):
             del self._copies[b]  # what follows is not finite either
             return
@@ -267,6 +286,8 @@ class Proof:
         where = f"trial {runtime.trial.number}, validation of epoch {runtime.epoch + 1}"
         one = _copy(self._task, runtime)
         alone, alone_outputs = one.validate(batch, -1)
+        if one.error is not None:
+            raise StepRefusedError(_raises_alone(one.error, where)) from one.error
         if metrics.keys() != alone.keys():
             raise StepRefusedError(f"fused metrics are {[*metrics]}, alone {[*alone]} ({where})")
         got, want = _metric_tensors(metrics), _metric_tensors(alone)
@@ -290,6 +311,10 @@ def _copy(task: Task, runtime: TrialRuntime) -> PlainCopy:
         return PlainCopy(task, runtime)
     except FusionError as error:
         raise StepRefusedError(str(error)) from error
+
+
+def _raises_alone(error: Exception, where: str) -> str:
+    return f"in plain PyTorch it raises {type(error).__name__}: {error}, and in the array it does not ({where})"
 
 
 def _metric_tensors(metrics: Mapping[str, Any]) -> dict[TensorKey, Tensor | None]:
