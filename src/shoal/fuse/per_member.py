@@ -148,7 +148,7 @@ def error_location(error: BaseException, fn: Any) -> str:
     places = [
         f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("shoal", "torch")
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("shoal", "torch", "contextlib")
     ]
     return places[-1] if places else describe_function(fn)
 

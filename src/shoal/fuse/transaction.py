@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from shoal.core.errors import FusionError
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot
-from shoal.fuse.stacked import Stacked
+from shoal.fuse.stacked import Stacked, StackedFloat
 from shoal.fuse.unfused_module import modules_of
 
 __all__ = ["Transaction", "refuse_changes"]
@@ -255,9 +255,11 @@ def _restore_entries(seen: _ContainerSnapshot, now: dict[Any, Any]) -> None:
         else:
             del container.cell_contents
     elif isinstance(container, dict):
-        for key in now if seen.names is not None else list(container):
-            dict.pop(container, key)
-        dict.update(container, seen.items)
+        kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict  # not what a subclass makes of it
+        for key in now:
+            kind.__delitem__(container, key)
+        for key, value in seen.items.items():
+            kind.__setitem__(container, key, value)
     elif isinstance(container, list):
         container[:] = seen.items.values()
     else:
@@ -272,6 +274,8 @@ def _all_same(values: Collection[Any], others: Collection[Any]) -> bool:
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, tuple) and isinstance(other, tuple):
         return _all_same(value, other)
+    if type(value) is type(other) is StackedFloat:  # a float for `isinstance`
+        return bool(value.floats == other.floats)
     return value is other or (type(value) is type(other) and isinstance(value, _PLAIN) and bool(value == other))
 
 
