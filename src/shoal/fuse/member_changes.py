@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
+from shoal.fuse.rows import unstackable
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import UnfusedModule
@@ -120,6 +121,9 @@ class AttributeSync:
         if not all(isinstance(value, Tensor) and value.shape == values[0].shape for value in values):
             path = f"{self._paths[i]}.{name}".lstrip(".")
             raise FusionError(f"the members now differ in the shape of {path!r}; fuse them again")
+        if kind := unstackable(values[0]):
+            path = f"{self._paths[i]}.{name}".lstrip(".")
+            raise FusionError(f"the members now have {path!r} of their own, {kind}, which cannot be stacked")
         setattr(self._template[i], name, Stacked(torch.stack(values)))
         self._stacked_attributes[place] = (vars(self._template[i])[name], values)
 

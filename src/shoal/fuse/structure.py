@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from shoal.fuse.guard import Differences, differences
 from shoal.fuse.model_copy import find_unbindable
+from shoal.fuse.rows import unstackable
 from shoal.fuse.structure_serializer import StructureSerializer, digest
 
 __all__ = [
@@ -88,7 +89,7 @@ def obstacle(model: nn.Module, only_member: bool) -> str | None:
 def _find_overlap(model: nn.Module) -> tuple[str, str] | None:
     there: dict[int, tuple[str, Tensor]] = {}
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if type(tensor) not in (Tensor, nn.Parameter) or not tensor.numel() or not (place := tensor.data_ptr()):
+        if unstackable(tensor) or not tensor.numel() or not (place := tensor.data_ptr()):
             continue
         first, other = there.setdefault(place, (path, tensor))
         if other is not tensor and (tensor.requires_grad or other.requires_grad):

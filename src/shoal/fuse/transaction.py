@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from shoal.core.errors import FusionError
+from shoal.fuse.frozen import same_values
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot
 from shoal.fuse.stacked import Stacked, StackedFloat
 from shoal.fuse.unfused_module import modules_of
@@ -124,12 +125,11 @@ class Transaction:
                 if seen.changed(now):
                     _restore_entries(seen, now)
             for tensor, version, saved in self._tensors:
-                if _version(tensor) != version or not torch.equal(
-                    tensor, saved
-                ):  # fused optimizer kernels do not change versions
+                # fused optimizer kernels do not change versions
+                if _version(tensor) != version or not same_values(tensor, saved):
                     tensor.detach().copy_(saved)
             for tensor, _, saved in self._values:  # includes writes that do not change versions
-                if not torch.equal(tensor, saved):  # an equal tensor must keep its version, which is compared
+                if not same_values(tensor, saved):  # an equal tensor must keep its version, which is compared
                     tensor.detach().copy_(saved)
             for tensor, gradient, kept in self._gradients:
                 if gradient is not None and kept is not None:

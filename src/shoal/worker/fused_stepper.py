@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
+from shoal.core.event import Outcome
 from shoal.core.trial import step_seed
 from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.api import fuse, stack
@@ -31,6 +32,7 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.fuse.step import TrainingStep, ways_to_try
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
+from shoal.worker.failures import outcome_of
 from shoal.worker.metrics import Precision, ValidationMetrics, task_loss, validation_values
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
@@ -316,7 +318,9 @@ def make_stepper(
         return PlainStepper(task, runtimes)
     try:
         return FusedStepper(task, runtimes, profile, compiling, fused_before)
-    except FusionError as reason:
+    except Exception as reason:  # also one that Shoal did not foresee: plain PyTorch raises what is the user's own
+        if outcome_of(reason) is Outcome.OUT_OF_MEMORY:
+            raise
         if _epochs_differ(runtimes):
             raise MixedEpochsError(reason) from reason
         stepper = PlainStepper(task, runtimes)
@@ -324,14 +328,18 @@ def make_stepper(
         return stepper
 
 
-def _log_refusal(runtimes: Sequence[TrialRuntime], reason: FusionError) -> str:
-    """Log why trials cannot be an array; return the reason."""
+def _log_refusal(runtimes: Sequence[TrialRuntime], error: Exception) -> str:
+    """Log why trials cannot be an array, with the traceback of an error that is no refusal; return the reason."""
+    reason = str(error)
+    if not isinstance(error, FusionError):
+        reason = f"{type(error).__name__} when their models were fused: {' '.join(str(error).split())}"
+        _log.warning("%s", reason, exc_info=error)
     trials = [runtime.trial.number for runtime in runtimes]
     if len(trials) > 1:
         _log.warning("trials %s cannot be one array, and train in plain PyTorch: %s", trials, reason)
     else:
         _log.info("trial %s cannot be captured or compiled: %s", trials[0], reason)
-    return str(reason)
+    return reason
 
 
 def _epochs_differ(runtimes: Sequence[TrialRuntime]) -> bool:

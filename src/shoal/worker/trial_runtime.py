@@ -37,6 +37,7 @@ __all__ = [
     "optimizers_in",
     "parameter_warning",
     "sort_by_optimizer",
+    "state_tensors",
     "synchronize",
     "trained_model",
 ]
@@ -160,7 +161,7 @@ class TrialRuntime:
             optimizer._opt_called = True  # type: ignore[attr-defined]
         own = state.trial == self.trial.number
         try:
-            self.model.load_state_dict(state.model)
+            _load_model(self.model, state.model)
         except RuntimeError as error:
             if own and not _same_shapes(self.model.state_dict(), state.model):
                 raise UnusableTaskError(mismatch_message("model", state, error)) from error
@@ -234,7 +235,7 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         model = check_model(call(owner, "model", config=trial.config))
     try:
-        model.load_state_dict(checkpoint.model)
+        _load_model(model, checkpoint.model)
     except RuntimeError as error:
         raise UnusableTaskError(mismatch_message("model", checkpoint, error)) from error
     with torch.no_grad():
@@ -284,6 +285,12 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
 def optimizers_in(optimizer: Any) -> list[Optimizer]:
     """Return all optimizers of a trial, in the order of their nesting."""
     return pytree.tree_leaves(optimizer)
+
+
+def state_tensors(optimizer: Any) -> list[Tensor]:
+    """Return the tensors in the state of a trial's optimizers; a wrapper of an optimizer may have no `state`."""
+    states = [dict(getattr(one, "state", {})) for one in optimizers_in(optimizer)]
+    return [leaf for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor)]
 
 
 def parameter_warning(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
@@ -347,6 +354,11 @@ def _state(owner: Any) -> Any:
     if isinstance(owner, (list, tuple, dict)):
         return [_state(one) for one in pytree.tree_leaves(owner)]
     return None if owner is None else owner.state_dict()
+
+
+def _load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load a state dict; a module may save names that it does not load, as bitsandbytes' quantization states."""
+    model.load_state_dict(saved, strict=model.state_dict().keys() != saved.keys())
 
 
 def _same_shapes(model: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
