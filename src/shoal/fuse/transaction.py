@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from shoal.core.errors import FusionError
 from shoal.fuse.frozen import same_values
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot
-from shoal.fuse.stacked import Stacked, StackedFloat
+from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import modules_of
 
 __all__ = ["Transaction", "refuse_changes"]
@@ -274,8 +274,8 @@ def _all_same(values: Collection[Any], others: Collection[Any]) -> bool:
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, tuple) and isinstance(other, tuple):
         return _all_same(value, other)
-    if type(value) is type(other) is StackedFloat:  # a float for `isinstance`
-        return bool(value.floats == other.floats)
+    if isinstance(value, Stacked):  # also a float in which members differ, which is a float for `isinstance`
+        return value is other or (isinstance(other, Stacked) and value.floats == other.floats is not None)
     return value is other or (type(value) is type(other) and isinstance(value, _PLAIN) and bool(value == other))
 
 
