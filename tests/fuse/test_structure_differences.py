@@ -374,6 +374,7 @@ AS_ONE: dict[str, Callable[[Any, Tensor], Any]] = {
     "isinstance": lambda value, x: x * value if isinstance(value, float) else x,
     "isinstance-of-several": lambda value, x: x * value if isinstance(value, (int, float)) else x,
     "copy": lambda value, x: x * copy.deepcopy(value),
+    "bool": lambda value, x: x * value if value else x,
 }
 
 MEMBER_BY_MEMBER: dict[str, Callable[[Any, Tensor], Any]] = {
@@ -388,7 +389,6 @@ MEMBER_BY_MEMBER: dict[str, Callable[[Any, Tensor], Any]] = {
     "round-to-digits": lambda value, x: x * round(value, 1),
     "int": lambda value, x: x * int(value),
     "float": lambda value, x: x * float(value),
-    "bool": lambda value, x: x * value if value else x,
     "index": lambda value, x: x * [1.0, 2.0, 3.0][math.floor(value)],
     "trunc": lambda value, x: x * math.trunc(value),
     "floor": lambda value, x: x * math.floor(value),
