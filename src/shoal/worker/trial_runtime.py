@@ -20,7 +20,7 @@ from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
 from shoal.core.trial import Report, Trial
 from shoal.fuse.generators import seed_all
 from shoal.fuse.loss_scale import LossScale
-from shoal.fuse.optim.unfused_step import needs_closure
+from shoal.fuse.optim.unfused_step import mode_setter, required_argument
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message, save
@@ -124,10 +124,21 @@ class TrialRuntime:
             elif scheduler is not None:
                 scheduler.step()
 
+    def set_mode(self, train: bool) -> None:
+        """Set the model, and optimizers that have modes, to training or evaluation mode."""
+        self.model.train(train)
+        self._set_mode_of_optimizers(train)
+
+    def _set_mode_of_optimizers(self, train: bool) -> None:
+        for one in optimizers_in(self.optimizer):
+            if (method := mode_setter(one, train)) is not None:
+                method()
+
     def save(self, directory: Path) -> None:
-        """Write a checkpoint if the trial has trained since the last one."""
+        """Write a checkpoint if the trial has trained since the last one; optimizers are saved in evaluation mode."""
         if self.saved == (self.epoch, self.step):
             return
+        self._set_mode_of_optimizers(train=False)
         state = Checkpoint(
             self.trial.number,
             self.epoch,
@@ -140,6 +151,7 @@ class TrialRuntime:
             _state(self.loss_scale),
         )
         save(directory, state)
+        self._set_mode_of_optimizers(train=True)
         self.saved = (self.epoch, self.step)
 
     def restore(self, directory: Path, epoch_steps: int) -> None:
@@ -157,8 +169,15 @@ class TrialRuntime:
                     "system it may not be visible yet, and the job is tried again"
                 )
             return
-        for optimizer in optimizers_in(self.optimizer):  # else schedulers warn that they step before the optimizer
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+        for optimizer in optimizers_in(self.optimizer):
+            if isinstance(optimizer, Optimizer):  # else schedulers warn that they step before the optimizer
+                optimizer._opt_called = True  # type: ignore[attr-defined]
+            if not hasattr(optimizer, "load_state_dict"):
+                raise TaskError(
+                    f"trial {self.trial.number} cannot go on from its checkpoint: the task's `optimizer` returns "
+                    f"{type(optimizer).__name__}, which has no `load_state_dict`"
+                )
+        self._set_mode_of_optimizers(train=False)  # in which checkpoints are saved
         own = state.trial == self.trial.number
         try:
             _load_model(self.model, state.model)
@@ -183,6 +202,7 @@ class TrialRuntime:
             self.average = {name: average.to(self.device) for name, average in state.average.items()}
         if self.loss_scale is not None and state.scaler is not None:
             self.loss_scale.load_state_dict(state.scaler)
+        self._set_mode_of_optimizers(train=True)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = (state.epoch, state.step)
 
@@ -193,13 +213,12 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
     config = member.trial.config
     settings = StepSettings.of(task, config)
     seed_all(member.trial.seed, device)
-    model = check_model(call(task, "model", config=config)).to(device).train()
+    model = check_model(call(task, "model", config=config)).to(device)
     optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
     scheduler = call(task, "scheduler", optimizer, config=config)
     by_step = task.scheduler_interval == "step"
     for one in pytree.tree_leaves(scheduler):
-        if one is not None and not callable(getattr(one, "step", None)):
-            raise TaskError(f"the task's `scheduler` must return a torch LR scheduler or None, got {one!r}")
+        _check_scheduler(one)
         if by_step and isinstance(one, ReduceLROnPlateau):
             raise TaskError(
                 "the task's `scheduler` returns ReduceLROnPlateau, which follows the validation loss of whole epochs, "
@@ -209,7 +228,24 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
     if settings.scales_loss:
         _check_not_float16(model)
         scale = LossScale()
-    return TrialRuntime(member, model, optimizer, scheduler, device, settings, by_step, loss_scale=scale)
+    runtime = TrialRuntime(member, model, optimizer, scheduler, device, settings, by_step, loss_scale=scale)
+    runtime.set_mode(train=True)
+    return runtime
+
+
+def _check_scheduler(scheduler: Any) -> None:
+    """Check that a scheduler of the task, if it is not None, steps without an argument."""
+    if scheduler is None:
+        return
+    if not callable(getattr(scheduler, "step", None)):
+        raise TaskError(f"the task's `scheduler` must return a torch LR scheduler or None, got {scheduler!r}")
+    argument = required_argument(scheduler.step)
+    if argument and not isinstance(scheduler, ReduceLROnPlateau):
+        raise TaskError(
+            f"the task's `scheduler` returns {type(scheduler).__name__}, whose `step` requires {argument!r}, and Shoal "
+            "calls step() without arguments, as for torch's LR schedulers; return one of these, or an object with "
+            f"state_dict, load_state_dict and a step() that gives it {argument!r}"
+        )
 
 
 def _check_not_float16(model: nn.Module) -> None:
@@ -271,15 +307,22 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
         if type(task).step is Task.step:
             raise TaskError("the task's `optimizer` returns several; override `step` to say what each of them does")
         for one in pytree.tree_leaves(optimizer):
-            _checked("optimizer", one, Optimizer)
+            _check_optimizer(one)
         return optimizer
-    checked = _checked("optimizer", optimizer, Optimizer)
-    if type(task).step is Task.step and needs_closure(checked):
+    checked = _check_optimizer(optimizer)
+    if type(task).step is Task.step and required_argument(checked.step):
         raise TaskError(
             f"the task's `optimizer` returns {type(checked).__name__}, which needs a closure to step; override `step` "
             "to give it one: optimizer.step(closure), with a closure that calls zero_grad, `loss` and backward"
         )
     return checked
+
+
+def _check_optimizer(value: Any) -> Any:
+    """Check that a value is an optimizer, or an object that wraps one and has the methods that a plain loop calls."""
+    if all(hasattr(value, name) for name in ("step", "zero_grad", "param_groups", "state_dict")):
+        return value
+    return _checked("optimizer", value, Optimizer)
 
 
 def optimizers_in(optimizer: Any) -> list[Optimizer]:
