@@ -119,10 +119,17 @@ def copy_model(model: nn.Module, tensors: Iterable[Tensor]) -> nn.Module:
     memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     try:
         copied = copy.deepcopy(model, memo)
-    except TypeError as error:
+    except Exception as error:  # of any class, from a `__deepcopy__` or `__reduce__`
         raise FusionError(
-            f"the model cannot be copied ({error}), and the array runs a copy; keep what cannot be copied outside of it"
+            f"the model cannot be copied ({type(error).__name__}: {error}), and the array runs a copy; keep what cannot "
+            "be copied outside of it"
         ) from error
+    for path, module in model.named_modules():
+        if id(module) not in memo:
+            raise FusionError(
+                f"{path or 'the model'!r}, a {type(module).__name__}, is not copied when the model is: a class defines "
+                "its own copies (as those of Keras do), and the array runs a copy; train this model in plain PyTorch"
+            )
     binder = _Binder({id(module): memo[id(module)] for module in model.modules()})
     for module in list(copied.modules()):
         for name, value in list(vars(module).items()):
