@@ -121,8 +121,8 @@ def copy_model(model: nn.Module, tensors: Iterable[Tensor]) -> nn.Module:
         copied = copy.deepcopy(model, memo)
     except Exception as error:  # of any class, from a `__deepcopy__` or `__reduce__`
         raise FusionError(
-            f"the model cannot be copied ({type(error).__name__}: {error}), and the array runs a copy; keep what cannot "
-            "be copied outside of it"
+            f"the model cannot be copied ({type(error).__name__}: {error}), and the array runs a copy; keep what "
+            "cannot be copied outside of it"
         ) from error
     for path, module in model.named_modules():
         if id(module) not in memo:

@@ -197,11 +197,15 @@ def _operator(name: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, 
     return method
 
 
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda own, other: function(other, own)
+
+
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     _function = getattr(operator, _name)
     setattr(StackedFloat, f"__{_name}__", _operator(f"__{_name}__", _function))
     setattr(StackedFloat, f"__i{_name}__", _operator(f"__{_name}__", _function))  # a float is never changed in place
-    setattr(StackedFloat, f"__r{_name}__", _operator(f"__r{_name}__", lambda own, other, of=_function: of(other, own)))
+    setattr(StackedFloat, f"__r{_name}__", _operator(f"__r{_name}__", _reflected(_function)))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(StackedFloat, f"__{_name}__", _operator(f"__{_name}__", getattr(operator, _name)))
 

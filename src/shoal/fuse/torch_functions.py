@@ -1,4 +1,4 @@
-"""Torch's own functions by their names, also where another library (as torch_geometric) has put its own in their place."""
+"""Torch's own functions by name, also where another library, as torch_geometric, has put its own in their place."""
 
 from types import FunctionType
 from typing import Any

@@ -13,8 +13,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from shoal.cluster.processes import own_memory
 from shoal.core.array import Array, Member

@@ -191,7 +191,8 @@ def fuse_optimizers(
 
     Raises:
         FusionError: The number of optimizers differs from the number of members, an optimizer updates parameters of
-            another model, needs a closure or sparse gradients, has a `zero_grad` of its own, or modes (`train`, `eval`).
+            another model, needs a closure or sparse gradients, or has a `zero_grad` or modes (`train`, `eval`) of its
+            own.
     """
     if not isinstance(array, ModelArray):
         raise FusionError(
