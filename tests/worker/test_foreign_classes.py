@@ -246,6 +246,23 @@ def test_a_trial_goes_on_from_its_checkpoint(name: str, tmp_path: Path) -> None:
     assert later[-1].metrics["valid_loss"] == pytest.approx(plain_loss(task, first), rel=1e-9)
 
 
+class SparseSamples(Small):
+    def data(self, config: Any) -> Any:
+        samples = [(x.to_sparse(), y) for x, y in zip(X, Y, strict=True)]
+        return samples, samples[:6]
+
+    def collate(self, samples: list[Any]) -> Any:
+        return [torch.stack([x for x, _ in samples]).to_dense(), torch.stack([y for _, y in samples])]
+
+
+def test_sparse_samples(tmp_path: Path) -> None:
+    members = [Member(trial(number), 0, EPOCHS) for number in range(2)]
+    for found, expected in zip(
+        work(SparseSamples(), tmp_path / "sparse", members), work(Small(), tmp_path / "dense", members), strict=True
+    ):
+        assert dict(found.metrics) == pytest.approx(dict(expected.metrics), rel=1e-9)
+
+
 def test_a_wrapper_that_cannot_be_restored_says_so(tmp_path: Path) -> None:
     task, first = Foreign("bare"), trial(0)
     work(task, tmp_path, [Member(first, 0, 1)])
