@@ -263,6 +263,19 @@ def test_sparse_samples(tmp_path: Path) -> None:
         assert dict(found.metrics) == pytest.approx(dict(expected.metrics), rel=1e-9)
 
 
+def test_an_optimizer_whose_step_a_scheduler_has_wrapped_is_accepted() -> None:
+    """Optimizer and scheduler may be made together, as Lightning does."""
+    task = Foreign("lookahead")
+    schedulers: list[Any] = []
+
+    def make(params: Any, lr: float) -> Optimizer:
+        schedulers.append(torch.optim.lr_scheduler.StepLR(made := Adam(params, lr), 1))
+        return made
+
+    task.make_optimizer = make
+    assert isinstance(build(task, Member(trial(0), 0, 1), CPU).optimizer, Adam)
+
+
 def test_a_wrapper_that_cannot_be_restored_says_so(tmp_path: Path) -> None:
     task, first = Foreign("bare"), trial(0)
     work(task, tmp_path, [Member(first, 0, 1)])

@@ -239,7 +239,7 @@ def _check_scheduler(scheduler: Any) -> None:
         return
     if not callable(getattr(scheduler, "step", None)):
         raise TaskError(f"the task's `scheduler` must return a torch LR scheduler or None, got {scheduler!r}")
-    argument = required_argument(scheduler.step)
+    argument = required_argument(scheduler)
     if argument and not isinstance(scheduler, ReduceLROnPlateau):
         raise TaskError(
             f"the task's `scheduler` returns {type(scheduler).__name__}, whose `step` requires {argument!r}, and Shoal "
@@ -310,7 +310,7 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
             _check_optimizer(one)
         return optimizer
     checked = _check_optimizer(optimizer)
-    if type(task).step is Task.step and required_argument(checked.step):
+    if type(task).step is Task.step and required_argument(checked):
         raise TaskError(
             f"the task's `optimizer` returns {type(checked).__name__}, which needs a closure to step; override `step` "
             "to give it one: optimizer.step(closure), with a closure that calls zero_grad, `loss` and backward"

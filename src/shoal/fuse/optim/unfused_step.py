@@ -27,14 +27,13 @@ _NO_GRAD_WRAPPER = _use_grad_for_differentiable(_CLASSES_WITH_KERNEL[0].step).__
 """Code of torch's wrappers around each `step`: the outer one for hooks and profiler, the inner one for `no_grad`."""
 
 
-def required_argument(step: Callable[..., Any]) -> str:
-    """Return the name of an argument that a method `step` requires, as that of LBFGS does, or ""."""
-    needed = (
-        p.name
-        for p in inspect.signature(step).parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    )
-    return next(needed, "")
+def required_argument(owner: Any) -> str:
+    """Return the name of an argument that the `step` of an optimizer or scheduler requires, as that of LBFGS, or ""."""
+    of_class = getattr(type(owner), "step", None)  # else a scheduler may have wrapped it, with the parameter `self`
+    parameters = [*inspect.signature(owner.step if of_class is None else of_class).parameters.values()]
+    needed = parameters if of_class is None else parameters[1:]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return next((p.name for p in needed if p.default is p.empty and p.kind not in variadic), "")
 
 
 def check_fusible(b: int, optimizer: Optimizer) -> None:
@@ -171,7 +170,7 @@ class MemberLoop:
                     f"the optimizer of member {b}, SparseAdam, needs sparse gradients, which an array does not have; "
                     "use torch.optim.Adam, and sparse=False in the model"
                 )
-            if required_argument(member.step):
+            if required_argument(member):
                 raise FusionError(
                     f"the optimizer of member {b}, {type(member).__qualname__}, needs a closure to step, "
                     "which an array cannot give it; train this model alone"
