@@ -123,3 +123,17 @@ def test_a_function_that_fails_at_once_alone_runs_member_by_member(caplog: pytes
 
     with pytest.raises(KeyError, match="mine"):
         array.map(wrong)
+
+
+def test_attributes_of_a_parameter() -> None:
+    """An array's tensors lack them, so the function runs member by member, on rows that have them."""
+
+    def tagged(model: Any) -> Tensor:
+        return model.weight * model.weight.tag * model.count.tag
+
+    models = [Warm(rate) for rate in RATES]
+    for b, model in enumerate(models):
+        model.weight.tag, model.count.tag = 2.0 + b, 3 * b + 1
+    for members in (models[:1], models):
+        want = torch.stack([tagged(model).detach() for model in members])
+        torch.testing.assert_close(fuse(members).map(tagged).detach(), want)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Profile
-from shoal.core.errors import FusionError
+from shoal.core.errors import FusionError, TaskError
 from shoal.core.event import Outcome
 from shoal.core.trial import step_seed
 from shoal.data.tracked_config import MembersConfig
@@ -28,7 +28,7 @@ from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.scaler import GradScaler
-from shoal.fuse.stacked import NeedsMemberError, Stacked, events
+from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.step import TrainingStep, ways_to_try
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
@@ -255,16 +255,19 @@ class CustomStep:
         )
 
     def __call__(self, batch: Any) -> Tensor:
-        """Take one step; return the losses, [B], detached. Values that differ between members are refused midway."""
-        bypassed = events.bypasses
+        """Take one step; return the losses, [B], detached. Values that differ between members are refused midway.
+
+        So is any error: plain training raises it again if it is the user's own.
+        """
         config = () if self._config is None else (copy.deepcopy(self._config),)  # a step may change its copy
         try:
             with self._array.open() as model:
                 loss: Tensor = call(self._task, "step", model, batch, self._optimizer, *config)
-        except (NeedsMemberError, RuntimeError) as reason:
-            if not isinstance(reason, NeedsMemberError) and events.bypasses == bypassed:
-                raise
-            raise FusionError(f"the task's `step`: {reason}") from reason
+        except (FusionError, TaskError, torch.OutOfMemoryError):
+            raise
+        except (NeedsMemberError, Exception) as reason:
+            kind = "" if isinstance(reason, NeedsMemberError) else f"{type(reason).__name__}: "
+            raise FusionError(f"the task's `step`: {kind}{reason}") from reason
         if isinstance(loss, Stacked):
             check_scalar("loss", loss.whole, axes=1)
             return loss.whole.detach()
