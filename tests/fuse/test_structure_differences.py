@@ -404,3 +404,15 @@ MEMBER_BY_MEMBER: dict[str, Callable[[Any, Tensor], Any]] = {
 def test_a_float_in_which_members_differ(name: str) -> None:
     use = {**AS_ONE, **MEMBER_BY_MEMBER}[name]
     check(lambda b: Net(Uses(1.25 + 0.75 * b, use)), apart=False, single=name in MEMBER_BY_MEMBER)
+
+
+def test_a_long_difference_is_told_in_part() -> None:
+    def make(last: str) -> nn.Module:
+        model = nn.Sequential(nn.Linear(1, 1))
+        model.words = [*("word",) * 500, len, last, *("word",) * 500]
+        model.append(nn.Linear(1, len(last)))
+        return model
+
+    with pytest.raises(FusionError, match=r"at 'words': \.\.\. .*'first'.* against \.\.\. .*'another'.*") as caught:
+        fuse([make("first"), make("another")])
+    assert len(str(caught.value)) < 1000
