@@ -119,6 +119,8 @@ class Task(ABC):
     def optimizer(self, model: nn.Module, config: Config) -> Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]:
         """Return a new optimizer of the model's parameters, or several for a `step` of your own.
 
+        It may wrap another one: an object with `step`, `zero_grad`, `param_groups` and `state_dict`, and to go on from
+        a checkpoint with `load_state_dict`. One with the modes `train` and `eval` validates and is saved in the latter.
         If they leave out parameters that are not frozen, or train parameters that the model lacks, the study notes it
         once in its progress and in `shoal status`.
         """
@@ -134,7 +136,8 @@ class Task(ABC):
     def scheduler(self, optimizer: Any, config: Config) -> Any | None:
         """Return a torch LR scheduler of `optimizer`, or None; several for several optimizers.
 
-        It steps once an epoch, or after each training step: see `scheduler_interval`.
+        It steps once an epoch, or after each training step: see `scheduler_interval`. One whose `step` requires an
+        argument is refused, but for `ReduceLROnPlateau`, which is given the validation loss.
         """
         return None
 

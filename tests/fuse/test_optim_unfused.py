@@ -135,3 +135,52 @@ def test_another_members_parameters(path: str) -> None:
     optimizers[0].add_param_group({"params": [models[1].get_parameter(path)]})
     with pytest.raises(FusionError, match=f"member 0 updates '{path}' of member 1; give the optimizers in the order"):
         fuse_optimizers(optimizers, array)
+
+
+class OwnZeroGrad(torch.optim.SGD):
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Keep the gradients."""
+
+
+class Modal(torch.optim.SGD):
+    def train(self) -> None:
+        """Take the weights to train."""
+
+    def eval(self) -> None:
+        """Take the weights to validate."""
+
+
+class WithoutInit(Adam):
+    def __init__(self, wrapped: Optimizer) -> None:
+        self.param_groups, self.state, self.defaults = wrapped.param_groups, wrapped.state, wrapped.defaults
+        self.wrapped = wrapped
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.wrapped.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(OwnZeroGrad, "a `zero_grad` of its own"), (Modal, r"modes \(`train` and `eval`\)")]
+)
+def test_what_an_array_would_leave_out_is_refused(kind: type[Optimizer], text: str) -> None:
+    models = [nn.Linear(2, 1) for _ in range(2)]
+    with pytest.raises(FusionError, match=f"the optimizer of member 0, {kind.__name__}, has {text}"):
+        fuse_optimizers([kind(model.parameters(), lr=0.1) for model in models], fuse(models))
+
+
+def test_a_wrapper_without_torchs_hooks_steps_by_itself() -> None:
+    models = [nn.Linear(4, 1).double() for _ in range(2)]
+    alone = copy.deepcopy(models)
+    array = fuse(models)
+    optimizer = fuse_optimizers([WithoutInit(Adam(m.parameters(), 0.1 * (b + 1))) for b, m in enumerate(models)], array)
+    own = [Adam(m.parameters(), 0.1 * (b + 1)) for b, m in enumerate(alone)]
+    for _ in range(3):
+        optimizer.zero_grad()
+        array.map(lambda model: model(X).square().mean()).sum().backward()
+        optimizer.step()
+        for model, each in zip(alone, own, strict=True):
+            each.zero_grad()
+            model(X).square().mean().backward()
+            each.step()
+    for mine, other in zip(array.unfuse(), alone, strict=True):
+        torch.testing.assert_close(mine.weight, other.weight, rtol=1e-9, atol=1e-12)

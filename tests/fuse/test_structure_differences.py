@@ -374,6 +374,7 @@ AS_ONE: dict[str, Callable[[Any, Tensor], Any]] = {
     "isinstance": lambda value, x: x * value if isinstance(value, float) else x,
     "isinstance-of-several": lambda value, x: x * value if isinstance(value, (int, float)) else x,
     "copy": lambda value, x: x * copy.deepcopy(value),
+    "bool": lambda value, x: x * value if value else x,
 }
 
 MEMBER_BY_MEMBER: dict[str, Callable[[Any, Tensor], Any]] = {
@@ -388,7 +389,6 @@ MEMBER_BY_MEMBER: dict[str, Callable[[Any, Tensor], Any]] = {
     "round-to-digits": lambda value, x: x * round(value, 1),
     "int": lambda value, x: x * int(value),
     "float": lambda value, x: x * float(value),
-    "bool": lambda value, x: x * value if value else x,
     "index": lambda value, x: x * [1.0, 2.0, 3.0][math.floor(value)],
     "trunc": lambda value, x: x * math.trunc(value),
     "floor": lambda value, x: x * math.floor(value),
@@ -404,3 +404,15 @@ MEMBER_BY_MEMBER: dict[str, Callable[[Any, Tensor], Any]] = {
 def test_a_float_in_which_members_differ(name: str) -> None:
     use = {**AS_ONE, **MEMBER_BY_MEMBER}[name]
     check(lambda b: Net(Uses(1.25 + 0.75 * b, use)), apart=False, single=name in MEMBER_BY_MEMBER)
+
+
+def test_a_long_difference_is_told_in_part() -> None:
+    def make(last: str) -> nn.Module:
+        model = nn.Sequential(nn.Linear(1, 1))
+        model.words = [*("word",) * 500, len, last, *("word",) * 500]
+        model.append(nn.Linear(1, len(last)))
+        return model
+
+    with pytest.raises(FusionError, match=r"at 'words': \.\.\. .*'first'.* against \.\.\. .*'another'.*") as caught:
+        fuse([make("first"), make("another")])
+    assert len(str(caught.value)) < 1000

@@ -32,6 +32,7 @@ from shoal.data.source import (
     blocks,
 )
 from shoal.fuse.generators import PythonRngSnapshot, forked_rng
+from shoal.fuse.rows import unstackable
 
 __all__ = ["Batches", "MaterializedSource", "materialized_bytes"]
 
@@ -388,9 +389,9 @@ class Batches:
 
 
 def _tensors(dataset: Dataset[Any]) -> list[Tensor] | None:
-    """Return the tensors of a `TensorDataset`, or of a `Subset` of one; None for any other data set."""
+    """Return the dense tensors of a `TensorDataset`, or of a `Subset` of one; None for any other data set."""
     if type(dataset) is TensorDataset:
-        return list(dataset.tensors)
+        return list(dataset.tensors) if not any(map(unstackable, dataset.tensors)) else None
     if type(dataset) is Subset and (whole := _tensors(dataset.dataset)) is not None:
         return [tensor[torch.as_tensor(dataset.indices)] for tensor in whole]
     return None

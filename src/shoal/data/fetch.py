@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
@@ -14,6 +15,7 @@ from shoal.data.loader_processes import FetchRequest, LoaderProcesses
 from shoal.data.samples import copy_sample, has_graph, samples_equal
 from shoal.data.source import RandomSampleError
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot
+from shoal.fuse.rows import bytes_of
 
 __all__ = ["Fetcher"]
 
@@ -119,7 +121,9 @@ class Fetcher:
         """
         if self.prefetch_limit or self._device.type != "cpu" or has_graph(sample):
             return 0
-        size = sum(getattr(leaf, "nbytes", 0) for leaf in pytree.tree_leaves(sample))
+        leaves = pytree.tree_leaves(sample)
+        size = bytes_of(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        size += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, (np.ndarray, np.generic)))
         each = self.seconds / self.fetched
         return int(min(MAX_PREFETCH_SECONDS / max(each, 1e-6), MAX_PREFETCH_BYTES / max(size, 1024)))
 

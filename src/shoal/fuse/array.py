@@ -70,14 +70,23 @@ class MapRunner:
     def _run_first_time(
         self, fn: Callable[..., Any], key: Any, keys: Callable[[], list[int]], batch: tuple[Any, ...]
     ) -> Any:
-        """Run a function for the first time: at once, or, after a failure and a rollback, member by member."""
+        """Run a function for the first time: at once, or, after a failure and a rollback, member by member.
+
+        An error that the function raises member by member, too, is its own; any other one is a failure to run at once.
+        """
+        failure: Exception | None = None
         transaction = self._transaction(fn)
         while True:
             uniform = [slot for slot in self._state.slots if slot.uniform]
             try:
                 result = self._run_at_once(fn, keys, batch, transaction)
-            except NeedsMemberError as error:
+            except (FusionError, torch.OutOfMemoryError):
+                raise
+            except (NeedsMemberError, Exception) as error:
                 reason = f"{error_location(error, fn)}: {error}"
+                if isinstance(error, Exception):
+                    failure = error
+                    reason = f"{error_location(error, fn)}: {type(error).__name__}: {error}"
                 written = self._shared_slot(error)
             else:
                 self._ran.add(key)
@@ -93,11 +102,19 @@ class MapRunner:
                 break
         if active_shard() is not None:
             raise IndivisibleStepError(f"{reason}, so it must run member by member")
+        try:
+            result = self._run_each(fn, keys, batch)
+        except Exception as error:
+            if type(error) is type(failure):
+                raise failure from None  # it names the shapes of one member
+            raise
+        finally:
+            del failure  # its traceback refers to this frame
         self._state.by_member.add(key)
         if key not in _logged:
             _logged.add(key)
             _log.warning("a function runs member by member: %s", reason)
-        return self._run_each(fn, keys, batch)
+        return result
 
     def _run_at_once(
         self,

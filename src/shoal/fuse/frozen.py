@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from shoal.fuse.rows import bytes_of, dense_parts
+
 __all__ = ["is_shared", "is_worth_sharing", "record_shared", "same_values", "share_frozen", "unshare", "unshare_small"]
 
 MIN_SHARED_BYTES = 64 << 20
@@ -30,7 +32,7 @@ def share_frozen(first: nn.Module, model: nn.Module) -> None:
 
 def is_worth_sharing(model: nn.Module) -> bool:
     """Whether the frozen parameters of a model are so large that models of different arrays share them."""
-    return sum(each.nbytes for each in model.parameters() if not each.requires_grad) >= MIN_SHARED_BYTES
+    return bytes_of(each for each in model.parameters() if not each.requires_grad) >= MIN_SHARED_BYTES
 
 
 def unshare_small(model: nn.Module) -> None:
@@ -59,5 +61,9 @@ def unshare(tensor: Tensor) -> None:
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have equal dtypes and values."""
-    return a is b or (a.dtype == b.dtype and torch.equal(a, b))
+    """Whether two tensors have equal layouts, dtypes and values."""
+    if a is b:
+        return True
+    if a.dtype != b.dtype or a.layout != b.layout or a.shape != b.shape:
+        return False
+    return all(map(torch.equal, dense_parts(a), dense_parts(b)))

@@ -108,6 +108,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     except NeedsMemberError:
         raise
     except Exception as error:
+        if any(isinstance(leaf, Stacked) and leaf.floats is not None for leaf in pytree.tree_leaves((args, kwargs))):
+            raise NeedsMemberError(f"{_name(func)} takes no float in which members differ: {error}") from error
         members, arguments = member_count((args, kwargs)), _describe_arguments(args, kwargs)
         error.add_note(f"in {_name(func)} of {members} members, for one member: {arguments}")
         raise

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
+from shoal.fuse.rows import unstackable
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import UnfusedModule
@@ -120,6 +121,9 @@ class AttributeSync:
         if not all(isinstance(value, Tensor) and value.shape == values[0].shape for value in values):
             path = f"{self._paths[i]}.{name}".lstrip(".")
             raise FusionError(f"the members now differ in the shape of {path!r}; fuse them again")
+        if kind := unstackable(values[0]):
+            path = f"{self._paths[i]}.{name}".lstrip(".")
+            raise FusionError(f"the members now have {path!r} of their own, {kind}, which cannot be stacked")
         setattr(self._template[i], name, Stacked(torch.stack(values)))
         self._stacked_attributes[place] = (vars(self._template[i])[name], values)
 
@@ -207,12 +211,14 @@ class ModuleChangeDetector:
         self, template: nn.Module, members: Sequence[nn.Module], slots: Sequence[Slot], unfused_paths: Iterable[str]
     ) -> None:
         paths = list(unfused_paths)
-        self._containers: list[dict[str, Any]] = [
+        hooks = [getattr(module, name) for module in template.modules() for name in _HOOKS]
+        self._hooks_of_template = set(map(id, hooks))
+        self._containers: list[dict[Any, Any]] = [
             container
             for module in template.modules()
             for container in (module._parameters, module._buffers, module._modules)
             if isinstance(container, dict)
-        ]
+        ] + hooks
         self._before = [dict(container) for container in self._containers]
         self._count = sum(map(len, self._containers))
         self._registered_tensors = [
@@ -259,16 +265,23 @@ class ModuleChangeDetector:
                 slot.check_equal_requires_grad()
 
     def undo_registrations(self) -> tuple[set[str], set[str]]:
-        """Undo a function's registrations and deletions of parts of the template; returns the names of both."""
+        """Undo a function's registrations and deletions of parts of the template; returns the names of both.
+
+        A hook that is registered or removed is in the first set, since each member does the same when it runs.
+        """
         added: set[str] = set()
         removed: set[str] = set()
         if sum(map(len, self._containers)) != self._count:
             for container, before in zip(self._containers, self._before, strict=True):
-                added |= container.keys() - before.keys()
-                removed |= before.keys() - container.keys()
-                if container.keys() != before.keys():
-                    container.clear()
-                    container.update(before)
+                if container.keys() == before.keys():
+                    continue
+                if id(container) in self._hooks_of_template:
+                    added.add("a hook")
+                else:
+                    added |= container.keys() - before.keys()
+                    removed |= before.keys() - container.keys()
+                container.clear()
+                container.update(before)
         return added, removed
 
     def check_modules(self, b: int) -> None:

@@ -5,7 +5,6 @@ Here, a part of a model is one of its modules, parameters or buffers.
 """
 
 import copy
-import pickle
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -135,10 +134,17 @@ def copy_training(model: nn.Module, optimizers: Sequence[Any], memo: dict[int, A
         for one, new in zip(optimizers, copies, strict=True):
             held = {name: value for name, value in vars(one).items() if name != "step" or not _counts_calls(value)}
             vars(new).update(copy.deepcopy(held, memo))
-    except (TypeError, RuntimeError, pickle.PicklingError) as error:
+    except Exception as error:  # of any class, from a `__deepcopy__` or `__reduce__`
         raise FusionError(
-            f"the model cannot be copied ({error}), and the array runs a copy; keep what cannot be copied outside of it"
+            f"the model cannot be copied ({type(error).__name__}: {error}), and the array runs a copy; keep what "
+            "cannot be copied outside of it"
         ) from error
+    for path, module in model.named_modules():
+        if id(module) not in memo:
+            raise FusionError(
+                f"{path or 'the model'!r}, a {type(module).__name__}, is not copied when the model is: a class defines "
+                "its own copies (as those of Keras do), and the array runs a copy; train this model in plain PyTorch"
+            )
     binder = _Binder({id(part): memo[id(part)] for part in (*model.modules(), *optimizers)})
     for module in list(copied.modules()):
         for name, value in list(vars(module).items()):

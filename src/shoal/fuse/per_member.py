@@ -91,7 +91,10 @@ def run_each_member(
             seed_member(b)
         mine = member_batch(batch, b, len(state.members))
         for slot, row in zip(registered, columns, strict=True):
-            slot.assign(b + 1, _visible_tensor(slot, row[b]))
+            visible = _visible_tensor(slot, row[b])
+            if attributes := vars(slot.member_tensors[b]):  # what the user or a library has set on the tensor itself
+                vars(visible).update(attributes)
+            slot.assign(b + 1, visible)
         try:
             row_lookup = partial(_owner_of_row, state.slots, list(zip(registered, columns, strict=True)), b)
             with member_run(RandomSource(partial(_member_key, keys, b), single_member=True), row_lookup):
@@ -148,7 +151,7 @@ def error_location(error: BaseException, fn: Any) -> str:
     places = [
         f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("shoal", "torch")
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("shoal", "torch", "contextlib")
     ]
     return places[-1] if places else describe_function(fn)
 

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
+    "bytes_of",
+    "dense_parts",
     "forget_missing_grads",
     "member_rows",
     "members_without_grad",
@@ -20,6 +22,7 @@ __all__ = [
     "record_row_grad",
     "stack_rows",
     "storage_address",
+    "unstackable",
 ]
 
 
@@ -81,6 +84,37 @@ def _dense(tensor: Tensor) -> bool:
 def storage_address(tensor: Tensor) -> int:
     """Address of a tensor's storage; 0 without storage, as for sparse tensors and in transforms of `torch.func`."""
     return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0
+
+
+def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The strided tensors that a tensor consists of: itself, or such as the indices and values of a sparse one."""
+    if tensor.is_nested:
+        return tuple(tensor.unbind())
+    if tensor.is_quantized:
+        return (tensor.dequantize(),)
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor.to_dense(),)
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """The number of bytes of tensors, some of which may be sparse."""
+    return sum(part.nbytes for tensor in tensors for part in dense_parts(tensor))
+
+
+def unstackable(tensor: Tensor) -> str:
+    """Why tensors of this kind cannot be rows of one tensor; "" if they can."""
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return f"a {type(tensor).__module__}.{type(tensor).__qualname__}, a class of tensors of its own"
+    if tensor.is_quantized or tensor.is_nested:
+        return "a quantized tensor" if tensor.is_quantized else "a nested tensor"
+    return "" if tensor.layout is torch.strided else f"a tensor of layout {tensor.layout}"
 
 
 _missing_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

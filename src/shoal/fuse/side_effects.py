@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from shoal.fuse.stacked import NeedsMemberError, Stacked
+from shoal.fuse.torch_functions import torch_function
 
 __all__ = [
     "HIDDEN_WRITES",
@@ -131,10 +132,10 @@ def _make_conditions() -> dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], 
     def add(names: str, when: Callable[[tuple[Any, ...], dict[str, Any]], bool], *namespaces: Any) -> None:
         table.update(
             {
-                getattr(namespace, name): when
+                function: when
                 for name in names.split()
                 for namespace in namespaces
-                if hasattr(namespace, name)
+                if (function := torch_function(namespace, name)) is not None
             }
         )
 

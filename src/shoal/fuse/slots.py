@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
 from shoal.fuse.frozen import is_shared, record_shared, same_values
-from shoal.fuse.rows import stack_rows
+from shoal.fuse.rows import stack_rows, unstackable
 from shoal.fuse.stacked import Stacked, StackedFloat
 
 __all__ = ["Slot", "find_slots", "tensors_within", "unalias_grad"]
@@ -72,9 +72,11 @@ class Slot:
             *path, name = self.path.split(".")
             module = _descend(frozen if self.shared else stacked, path)
             if isinstance(self.member_tensors[0], nn.Parameter):
-                parameter = nn.Parameter(data)
-                parameter.register_hook(unalias_grad)  # type: ignore[no-untyped-call]
-                parameter.requires_grad_(self.member_tensors[0].requires_grad)
+                can_train = data.is_floating_point() or data.is_complex()
+                parameter = nn.Parameter(data, can_train)
+                if can_train:
+                    parameter.register_hook(unalias_grad)  # type: ignore[no-untyped-call]
+                    parameter.requires_grad_(self.member_tensors[0].requires_grad)
                 module.register_parameter(name, parameter)
                 self.stacked_place = (module._parameters, name)
             else:
@@ -277,6 +279,11 @@ def find_slots(template: nn.Module, members: Sequence[nn.Module], unfused_paths:
                     isinstance(columns[1][1], tuple) or all(same_values(value, first) for value in values)
                 ):
                     continue  # values in tuples were compared as part of the structure
+                if kind := next(filter(None, map(unstackable, values)), ""):
+                    raise FusionError(
+                        f"{names.get(key, path)!r} is {kind}, of which an array cannot hold one for each member; train "
+                        "these models in plain PyTorch, or keep it in a plain attribute that is equal in all of them"
+                    )
                 slots[key] = slot = Slot(names.get(key, path), values, [[] for _ in columns], registered=key in names)
                 frozen = isinstance(first, nn.Parameter) and not first.requires_grad
                 if slot.registered and len(members) == 1:

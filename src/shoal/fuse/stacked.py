@@ -1,5 +1,6 @@
 """`Stacked`: a tensor subclass that holds the tensors of all members, and has the shape of one member's tensor."""
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
@@ -112,7 +113,8 @@ class Stacked(Tensor):
 class StackedFloat(Stacked):
     """Python floats in which the members differ: a tensor of shape [] for torch's functions, a float for `isinstance`.
 
-    Arithmetic and torch's functions work for all members at once. Any other use of a float runs member by member.
+    Torch's functions work for all members at once, and so do arithmetic and comparisons: with other numbers they are
+    Python's own, in double precision. Any other use of a float runs member by member.
     """
 
     @property  # type: ignore[misc]
@@ -126,14 +128,25 @@ class StackedFloat(Stacked):
             self._refuse_method(name)
         raise AttributeError(f"'float' object has no attribute {name!r}")
 
-    def __neg__(self) -> "StackedFloat":
-        return Stacked.of_floats(tuple(-number for number in self.floats or ()))
+    def of_each(self, function: Callable[..., Any], *others: Any) -> Any:
+        """The result of a function of each member's float and of other numbers, which the members may have of own."""
+        columns = [member_values(other, len(self.floats or ())) for other in others]
+        results = [function(*row) for row in zip(self.floats or (), *columns, strict=True)]
+        if all(type(result) is float for result in results):
+            return Stacked.of_floats(tuple(results))
+        return agreed_value(results)
+
+    def __neg__(self) -> Any:
+        return self.of_each(operator.neg)
 
     def __pos__(self) -> "StackedFloat":
         return self
 
-    def __abs__(self) -> "StackedFloat":
-        return Stacked.of_floats(tuple(abs(number) for number in self.floats or ()))
+    def __abs__(self) -> Any:
+        return self.of_each(abs)
+
+    def __bool__(self) -> bool:
+        return bool(self.of_each(bool))
 
     def __hash__(self) -> int:
         self._refuse_method("__hash__")
@@ -170,6 +183,31 @@ class StackedFloat(Stacked):
 
     def _refuse_method(self, method: str) -> NoReturn:
         raise NeedsMemberError(f"{method} is called on a float in which the members differ, {self.floats}")
+
+
+def _operator(name: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The method of `StackedFloat` for a binary operator; `function` takes a member's float first."""
+    of_tensors = getattr(Tensor, name)
+
+    def method(self: StackedFloat, other: Any) -> Any:
+        if isinstance(other, Tensor) and type(other) is not StackedFloat:
+            return of_tensors(self, other)
+        return self.of_each(function, other)
+
+    return method
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda own, other: function(other, own)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    _function = getattr(operator, _name)
+    setattr(StackedFloat, f"__{_name}__", _operator(f"__{_name}__", _function))
+    setattr(StackedFloat, f"__i{_name}__", _operator(f"__{_name}__", _function))  # a float is never changed in place
+    setattr(StackedFloat, f"__r{_name}__", _operator(f"__r{_name}__", _reflected(_function)))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(StackedFloat, f"__{_name}__", _operator(f"__{_name}__", getattr(operator, _name)))
 
 
 class Ragged(Stacked):

@@ -6,6 +6,7 @@ differ.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from shoal.fuse.guard import Differences, differences
 from shoal.fuse.model_copy import find_unbindable
+from shoal.fuse.rows import unstackable
 from shoal.fuse.structure_serializer import StructureSerializer, digest
 
 __all__ = [
@@ -29,6 +31,9 @@ __all__ = [
 
 Entry = tuple[str, str]
 """A path such as "layers.0.weight" and the description of its value."""
+
+_EXCERPT = 300
+"""Number of characters of a description of which a message shows only a part."""
 
 LARGE = 4
 """A parameter is large if it has at least 1/LARGE of the elements of the largest parameter."""
@@ -88,7 +93,7 @@ def obstacle(model: nn.Module, only_member: bool) -> str | None:
 def _find_overlap(model: nn.Module) -> tuple[str, str] | None:
     there: dict[int, tuple[str, Tensor]] = {}
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if type(tensor) not in (Tensor, nn.Parameter) or not tensor.numel() or not (place := tensor.data_ptr()):
+        if unstackable(tensor) or not tensor.numel() or not (place := tensor.data_ptr()):
             continue
         first, other = there.setdefault(place, (path, tensor))
         if other is not tensor and (tensor.requires_grad or other.requires_grad):
@@ -101,11 +106,20 @@ def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
     for (path_a, what_a), (path_b, what_b) in zip(first, other, strict=False):
         if (path_a, what_a) != (path_b, what_b):
             place = f"at {path_a!r}" if path_a == path_b else f"at {path_a!r} and {path_b!r}"
-            return f"{place}: {what_a} against {what_b}"
+            return f"{place}: {_excerpt(what_a, what_b)} against {_excerpt(what_b, what_a)}"
     if len(first) != len(other):
         longer = first if len(first) > len(other) else other
         return f"at {longer[min(len(first), len(other))][0]!r}: only one has it"
     return None
+
+
+def _excerpt(text: str, other: str) -> str:
+    """A description, or the part of a long one around its first difference from another one."""
+    if len(text) <= _EXCERPT:
+        return text
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
+    begin = max(0, same - _EXCERPT // 2)
+    return f"... {text[begin : begin + _EXCERPT]} ..."
 
 
 class UnfusedParts(NamedTuple):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from shoal.fuse.model_copy import closure_values
+from shoal.fuse.rows import dense_parts
 
 __all__ = ["StructureSerializer", "digest"]
 
@@ -286,7 +287,5 @@ def _values(tensor: Tensor) -> str:
     """A digest of a tensor's elements, which are unknown on the device "meta"."""
     if tensor.is_meta:
         return "of unknown values"
-    plain = (
-        (tensor if tensor.layout is torch.strided else tensor.to_dense()).detach().cpu().resolve_conj().resolve_neg()
-    )
-    return f"of values {digest([plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()])}"
+    parts = [part.detach().cpu().resolve_conj().resolve_neg() for part in dense_parts(tensor)]
+    return f"of values {digest(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for part in parts)}"

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from shoal.core.errors import FusionError
+from shoal.fuse.frozen import same_values
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import modules_of
@@ -124,12 +125,11 @@ class Transaction:
                 if seen.changed(now):
                     _restore_entries(seen, now)
             for tensor, version, saved in self._tensors:
-                if _version(tensor) != version or not torch.equal(
-                    tensor, saved
-                ):  # fused optimizer kernels do not change versions
+                # fused optimizer kernels do not change versions
+                if _version(tensor) != version or not same_values(tensor, saved):
                     tensor.detach().copy_(saved)
             for tensor, _, saved in self._values:  # includes writes that do not change versions
-                if not torch.equal(tensor, saved):  # an equal tensor must keep its version, which is compared
+                if not same_values(tensor, saved):  # an equal tensor must keep its version, which is compared
                     tensor.detach().copy_(saved)
             for tensor, gradient, kept in self._gradients:
                 if gradient is not None and kept is not None:
@@ -255,9 +255,11 @@ def _restore_entries(seen: _ContainerSnapshot, now: dict[Any, Any]) -> None:
         else:
             del container.cell_contents
     elif isinstance(container, dict):
-        for key in now if seen.names is not None else list(container):
-            dict.pop(container, key)
-        dict.update(container, seen.items)
+        kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict  # not what a subclass makes of it
+        for key in now:
+            kind.__delitem__(container, key)
+        for key, value in seen.items.items():
+            kind.__setitem__(container, key, value)
     elif isinstance(container, list):
         container[:] = seen.items.values()
     else:
@@ -272,6 +274,8 @@ def _all_same(values: Collection[Any], others: Collection[Any]) -> bool:
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, tuple) and isinstance(other, tuple):
         return _all_same(value, other)
+    if isinstance(value, Stacked):  # also a float in which members differ, which is a float for `isinstance`
+        return value is other or (isinstance(other, Stacked) and value.floats == other.floats is not None)
     return value is other or (type(value) is type(other) and isinstance(value, _PLAIN) and bool(value == other))
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Profile
-from shoal.core.errors import FusionError
+from shoal.core.errors import FusionError, TaskError
+from shoal.core.event import Outcome
 from shoal.core.trial import step_seed
 from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.aliasing import lazy_clone
@@ -28,10 +29,11 @@ from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.scaler import GradScaler
-from shoal.fuse.stacked import NeedsMemberError, Stacked, events
+from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.step import TrainingStep, ways_to_try
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
+from shoal.worker.failures import outcome_of
 from shoal.worker.metrics import ForwardReuse, Precision, ValidationMetrics, task_loss, validation_values
 from shoal.worker.plain_copy import PlainCopy
 from shoal.worker.proof import Proof
@@ -310,16 +312,19 @@ class CustomStep:
         )
 
     def __call__(self, batch: Any) -> Tensor:
-        """Take one step; return the losses, [B], detached. Values that differ between members are refused midway."""
-        bypassed = events.bypasses
+        """Take one step; return the losses, [B], detached. Values that differ between members are refused midway.
+
+        So is any error: plain training raises it again if it is the user's own.
+        """
         config = () if self._config is None else (copy.deepcopy(self._config),)  # a step may change its copy
         try:
             with self._array.open() as model:
                 loss: Tensor = call(self._task, "step", model, batch, self._optimizer, *config)
-        except (NeedsMemberError, RuntimeError) as reason:
-            if not isinstance(reason, NeedsMemberError) and events.bypasses == bypassed:
-                raise
-            raise FusionError(f"the task's `step`: {reason}") from reason
+        except (FusionError, TaskError, torch.OutOfMemoryError):
+            raise
+        except (NeedsMemberError, Exception) as reason:
+            kind = "" if isinstance(reason, NeedsMemberError) else f"{type(reason).__name__}: "
+            raise FusionError(f"the task's `step`: {kind}{reason}") from reason
         if isinstance(loss, Stacked):
             check_scalar("loss", loss.whole, axes=1)
             return loss.whole.detach()
@@ -374,7 +379,11 @@ def make_stepper(
         return PlainStepper(task, runtimes)
     try:
         return FusedStepper(task, runtimes, profile, compiling, fused_before, proof)
-    except FusionError as reason:
+    except StepRefusedError:
+        raise
+    except Exception as reason:  # also one that Shoal did not foresee: plain PyTorch raises what is the user's own
+        if outcome_of(reason) is Outcome.OUT_OF_MEMORY:
+            raise
         if _epochs_differ(runtimes):
             raise MixedEpochsError(reason) from reason
         stepper = PlainStepper(task, runtimes)
@@ -382,14 +391,18 @@ def make_stepper(
         return stepper
 
 
-def _log_refusal(runtimes: Sequence[TrialRuntime], reason: FusionError) -> str:
-    """Log why trials cannot be an array; return the reason."""
+def _log_refusal(runtimes: Sequence[TrialRuntime], error: Exception) -> str:
+    """Log why trials cannot be an array, with the traceback of an error that is no refusal; return the reason."""
+    reason = str(error)
+    if not isinstance(error, FusionError):
+        reason = f"{type(error).__name__} when their models were fused: {' '.join(str(error).split())}"
+        _log.warning("%s", reason, exc_info=error)
     trials = [runtime.trial.number for runtime in runtimes]
     if len(trials) > 1:
         _log.warning("trials %s cannot be one array, and train in plain PyTorch: %s", trials, reason)
     else:
         _log.info("trial %s cannot be captured or compiled: %s", trials[0], reason)
-    return str(reason)
+    return reason
 
 
 def _epochs_differ(runtimes: Sequence[TrialRuntime]) -> bool:

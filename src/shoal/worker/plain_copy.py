@@ -63,7 +63,7 @@ class PlainCopy:
 
     def validate(self, batch: Any, tick: int) -> tuple[Mapping[str, Any], Any]:
         """Return metrics and outputs of a validation batch; nothing if it raises an `error`."""
-        self.runtime.model.eval()
+        self.runtime.set_mode(train=False)
         try:
             with self._without_trace(), torch.no_grad():
                 return self._stepper.validate_batch(0, lazy_clone(batch), tick)

@@ -13,8 +13,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from shoal.cluster.processes import own_memory
 from shoal.core.array import Array, Member
@@ -23,11 +21,12 @@ from shoal.cost.race import RaceRules, choose_fastest
 from shoal.data.batches import Batches
 from shoal.data.datasets import DataSets
 from shoal.fuse.frozen import share_frozen
+from shoal.fuse.rows import bytes_of
 from shoal.task import Task
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, refusal_note
-from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, sort_by_optimizer, synchronize
+from shoal.worker.trial_runtime import TrialRuntime, build, sort_by_optimizer, state_tensors, synchronize
 
 __all__ = ["FREE_SECONDS", "measure"]
 
@@ -355,13 +354,12 @@ def _memory_used(device: torch.device) -> int:
 
 def _model_bytes(stepper: Stepper) -> int:
     model = stepper.runtimes[0].model
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return bytes_of((*model.parameters(), *model.buffers()))
 
 
 def _state_bytes(runtime: TrialRuntime) -> int:
     """Return the bytes of the tensors in the state of a trial's optimizers."""
-    states = [dict(one.state) for one in optimizers_in(runtime.optimizer)]
-    return sum(leaf.nbytes for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor))
+    return bytes_of(state_tensors(runtime.optimizer))
 
 
 def _counts_load(device: torch.device) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
@@ -164,7 +165,7 @@ class PlainStepper(Stepper):
         """Validate all trials in one pass over the batches."""
         found = ValidationMetrics(self._task, self.runtimes)
         for runtime, trial in zip(self.runtimes, self._trials, strict=True):
-            runtime.model.eval()
+            runtime.set_mode(train=False)
             trial.reuse.begin_pass()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
@@ -174,7 +175,7 @@ class PlainStepper(Stepper):
                     size_of(batch),
                 )
         for runtime in self.runtimes:
-            runtime.model.train()
+            runtime.set_mode(train=True)
         return found.per_trial()
 
 
@@ -220,7 +221,8 @@ class _PlainTrial:
             self._update()
         if scale is not None:
             scale.update()
-            runtime.optimizer._opt_called = True  # else schedulers warn after a skipped step
+            if isinstance(runtime.optimizer, Optimizer):
+                runtime.optimizer._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn of a skipped step
         return loss
 
     def validate_batch(self, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:

@@ -21,7 +21,7 @@ from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
 from shoal.core.trial import Report, Trial
 from shoal.fuse.generators import seed_all
 from shoal.fuse.loss_scale import LossScale
-from shoal.fuse.optim.unfused_step import needs_closure
+from shoal.fuse.optim.unfused_step import mode_setter, required_argument
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.worker.carried_state import CarriedState
@@ -39,6 +39,7 @@ __all__ = [
     "optimizers_in",
     "parameter_warning",
     "sort_by_optimizer",
+    "state_tensors",
     "synchronize",
     "trained_model",
 ]
@@ -131,10 +132,24 @@ class TrialRuntime:
             elif scheduler is not None:
                 scheduler.step()
 
+    def set_mode(self, train: bool) -> None:
+        """Set the model, and optimizers that have modes, to training or evaluation mode."""
+        self.model.train(train)
+        self._set_mode_of_optimizers(train)
+
+    def _set_mode_of_optimizers(self, train: bool) -> None:
+        for one in optimizers_in(self.optimizer):
+            if (method := mode_setter(one, train)) is not None:
+                method()
+
     def save(self, directory: Path) -> str:
-        """Write a checkpoint if the trial has trained since the last one; return a note for the user, mostly ""."""
+        """Write a checkpoint if the trial has trained since the last one; return a note for the user, mostly "".
+
+        Optimizers are saved in evaluation mode.
+        """
         if self.saved == (self.epoch, self.step):
             return ""
+        self._set_mode_of_optimizers(train=False)
         content, lost = (b"", []) if self.carried is None else self.carried.dump()
         note = ""
         if lost and not self.lossy:
@@ -160,6 +175,7 @@ class TrialRuntime:
             ", ".join(each.path for each in lost),
         )
         save(directory, state)
+        self._set_mode_of_optimizers(train=True)
         self.saved = (self.epoch, self.step)
         return note
 
@@ -184,10 +200,17 @@ class TrialRuntime:
             _log.warning("trial %d %s: its checkpoint lacks %s", self.trial.number, begins, state.lost)
             if own:
                 return
-        for optimizer in optimizers_in(self.optimizer):  # else schedulers warn that they step before the optimizer
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+        for optimizer in optimizers_in(self.optimizer):
+            if isinstance(optimizer, Optimizer):  # else schedulers warn that they step before the optimizer
+                optimizer._opt_called = True  # type: ignore[attr-defined]
+            if not hasattr(optimizer, "load_state_dict"):
+                raise TaskError(
+                    f"trial {self.trial.number} cannot go on from its checkpoint: the task's `optimizer` returns "
+                    f"{type(optimizer).__name__}, which has no `load_state_dict`"
+                )
+        self._set_mode_of_optimizers(train=False)  # in which checkpoints are saved
         try:
-            self.model.load_state_dict(state.model)
+            _load_model(self.model, state.model)
         except RuntimeError as error:
             if own and not _same_shapes(self.model.state_dict(), state.model):
                 raise UnusableTaskError(mismatch_message("model", state, error)) from error
@@ -214,6 +237,7 @@ class TrialRuntime:
             self.average = {name: average.to(self.device) for name, average in state.average.items()}
         if self.loss_scale is not None and state.scaler is not None:
             self.loss_scale.load_state_dict(state.scaler)
+        self._set_mode_of_optimizers(train=True)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = (state.epoch, state.step)
 
@@ -224,13 +248,12 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
     config = member.trial.config
     settings = StepSettings.of(task, config)
     seed_all(member.trial.seed, device)
-    model = check_model(call(task, "model", config=config)).to(device).train()
+    model = check_model(call(task, "model", config=config)).to(device)
     optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
     scheduler = call(task, "scheduler", optimizer, config=config)
     by_step = task.scheduler_interval == "step"
     for one in pytree.tree_leaves(scheduler):
-        if one is not None and not callable(getattr(one, "step", None)):
-            raise TaskError(f"the task's `scheduler` must return a torch LR scheduler or None, got {one!r}")
+        _check_scheduler(one)
         if by_step and isinstance(one, ReduceLROnPlateau):
             raise TaskError(
                 "the task's `scheduler` returns ReduceLROnPlateau, which follows the validation loss of whole epochs, "
@@ -240,10 +263,25 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
     if settings.scales_loss:
         _check_not_float16(model)
         scale = LossScale()
-    carried = CarriedState(task, model, optimizer, scheduler, device)
-    return TrialRuntime(
-        member, model, optimizer, scheduler, device, settings, by_step, loss_scale=scale, carried=carried
-    )
+    runtime = TrialRuntime(member, model, optimizer, scheduler, device, settings, by_step, loss_scale=scale)
+    runtime.set_mode(train=True)
+    runtime.carried = CarriedState(task, model, optimizer, scheduler, device)
+    return runtime
+
+
+def _check_scheduler(scheduler: Any) -> None:
+    """Check that a scheduler of the task, if it is not None, steps without an argument."""
+    if scheduler is None:
+        return
+    if not callable(getattr(scheduler, "step", None)):
+        raise TaskError(f"the task's `scheduler` must return a torch LR scheduler or None, got {scheduler!r}")
+    argument = required_argument(scheduler)
+    if argument and not isinstance(scheduler, ReduceLROnPlateau):
+        raise TaskError(
+            f"the task's `scheduler` returns {type(scheduler).__name__}, whose `step` requires {argument!r}, and Shoal "
+            "calls step() without arguments, as for torch's LR schedulers; return one of these, or an object with "
+            f"state_dict, load_state_dict and a step() that gives it {argument!r}"
+        )
 
 
 def _check_not_float16(model: nn.Module) -> None:
@@ -270,7 +308,7 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
         model = check_model(call(owner, "model", config=trial.config))
     carried = CarriedState(owner, model, None, None, torch.device("cpu"))
     try:
-        model.load_state_dict(checkpoint.model)
+        _load_model(model, checkpoint.model)
         carried.restore(checkpoint.carried)
     except (RuntimeError, CheckpointError) as error:
         raise UnusableTaskError(mismatch_message("model", checkpoint, error)) from error
@@ -307,10 +345,10 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
         if type(task).step is Task.step:
             raise TaskError("the task's `optimizer` returns several; override `step` to say what each of them does")
         for one in pytree.tree_leaves(optimizer):
-            _checked("optimizer", one, Optimizer)
+            _check_optimizer(one)
         return optimizer
-    checked = _checked("optimizer", optimizer, Optimizer)
-    if type(task).step is Task.step and needs_closure(checked):
+    checked = _check_optimizer(optimizer)
+    if type(task).step is Task.step and required_argument(checked):
         raise TaskError(
             f"the task's `optimizer` returns {type(checked).__name__}, which needs a closure to step; override `step` "
             "to give it one: optimizer.step(closure), with a closure that calls zero_grad, `loss` and backward"
@@ -318,9 +356,22 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
     return checked
 
 
+def _check_optimizer(value: Any) -> Any:
+    """Check that a value is an optimizer, or an object that wraps one and has the methods that a plain loop calls."""
+    if all(hasattr(value, name) for name in ("step", "zero_grad", "param_groups", "state_dict")):
+        return value
+    return _checked("optimizer", value, Optimizer)
+
+
 def optimizers_in(optimizer: Any) -> list[Optimizer]:
     """Return all optimizers of a trial, in the order of their nesting."""
     return pytree.tree_leaves(optimizer)
+
+
+def state_tensors(optimizer: Any) -> list[Tensor]:
+    """Return the tensors in the state of a trial's optimizers; a wrapper of an optimizer may have no `state`."""
+    states = [dict(getattr(one, "state", {})) for one in optimizers_in(optimizer)]
+    return [leaf for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor)]
 
 
 def parameter_warning(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
@@ -384,6 +435,11 @@ def _state(owner: Any) -> Any:
     if isinstance(owner, (list, tuple, dict)):
         return [_state(one) for one in pytree.tree_leaves(owner)]
     return None if owner is None else owner.state_dict()
+
+
+def _load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load a state dict; a module may save names that it does not load, as bitsandbytes' quantization states."""
+    model.load_state_dict(saved, strict=model.state_dict().keys() != saved.keys())
 
 
 def _same_shapes(model: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:

@@ -10,10 +10,11 @@ from torch import Tensor
 from shoal.core.array import FusionKey, Member
 from shoal.data.datasets import DataSets
 from shoal.fuse.frozen import is_shared
+from shoal.fuse.rows import bytes_of
 from shoal.task import Task
 from shoal.worker.checkpoint_paths import checkpoint_files
 from shoal.worker.proof import ProofRecord
-from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
+from shoal.worker.trial_runtime import TrialRuntime, state_tensors
 
 __all__ = ["TrialCache", "WorkerState"]
 
@@ -39,7 +40,7 @@ class TrialCache:
     def put(self, runtime: TrialRuntime) -> None:
         """Add a trial that has just been saved, and drop the oldest trials if the cache exceeds its limit."""
         tensors = _tensors(runtime)
-        size = sum(tensor.nbytes for tensor in tensors)
+        size = bytes_of(tensors)
         limit = CPU_CACHE_BYTES if runtime.device.type == "cpu" else GPU_CACHE_BYTES
         if size > limit:
             return
@@ -93,6 +94,5 @@ class WorkerState:
 
 
 def _tensors(runtime: TrialRuntime) -> list[Tensor]:
-    states = (state for one in optimizers_in(runtime.optimizer) for state in one.state.values())
-    held = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    held = state_tensors(runtime.optimizer)
     return [*runtime.model.parameters(), *runtime.model.buffers(), *held, *runtime.average.values()]

@@ -16,7 +16,7 @@ from shoal.fuse.optim.param_state import StackedParam
 from shoal.fuse.optim.rule import UpdateRule, unreadable_settings
 from shoal.fuse.optim.table import has_unmodified_step, rule_of
 from shoal.fuse.optim.traced import TracedStep, trace
-from shoal.fuse.optim.unfused_step import MemberLoop, UnfusedStep
+from shoal.fuse.optim.unfused_step import MemberLoop, UnfusedStep, check_fusible
 from shoal.fuse.rows import forget_missing_grads, missing_grads
 
 __all__ = ["FusedOptimizer", "fuse_optimizers"]
@@ -191,7 +191,8 @@ def fuse_optimizers(
 
     Raises:
         FusionError: The number of optimizers differs from the number of members, an optimizer updates parameters of
-            another model, or an optimizer needs a closure or sparse gradients.
+            another model, needs a closure or sparse gradients, or has a `zero_grad` or modes (`train`, `eval`) of its
+            own.
     """
     if not isinstance(array, ModelArray):
         raise FusionError(
@@ -203,6 +204,7 @@ def fuse_optimizers(
     for b, member in enumerate(members):
         if not isinstance(member, Optimizer):
             raise FusionError(f"`optimizers` must be a list of torch.optim.Optimizer, got {member!r} for member {b}")
+        check_fusible(b, member)
     if len(members) != len(array):
         raise FusionError(f"an array of {len(array)} members needs as many optimizers, got {len(members)}")
     return FusedOptimizer(members, array, lowering)

@@ -46,7 +46,9 @@ def kernel_group_of(optimizer: Optimizer) -> str:
 
 def has_unmodified_step(optimizer: Optimizer) -> bool:
     """Whether `step` is its class's, without hooks; the wrapper by which LR schedulers count calls is allowed."""
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    # a wrapper that does not call `Optimizer.__init__` has neither
+    hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
+    if any(hook is None or len(hook) for hook in hooks):
         return False
     if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return False

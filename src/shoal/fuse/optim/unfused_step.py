@@ -14,7 +14,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.optim.param_state import StackedParam
 from shoal.fuse.optim.table import has_unmodified_step
 
-__all__ = ["MemberLoop", "UnfusedStep", "needs_closure"]
+__all__ = ["MemberLoop", "UnfusedStep", "check_fusible", "mode_setter", "required_argument"]
 
 _CLASSES_WITH_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Exact classes; the `step` of a subclass may compute something else."""
@@ -27,10 +27,39 @@ _NO_GRAD_WRAPPER = _use_grad_for_differentiable(_CLASSES_WITH_KERNEL[0].step).__
 """Code of torch's wrappers around each `step`: the outer one for hooks and profiler, the inner one for `no_grad`."""
 
 
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Return whether the `step` of an optimizer requires an argument, as that of LBFGS does."""
-    _, *others = inspect.signature(type(optimizer).step).parameters.values()
-    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in others)
+def required_argument(owner: Any) -> str:
+    """Return the name of an argument that the `step` of an optimizer or scheduler requires, as that of LBFGS, or ""."""
+    of_class = getattr(type(owner), "step", None)  # else a scheduler may have wrapped it, with the parameter `self`
+    parameters = [*inspect.signature(owner.step if of_class is None else of_class).parameters.values()]
+    needed = parameters if of_class is None else parameters[1:]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return next((p.name for p in needed if p.default is p.empty and p.kind not in variadic), "")
+
+
+def check_fusible(b: int, optimizer: Optimizer) -> None:
+    """Refuse the optimizer of member b if an array's optimizer, which calls only its `step`, would leave out a part."""
+    kind = type(optimizer).__qualname__
+    if has_own_zero_grad(optimizer):
+        raise FusionError(
+            f"the optimizer of member {b}, {kind}, has a `zero_grad` of its own, which an array's optimizer does not "
+            "call; train this model alone, or fuse the optimizer that it wraps"
+        )
+    if mode_setter(optimizer, train=True) is not None:
+        raise FusionError(
+            f"the optimizer of member {b}, {kind}, has modes (`train` and `eval`) in which the weights differ, and an "
+            "array has none; train this model alone"
+        )
+
+
+def has_own_zero_grad(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's `zero_grad` may do something else than torch's."""
+    return getattr(type(optimizer), "zero_grad", None) is not _ZERO_GRAD or "zero_grad" in vars(optimizer)
+
+
+def mode_setter(optimizer: Optimizer, train: bool) -> Callable[[], Any] | None:
+    """Return the method `train` or `eval` of an optimizer that has both, as schedule-free ones do; else None."""
+    methods = [getattr(optimizer, name, None) for name in ("eval", "train")]
+    return methods[train] if all(map(callable, methods)) else None
 
 
 class UnfusedStep:
@@ -50,8 +79,7 @@ class UnfusedStep:
     def zero_grad(self) -> None:
         """Set the gradients to None, as the optimizer's `zero_grad` does."""
         optimizer = self._optimizer
-        replaced = type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in vars(optimizer)
-        if replaced or _profiler_enabled():
+        if has_own_zero_grad(optimizer) or _profiler_enabled():
             optimizer.zero_grad()
             return
         for group in optimizer.param_groups:
@@ -142,7 +170,7 @@ class MemberLoop:
                     f"the optimizer of member {b}, SparseAdam, needs sparse gradients, which an array does not have; "
                     "use torch.optim.Adam, and sparse=False in the model"
                 )
-            if needs_closure(member):
+            if required_argument(member):
                 raise FusionError(
                     f"the optimizer of member {b}, {type(member).__qualname__}, needs a closure to step, "
                     "which an array cannot give it; train this model alone"

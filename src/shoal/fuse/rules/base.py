@@ -5,18 +5,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
-from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.autotune import fastest
 from shoal.fuse.stacked import Stacked, member_count, stack
+from shoal.fuse.torch_functions import has_overrides, is_replacement, torch_function
 
 __all__ = [
     "Layout",
@@ -162,8 +161,9 @@ def _overridable(func: Any) -> Iterator[Any]:
     if isinstance(func, CustomOpDef):
         yield from (func._opoverload, func._opoverload.overloadpacket)
         return
-    own = isinstance(func, FunctionType) and not func.__module__.startswith("torch.")
-    if own and handle_torch_function.__name__ not in func.__code__.co_names:
+    if not has_overrides(func):
+        if is_replacement(func):  # it calls torch's function in the end
+            return
         raise FusionError(
             f"{func.__qualname__} has no overrides, so no rule would be found when it is called; decorate it by "
             "torch.overrides.wrap_torch_function(lambda x, weight: (x, weight)), which names its tensors"
@@ -172,11 +172,9 @@ def _overridable(func: Any) -> Iterator[Any]:
 
 
 def functions_named(names: str, *namespaces: Any) -> tuple[Any, ...]:
-    """The existing functions with these names in the namespaces, by default `torch` and `Tensor`."""
+    """Torch's existing functions with these names in the namespaces, by default `torch` and `Tensor`."""
     pairs = [(namespace, name) for namespace in namespaces or (torch, Tensor) for name in names.split()]
-    found = [
-        getattr(namespace, name, None) for namespace, name in pairs if namespace is Tensor or not name.startswith("__")
-    ]
+    found = [torch_function(namespace, name) for namespace, name in pairs if namespace is Tensor or name[:2] != "__"]
     return tuple(func for func in dict.fromkeys(found) if callable(func))  # `torch.float` is a type
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.rules.base import Layout, Rule, functions_named, stacked_data
-from shoal.fuse.stacked import Stacked, agreed_value, member_count
+from shoal.fuse.stacked import Stacked, member_count
 
 __all__ = ["RULES", "align", "elementwise", "like", "raise_rank"]
 
@@ -86,11 +86,6 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
             return NotImplemented
     data = _data_of_equal_rank(args)
     if data is None:
-        first = args[0]
-        if isinstance(first, Stacked) and first.floats is not None:
-            result = _on_floats(func.__name__, args)
-            if result is not NotImplemented:
-                return result
         data = align(args)
         if data is None:
             return NotImplemented
@@ -116,24 +111,6 @@ def _data_of_equal_rank(args: tuple[Any, ...]) -> list[Any] | None:
                 shared = value.dim()
             data.append(value)
     return data if rank > 1 and shared < rank else None
-
-
-def _on_floats(name: str, args: tuple[Any, ...]) -> Any:
-    """Apply the operation of Python's float for each member if all arguments are numbers."""
-    method = getattr(float, f"__{name.strip('_')}__", None)
-    members = len(args[0].whole)
-    columns = []
-    for value in args:
-        if isinstance(value, Stacked) and value.floats is not None:
-            columns.append(value.floats)
-        elif isinstance(value, (int, float)) and method is not None:
-            columns.append((float(value),) * members)
-        else:
-            return NotImplemented
-    values = [method(*row) for row in zip(*columns, strict=True)] if method else [NotImplemented]
-    if isinstance(values[0], bool):
-        return agreed_value(values)
-    return Stacked.of_floats(tuple(values)) if isinstance(values[0], float) else NotImplemented
 
 
 def _unary(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
