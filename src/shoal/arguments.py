@@ -52,7 +52,7 @@ def pickled_task(task: object) -> bytes:
         )
     check_interval(task)
     takes_config(task)
-    remedy = "create the objects that its attributes hold in `data` or `model`"
+    remedy = "create the objects that its attributes and methods hold in `data` or `model`"
     content = dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
     register_original(content, task)
     return content

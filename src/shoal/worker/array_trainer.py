@@ -321,6 +321,9 @@ class ArrayTrainer:
             self._state.plain_keys.add(self.key)
         else:
             self._state.global_rng.add(reason.trial)
+        if self._profile is not None:
+            note = refusal_note(self._group[0].trial.number, str(reason))
+            self.events.append(Profiled(self._job, self.key, self._profile, note))
         self._roll_back()
 
     def _roll_back(self) -> None:
