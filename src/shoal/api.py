@@ -20,6 +20,7 @@ from shoal.arguments import (
     is_pickled_by_value,
     load_algorithm,
     load_strategy,
+    longest_budget,
     metric_argument,
     pickled_algorithm,
     pickled_task,
@@ -177,7 +178,7 @@ def tune(
         if not (isinstance(metric, str) or isinstance(mode, str)):
             metric, mode = metric[0], mode[0]
     space = space if isinstance(space, Space) else Space(space)
-    training = opaque(task, space, time_limit)
+    training = opaque(task, space, time_limit, longest_budget(algorithm))
     if trials and training is not None:
         raise ShoalError(
             f"{training.name} is a program of yours, which cannot be tried for a few steps; a study measures its cost "

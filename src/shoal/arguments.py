@@ -31,6 +31,7 @@ __all__ = [
     "is_pickled_by_value",
     "load_algorithm",
     "load_strategy",
+    "longest_budget",
     "metric_argument",
     "pickled_algorithm",
     "pickled_task",
@@ -81,9 +82,14 @@ def study_warnings(task: object, algorithm: Algorithm) -> list[str]:
     warnings_of: Callable[..., list[str]] | None = getattr(task, "_study_warnings", None)  # of tasks, Optuna objectives
     if warnings_of is None:
         return []
-    longest = getattr(algorithm, "max_epochs", getattr(algorithm, "epochs", None))
     problem = algorithm.problem
-    return warnings_of(problem.objectives, longest if isinstance(longest, int) else None, problem.sample(0))
+    return warnings_of(problem.objectives, longest_budget(algorithm), problem.sample(0))
+
+
+def longest_budget(algorithm: object) -> int | None:
+    """Return the epochs of the longest trials; None if they are unknown."""
+    longest = getattr(algorithm, "max_epochs", getattr(algorithm, "epochs", None))
+    return longest if isinstance(longest, int) else None
 
 
 def pickled_algorithm(algorithm: Algorithm) -> bytes:
