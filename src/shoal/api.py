@@ -117,8 +117,8 @@ def tune(
     Args:
         task: Task to train; or a function of a config that trains by itself in any framework and calls `shoal.report`:
             it has a process of its own, and budgets count its reports.
-        space: Names -> domains (`shoal.loguniform` ...), lists (each a choice), Optuna distributions, constants, or
-            nested mappings of these.
+        space: Names -> domains (`shoal.loguniform` ...), lists (each a choice), distributions of Optuna or Ray Tune,
+            constants, or nested mappings of these.
         metric: Reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
         mode: "min" or "max": which end of the metric is good; for several metrics a list with one for each.
         algorithm: Search algorithm: which configurations are tried and for how long.

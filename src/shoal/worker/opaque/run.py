@@ -360,7 +360,7 @@ class _ProgramRun:
     def _remedy(self, printed: Sequence[str]) -> str:
         """Return what to do about a program without reports, which printed lines of JSON with these names."""
         if not isinstance(self._training, Command):
-            return "call shoal.report({...}) in it"
+            return "call shoal.report({...}) in it; one that calls ray.tune.report, give to tune as ray_trainable(...)"
         if missing := [name for name in self._training.metrics if printed and name not in printed]:
             names, lacks = (", ".join(map(repr, each)) for each in (printed, missing))
             return f"its lines of JSON have {names} and lack the metric {lacks}; print it, or search by another metric"
