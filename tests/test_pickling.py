@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 import threading
+from abc import ABCMeta
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,25 @@ def locked(name: str) -> Any:
     def uses() -> int:
         return int(lock.acquire())
 
-    lock = threading.Lock()
+    def guarded(function: Any) -> Any:
+        def inner(self: Any) -> Any:
+            with lock:
+                return function(self)
+
+        return inner
+
+    def waits(self: Any, lock: Any = threading.Lock()) -> None:  # noqa: B008
+        lock.acquire()
+
+    lock = threading.RLock()
+    if name == "method":
+        Local.loss = guarded(lambda self: 1)  # type: ignore[attr-defined]
+    if name == "default":
+        Local.loss = waits  # type: ignore[attr-defined]
+    if name == "static":
+        Local.loss = staticmethod(guarded(lambda self: 1))  # type: ignore[attr-defined]
+    if name == "abstract":
+        Local = ABCMeta("Local", (Local,), {"loss": guarded(lambda self: 1)})  # type: ignore[misc]  # noqa: N806
     if name == "class":
         Local.lock = threading.Lock()  # type: ignore[attr-defined]
     return Local()
@@ -96,11 +115,21 @@ def locked(name: str) -> Any:
     [
         ("attribute", "its attribute 'kept': "),
         ("class", r"the attribute 'lock' of its class locked.<locals>.Local: "),
-        ("function", r"'lock', which locked.<locals>.uses uses: "),
+        (
+            "function",
+            r"'lock', which locked.<locals>.uses \(of the method 'double' of its class locked.<locals>.Local\) "
+            "closes over: ",
+        ),
+        ("method", r"'lock', which the method 'loss' of its class locked.<locals>.Local closes over: "),
+        ("static", r"'lock', which the method 'loss' of its class locked.<locals>.Local closes over: "),
+        ("default", r"'lock', which the method 'loss' of its class locked.<locals>.Local has as a default: "),
+        ("abstract", r"'lock', which the method 'loss' of its class Local closes over: "),
     ],
 )
 def test_what_cannot_be_pickled_is_named_with_the_cause(name: str, culprit: str) -> None:
-    with pytest.raises(ShoalError, match=rf"^it cannot be pickled \({culprit}cannot pickle .*lock.*\); leave it out$"):
+    with pytest.raises(
+        ShoalError, match=rf"^it cannot be pickled \({culprit}cannot pickle .*[lL]ock.*\); leave it out$"
+    ):
         dumped(locked(name), "it cannot be pickled", ShoalError, "leave it out")
 
 

@@ -20,6 +20,7 @@ from shoal.arguments import (
     is_pickled_by_value,
     load_algorithm,
     load_strategy,
+    longest_budget,
     metric_argument,
     pickled_algorithm,
     pickled_task,
@@ -117,8 +118,8 @@ def tune(
     Args:
         task: Task to train; or a function of a config that trains by itself in any framework and calls `shoal.report`:
             it has a process of its own, and budgets count its reports.
-        space: Names -> domains (`shoal.loguniform` ...), lists (each a choice), Optuna distributions, constants, or
-            nested mappings of these.
+        space: Names -> domains (`shoal.loguniform` ...), lists (each a choice), distributions of Optuna or Ray Tune,
+            constants, or nested mappings of these.
         metric: Reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
         mode: "min" or "max": which end of the metric is good; for several metrics a list with one for each.
         algorithm: Search algorithm: which configurations are tried and for how long.
@@ -178,7 +179,7 @@ def tune(
         if not (isinstance(metric, str) or isinstance(mode, str)):
             metric, mode = metric[0], mode[0]
     space = space if isinstance(space, Space) else Space(space)
-    training = opaque(task, space, time_limit)
+    training = opaque(task, space, time_limit, longest_budget(algorithm))
     if trials and training is not None:
         raise ShoalError(
             f"{training.name} is a program of yours, which cannot be tried for a few steps; a study measures its cost "

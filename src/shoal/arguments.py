@@ -32,6 +32,7 @@ __all__ = [
     "is_pickled_by_value",
     "load_algorithm",
     "load_strategy",
+    "longest_budget",
     "metric_argument",
     "pickled_algorithm",
     "pickled_task",
@@ -53,7 +54,7 @@ def pickled_task(task: object) -> bytes:
         )
     check_interval(task)
     takes_config(task)
-    remedy = "create the objects that its attributes hold in `data` or `model`"
+    remedy = "create the objects that its attributes and methods hold in `data` or `model`"
     content = dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
     register_original(content, task)
     return content
@@ -81,10 +82,14 @@ def study_warnings(task: object, algorithm: Algorithm, *, is_function: bool = Fa
     warnings_of: Callable[..., list[str]] | None = getattr(task, "_study_warnings", None)  # of tasks, Optuna objectives
     if warnings_of is None:
         return unheld_settings
-    longest = getattr(algorithm, "max_epochs", getattr(algorithm, "epochs", None))
     problem = algorithm.problem
-    found = warnings_of(problem.objectives, longest if isinstance(longest, int) else None, problem.sample(0))
-    return unheld_settings + found
+    return unheld_settings + warnings_of(problem.objectives, longest_budget(algorithm), problem.sample(0))
+
+
+def longest_budget(algorithm: object) -> int | None:
+    """Return the epochs of the longest trials; None if they are unknown."""
+    longest = getattr(algorithm, "max_epochs", getattr(algorithm, "epochs", None))
+    return longest if isinstance(longest, int) else None
 
 
 def pickled_algorithm(algorithm: Algorithm) -> bytes:

@@ -38,6 +38,8 @@ class Function:
     Args:
         identity: File and name of the function. Functions with equal identities share their job history.
         time_limit: Most seconds without a report.
+        longest: Largest budget of a trial; None if it is unknown.
+        alone: Whether a trial takes a whole device, however little of it it uses.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Function:
     identity: str
     time_limit: float = TIME_LIMIT
     module: str = "__main__"
+    longest: int | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,8 +127,12 @@ def structure(training: Opaque) -> str:
     return f"opaque {training.name} {digest}"
 
 
-def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
-    """Convert a function or a command to an opaque training; returns None for anything else."""
+def opaque(task: object, space: Space, time_limit: float, longest: int | None = None) -> Opaque | None:
+    """Convert a function or a command to an opaque training; returns None for anything else.
+
+    Args:
+        longest: As for `Function`.
+    """
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit > 0:
         raise ShoalError(f"`time_limit` must be a number of seconds above 0, got {time_limit!r}")
     if isinstance(task, Command):
@@ -144,9 +152,9 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
     match = code.co_filename if code is not None else getattr(function, "__module__", "")
     what = f"the function {name} cannot be pickled for its workers"
     content = dumped(task, what, TaskError, "create the objects that it uses inside it")
-    return Function(
-        name.rpartition(".")[2], content, f"{match}:{name}", time_limit, getattr(function, "__module__", None) or ""
-    )
+    module = getattr(function, "__module__", None) or ""
+    alone = getattr(function, "alone", False)
+    return Function(name.rpartition(".")[2], content, f"{match}:{name}", time_limit, module, longest, alone)
 
 
 def _check_signature(task: Callable[..., Any]) -> None:

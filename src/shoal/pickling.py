@@ -117,29 +117,36 @@ def _unpicklable_part(value: object) -> str:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield parts pickled with a value, by name: its attributes, those of its classes, globals of their functions."""
+    """Yield parts pickled with a value, by name: its attributes, those of its classes, and what their functions use."""
     for name, part in getattr(value, "__dict__", {}).items():
         yield f"its attribute {name!r}", part
-    functions = _functions(value)
+    functions = [(each, each.__qualname__) for each in _functions(value)]
     for cls in type(value).__mro__:
         if _can_be_pickled(cls):  # by name or by value
             continue
         for name, part in vars(cls).items():
             if found := _functions(part):
-                functions += found
-            elif not (name.startswith("__") and name.endswith("__")):
+                functions += [(each, f"the method {name!r} of its class {cls.__qualname__}") for each in found]
+            elif not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl":  # it is not pickled
                 yield f"the attribute {name!r} of its class {cls.__qualname__}", part
     visited: set[FunctionType] = set()
     while functions:
-        if (function := functions.pop(0)) in visited or _can_be_pickled(function):
+        function, who = functions.pop(0)
+        if function in visited or _can_be_pickled(function):
             continue
         visited.add(function)
         used = inspect.getclosurevars(function)
-        for name, part in {**used.globals, **used.nonlocals}.items():
-            if found := _functions(part):
-                functions += found
-            elif not isinstance(part, type):
-                yield f"{name!r}, which {function.__qualname__} uses", part
+        defaults = {
+            name: each.default
+            for name, each in inspect.signature(function, follow_wrapped=False).parameters.items()
+            if each.default is not each.empty
+        }
+        for how, parts in (("uses", used.globals), ("closes over", used.nonlocals), ("has as a default", defaults)):
+            for name, part in parts.items():
+                if found := _functions(part):
+                    functions += [(each, f"{each.__qualname__} (of {who})") for each in found]
+                elif not isinstance(part, type):
+                    yield f"{name!r}, which {who} {how}", part
 
 
 def _functions(value: object) -> list[FunctionType]:

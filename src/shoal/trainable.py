@@ -15,7 +15,10 @@ from typing import Any
 from shoal.core.errors import MetricNameError, ShoalError, TaskError
 from shoal.core.objective import metric_fault
 
-__all__ = ["TrainingStopped", "checkpoint", "forget_reports", "report", "step"]
+__all__ = [
+    *("TrainingStopped", "checkpoint", "end_study", "forget_reports", "report", "report_before_return"),
+    *("report_returned", "step"),
+]
 
 
 class TrainingStopped(SystemExit):
@@ -48,22 +51,51 @@ def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
         TaskError: A metric is not a number, or the step is not the next one.
         ShoalError: The study has ended.
     """
+    _report(metrics, step, {})
+
+
+def report_before_return(metrics: Mapping[str, Any]) -> bool:
+    """Report as `report` does from a function whose return value replaces its last report; return whether all of the
+    budget is reported, so that the next report ends the function.
+    """
+    return _report(metrics, None, {"returns": False})
+
+
+def report_returned(metrics: Mapping[str, Any]) -> None:
+    """Replace the metrics of the last report by those of the value that the function returns."""
+    _report(metrics, step(), {"returns": True})
+
+
+def end_study(*, before: bool = False) -> None:
+    """Ask the study to begin no trial after the running ones; or say that one was asked so `before` this trial began,
+    which then waits again.
+    """
+    if address := os.environ.get("SHOAL_REPORT"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address)
+            connection.sendall(json.dumps({"ends_study": not before}).encode() + b"\n")
+
+
+def _report(metrics: Mapping[str, Any], step: int | None, kind: Mapping[str, bool]) -> bool:
+    """Report; return whether all of the budget is reported."""
     global _report_count
     if not isinstance(metrics, Mapping):
         raise TaskError(f"`metrics` of a report must be a mapping of names to numbers, got {metrics!r}")
-    number = _step(step)
+    number, reached = _step(step), False
     values = {name: _number(name, value) for name, value in metrics.items()}
     if address := os.environ.get("SHOAL_REPORT"):
-        answer = _send_report(address, {"metrics": values, "step": number})
+        answer = _send_report(address, {"metrics": values, "step": number, **kind})
+        reached = bool(answer.get("reached"))
         if refusal := answer.get("refused"):
             raise TaskError(refusal)
         if not answer["go_on"]:
             stopped = TrainingStopped(0)
-            stopped.reached = bool(answer.get("reached"))
+            stopped.reached = reached
             raise stopped
     else:
         print(json.dumps({**values, "step": number}), flush=True)
     _report_count = number
+    return reached
 
 
 def forget_reports() -> None:

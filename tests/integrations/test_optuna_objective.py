@@ -1,5 +1,8 @@
 """Optuna objectives in studies of Shoal, with real processes and a real Optuna storage."""
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +40,25 @@ class OddPruner(optuna.pruners.BasePruner):
         return trial.number % 2 == 1 and trial.last_step == 1
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> optuna.Study:
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.log")))
     return optuna.create_study(storage=storage, study_name="search", pruner=OddPruner())
 
 
-def search(objective: Any, folder: Path, algorithm: Any) -> Any:
+def search(objective: Any, folder: Path, algorithm: Any, devices: str = "cpu:1") -> Any:
     return shoal.tune(
         objective,
         {},
         metric="value",
         mode="min",
         algorithm=algorithm,
-        devices="cpu:1",
+        devices=devices,
         directory=folder / "study",
         show_progress=False,
     )
@@ -77,6 +85,142 @@ def test_a_promoted_trial_keeps_its_parameters(study: optuna.Study, tmp_path: Pa
     best = min((first, second), key=lambda trial: trial.value)
     assert (promoted.params, promoted.state) == (best.params, Recorded.COMPLETE)
     assert promoted.value == best.value + 1, "the last value before the budget was reached"
+
+
+def best_epoch(trial: optuna.Trial) -> float:
+    """Returns the best of its losses, and keeps all of them."""
+    x = trial.suggest_float("x", 0, 1)
+    losses = [x + extra for extra in (0.3, 0.0, 0.2, 0.4)]
+    for step, loss in enumerate(losses):
+        trial.report(loss, step)
+    trial.set_user_attr("losses", losses)
+    return min(losses)
+
+
+def score_of_a_test(trial: optuna.Trial) -> float:
+    """Returns what it never reported, in other units."""
+    x = trial.suggest_float("x", 0, 1)
+    for step in range(2):
+        trial.report(x / (step + 1), step)
+    trial.set_user_attr("test", 100 * x)
+    return 100 * x
+
+
+@pytest.mark.parametrize("epochs", [2, 4, 5])
+@pytest.mark.parametrize(("objective", "reports", "least"), [(best_epoch, 4, 1), (score_of_a_test, 2, 100)])
+def test_the_value_is_what_the_objective_returns_whatever_the_budget(
+    objective: Any, reports: int, least: int, epochs: int, study: optuna.Study, tmp_path: Path
+) -> None:
+    study.pruner = optuna.pruners.NopPruner()
+    done = search(optuna_objective(objective, study), tmp_path, shoal.Random(2, epochs=epochs))
+    returned = [least * trial.params["x"] for trial in study.trials]
+    if epochs < reports:  # the objective would report on
+        returned = [trial.params["x"] for trial in study.trials]
+    assert [trial.state for trial in study.trials] == [Recorded.COMPLETE] * 2
+    assert [trial.value for trial in study.trials] == pytest.approx(returned)
+    assert sorted(row.metrics["value"] for row in done.trials) == pytest.approx(sorted(returned))
+    assert [row.epoch for row in done.trials] == [epochs] * 2
+    for trial in study.trials:
+        assert len(trial.intermediate_values) == min(reports, epochs)
+        assert (len(trial.user_attrs) > 1) == (epochs >= reports)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_objective_that_fails_after_its_last_report_fails_and_is_tried_again(
+    killed: bool, study: optuna.Study, tmp_path: Path
+) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        for step in range(shoal.step(), 2):
+            (shoal.checkpoint() / "state").write_text(str(step))
+            trial.report(x, step)
+        if not (tmp_path / "failed").exists():
+            (tmp_path / "failed").touch()
+            if killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("the test set is missing")
+        return -x
+
+    study.pruner = optuna.pruners.NopPruner()
+    (row,) = search(optuna_objective(objective, study), tmp_path, shoal.Random(1, epochs=2)).trials
+    assert (row.state, row.failures) == (TrialState.COMPLETE, 1)
+    states = [Recorded.COMPLETE] if killed else [Recorded.FAIL, Recorded.COMPLETE]
+    assert [trial.state for trial in study.trials] == states
+    assert row.metrics["value"] == study.trials[-1].value == -study.trials[-1].params["x"]
+
+
+def stops(trial: optuna.Trial) -> float:
+    x = trial.suggest_float("x", 0, 1)
+    trial.report(x, 0)
+    if trial.number == 2:
+        trial.study.stop()
+    while trial.number > 2 and not trial.study.trials[2].state.is_finished():
+        time.sleep(0.02)
+    trial.report(x + 1, 1)
+    return 3 * x
+
+
+def stops_when_pruned(trial: optuna.Trial) -> float:
+    trial.report(trial.suggest_float("x", 0, 1), 0)
+    if trial.number == 2:
+        trial.study.stop()
+        raise optuna.TrialPruned
+    while trial.number > 2 and not trial.study.trials[2].state.is_finished():
+        time.sleep(0.02)
+    return 1.0
+
+
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+@pytest.mark.parametrize("objective", [stops, stops_when_pruned])
+def test_an_objective_that_stops_the_study_is_the_last_one(
+    objective: Any, devices: str, study: optuna.Study, tmp_path: Path
+) -> None:
+    study.pruner = optuna.pruners.NopPruner()
+    done = search(optuna_objective(objective, study), tmp_path, shoal.Random(9, epochs=2), devices=devices)
+    wanted = optuna.create_study()
+    wanted.optimize(objective, n_trials=9)
+    assert len(wanted.trials) == 3
+    assert [each.state for each in study.trials[:3]] == [each.state for each in wanted.trials]
+    assert all(each.state.is_finished() for each in study.trials), "one that trains beside it goes on to its end"
+    assert all(each.datetime_start <= study.trials[2].datetime_complete for each in study.trials)
+    begun = [row for row in done.trials if row.metrics]
+    assert len(begun) == len(study.trials)
+    rest = [row for row in done.trials if not row.metrics]
+    assert {row.state for row in rest} <= {TrialState.STOPPED}
+    assert {row.reason for row in rest} <= {f"trial {row.number} stopped the study" for row in begun}
+    assert len(shoal.resume(done.directory, show_progress=False).trials) == len(done.trials)
+    assert len(study.trials) == len(begun), "it has ended"
+
+
+def whole(trial: optuna.Trial) -> float:
+    return float(trial.suggest_int("n", 0, 3))
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+@pytest.mark.parametrize(
+    ("sampler", "pruner"),
+    [
+        (optuna.samplers.BruteForceSampler, optuna.pruners.NopPruner()),
+        (optuna.samplers.BruteForceSampler, optuna.pruners.HyperbandPruner(1, 4)),
+        (lambda: optuna.samplers.GridSampler({"n": [0, 1, 2, 3]}, seed=0), optuna.pruners.NopPruner()),
+    ],
+    ids=["brute force", "brute force in brackets", "grid"],
+)
+def test_a_sampler_whose_space_is_used_up_ends_the_study(
+    sampler: Any, pruner: Any, devices: str, study: optuna.Study, tmp_path: Path
+) -> None:
+    study.sampler, study.pruner = sampler(), pruner
+    done = search(optuna_objective(whole, study), tmp_path, shoal.Random(12, epochs=1), devices=devices)
+    wanted = optuna.create_study(sampler=sampler(), pruner=pruner)
+    wanted.optimize(whole, n_trials=12)
+    values = [trial.value for trial in study.trials]
+    assert None not in values, "a trial that runs when the study is stopped goes on to its end"
+    if devices == "cpu:1":
+        assert sorted(values) == sorted(trial.value for trial in wanted.trials)
+    else:
+        assert set(values) == {0.0, 1.0, 2.0, 3.0}
+    assert sorted(row.metrics["value"] for row in done.trials if row.metrics) == sorted(values)
 
 
 def test_an_objective_that_returns_no_number_is_refused(study: optuna.Study, tmp_path: Path) -> None:

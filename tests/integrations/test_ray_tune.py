@@ -4,13 +4,15 @@ import os
 import random
 import signal
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shoal
-from shoal.core.errors import AlgorithmError, TaskError
+from shoal.core.domain import LogRandInt, RandInt
+from shoal.core.errors import AlgorithmError, SpaceError, TaskError
 from shoal.core.space import Space, choice, loguniform, quniform, randint, uniform
 from shoal.core.trial import Trial, TrialState
 from shoal.integrations.ray_tune import RaySearch, ray_trainable
@@ -117,6 +119,60 @@ def test_proposals_belong_to_the_space() -> None:
 def test_searchers_that_cannot_serve_a_study_are_refused(searcher: Any, words: str) -> None:
     with pytest.raises(AlgorithmError, match=words):
         proposed(searcher, 3)
+
+
+def test_domains_of_ray_tune_are_those_of_shoal() -> None:
+    from ray import tune
+
+    options = [tune.uniform(0, 1), {"width": tune.grid_search([8, 16])}]
+    given = Space(
+        {
+            "uniform": tune.uniform(0.5, 2), "log": tune.loguniform(1e-4, 1), "steps": tune.quniform(0.25, 0.75, 0.25),
+            "integer": tune.randint(1, 5), "log_integer": tune.lograndint(1, 100), "even": tune.qrandint(2, 10, 2),
+            "grid": tune.grid_search([0.1, 0.2]), "lists": tune.grid_search([[64, 32], [128]]),
+            "nested": {"choice": tune.choice(options)}, "constant": 3,
+        }
+    )  # fmt: skip
+    assert given == Space(
+        {
+            "uniform": uniform(0.5, 2), "log": loguniform(1e-4, 1), "steps": quniform(0.25, 0.75, 0.25),
+            "integer": randint(1, 5), "log_integer": LogRandInt(1, 100), "even": RandInt(2, 11, 2),
+            "grid": choice([0.1, 0.2]), "lists": choice([[64, 32], [128]]),
+            "nested": {"choice": choice([uniform(0, 1), {"width": choice([8, 16])}])}, "constant": 3,
+        }
+    )  # fmt: skip
+    assert {point["grid"] for point in Space({"grid": tune.grid_search([0.1, 0.2])}).grid()} == {0.1, 0.2}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda tune: tune.randn(0, 1),
+        lambda tune: tune.qloguniform(1e-3, 1, 1e-3),
+        lambda tune: tune.qlograndint(2, 64, 2),
+        lambda tune: tune.sample_from(lambda spec: 1),
+    ],
+    ids=["normal", "steps of logarithms", "steps of integers", "computed"],
+)
+def test_domains_that_shoal_has_not_are_refused_by_its_own_names(make: Any) -> None:
+    from ray import tune
+
+    with pytest.raises(SpaceError, match=r"`model\.lr`: .* as one of Shoal's, such as shoal.loguniform, .*shoal.grid"):
+        Space({"model": {"lr": make(tune)}})
+
+
+def test_a_function_of_ray_tune_without_ray_trainable_is_told_of_it(tmp_path: Path) -> None:
+    def function(config: dict[str, Any]) -> None:
+        from ray import tune
+
+        warnings.simplefilter("ignore")  # Ray's, that there is no Tuner
+        tune.report({"loss": config["x"]})
+
+    with pytest.raises(TaskError, match=r"function ended without a report; .* give to tune as ray_trainable\("):
+        shoal.tune(
+            function, {"x": 1.0}, metric="loss", mode="min", algorithm=shoal.Random(1, epochs=1), devices="cpu:1",
+            directory=tmp_path / "study", show_progress=False,
+        )  # fmt: skip
 
 
 def trainable(config: dict[str, Any]) -> None:

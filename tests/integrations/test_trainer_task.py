@@ -579,7 +579,8 @@ def test_a_model_init_that_needs_a_config_says_when_it_is_called(tmp_path: Path)
         ("model", "pass `model_init`"),
         ("tokenizer", "pass it as `processing_class`"),
         ("callbacks", "the algorithm stops trials early"),
-        ("compute_loss_func", "from the `forward` of the model"),
+        ("optimizers", "subclass TrainerTask and override `optimizer` and `scheduler`"),
+        ("compute_loss_func", "subclass TrainerTask and override `loss`"),
         ("evaluation_dataset", "Trainer has no such argument"),
     ],
 )

@@ -173,7 +173,9 @@ def test_a_journal_of_bad_values_is_not_gone_on_with_and_loses_nothing(
 def test_a_task_that_cannot_be_pickled_is_refused_before_there_is_a_directory(tmp_path: Path) -> None:
     task = tasks.Blobs()
     task.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(TaskError, match=r"cannot be pickled.*lock.*create the objects that its attributes hold"):
+    with pytest.raises(
+        TaskError, match=r"cannot be pickled.*lock.*create the objects that its attributes and methods hold"
+    ):
         tune(task, LR, tmp_path / "study")
     assert not (tmp_path / "study").exists()
 

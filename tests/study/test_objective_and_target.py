@@ -117,12 +117,12 @@ def test_a_target_that_is_reached_while_the_study_stops_ends_it_when_it_is_resum
         )
         with pytest.raises(StudyInterrupted):
             engine.run()
-        assert journal.study.get("target_reached") is None
+        assert "ended_because" not in journal.study
     assert [row[3] for row in stage.outcome()] == [2, 0]
     stage.run(backend())
     assert [(row[2], row[3]) for row in stage.outcome()] == [(TrialState.COMPLETE, 2), (TrialState.STOPPED, 0)]
     with closing(stage.open()) as journal:
-        assert journal.study["target_reached"] == 0
+        assert journal.study["ended_because"] == "trial 0 reached the target of the study"
 
 
 SCRIPT = """

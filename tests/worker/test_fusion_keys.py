@@ -141,7 +141,7 @@ class Reads(Line):
 
 class ReadsWhileTraining(Reads):
     def evaluate(self, outputs: list[Any], config: Any) -> Any:
-        return {"above": config["threshold"]}
+        return {"above": config["thresh" + outputs[0]]}
 
 
 READ = {"of_data": 1, "of_model": True, "momentum": 0.5, "of_scheduler": 3, "of_clip_norm": 1.0, "batch_size": 4}
@@ -165,6 +165,79 @@ def test_a_name_that_some_trials_read_is_not_noted() -> None:
     light = READ | {"heavy": False}
     assert "'momentum'" in note_of(Reads(), light)
     assert note_of(Reads(), light, READ | {"heavy": True}) == ""
+
+
+NAMES = ("alpha", "beta")
+
+
+def penalty(model: nn.Module, config: Any) -> Any:
+    return config.get("alpha") * model.weight.square().sum()
+
+
+def named(model: nn.Module, alpha: float, **others: Any) -> Any:
+    return alpha * model.weight.square().sum()
+
+
+def undecorated(function: Any) -> Any:
+    def inner(self: Any, *given: Any) -> Any:
+        return function(self, *given)
+
+    return inner
+
+
+class OwnStep(Reads):
+    clip_norm = Task.clip_norm
+
+
+class InStep(OwnStep):
+    def step(self, model: Any, batch: Any, optimizer: Any, config: Any) -> Any:
+        return self.loss(model, batch) + config["alpha"] * model.weight.square().sum()
+
+
+class InMethod(OwnStep):
+    names = NAMES
+
+    def step(self, model: Any, batch: Any, optimizer: Any, config: Any) -> Any:
+        return self.loss(model, batch) + self.penalty(model, config)
+
+    def penalty(self, model: Any, config: Any) -> Any:
+        return sum(config[name] for name in self.names)
+
+
+class InFunction(OwnStep):
+    def step(self, model: Any, batch: Any, optimizer: Any, config: Any) -> Any:
+        return self.loss(model, batch) + penalty(model, config)
+
+
+class InConstant(OwnStep):
+    def step(self, model: Any, batch: Any, optimizer: Any, config: Any) -> Any:
+        return self.loss(model, batch) + sum(config[name] for name in NAMES)
+
+
+class ByKeyword(OwnStep):
+    def step(self, model: Any, batch: Any, optimizer: Any, config: Any) -> Any:
+        return self.loss(model, batch) + named(model, **config)
+
+
+class Inherits(InStep):
+    @undecorated
+    def step(self, model: Any, batch: Any, optimizer: Any, config: Any) -> Any:
+        return super().step(model, batch, optimizer, config)
+
+
+class InEvaluate(Reads):
+    def evaluate(self, outputs: list[Any], config: Any) -> Any:
+        match config:
+            case {"alpha": threshold}:
+                return {"above": threshold}
+        return {}
+
+
+@pytest.mark.parametrize("kind", [InStep, InMethod, InFunction, InConstant, ByKeyword, Inherits, InEvaluate])
+def test_a_name_that_a_method_called_while_training_reads_is_not_noted(kind: type[Task]) -> None:
+    config = {name: value for name, value in READ.items() if name != "of_clip_norm" or kind is InEvaluate}
+    assert note_of(kind(), config | {"alpha": 0.5}) == ""
+    assert "'alhpa'" in note_of(kind(), config | {"alhpa": 0.5})
 
 
 def test_the_note_names_methods_that_may_read_the_config_while_training() -> None:

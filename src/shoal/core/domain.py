@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-__all__ = ["DOMAINS", "Choice", "Domain", "LogRandInt", "LogUniform", "QUniform", "RandInt", "Uniform", "from_optuna"]
+__all__ = [
+    "DOMAINS",
+    "RAY_DOMAINS",
+    "Choice",
+    "Domain",
+    "LogRandInt",
+    "LogUniform",
+    "QUniform",
+    "RandInt",
+    "Uniform",
+    "from_optuna",
+    "from_ray",
+]
 
 _MOST_STEPPED = 10**6
 """Maximum number of points of a domain that is passed to Optuna with a step."""
@@ -365,6 +377,9 @@ class Choice(Domain):
         return f"choice({list(self.options)!r})"
 
 
+RAY_DOMAINS = "ray.tune.search.sample"
+"""Module of the domains of Ray Tune."""
+
 DOMAINS: dict[str, type[Domain]] = {
     domain.name: domain for domain in (Uniform, LogUniform, QUniform, RandInt, LogRandInt, Choice)
 }
@@ -385,6 +400,28 @@ def from_optuna(value: Any) -> Domain | None:
             return RandInt(value.low, value.high + 1, value.step)
         case "CategoricalDistribution":
             return Choice(tuple(value.choices))
+    return None
+
+
+def from_ray(value: Any) -> Domain | None:
+    """The domain that equals one of Ray Tune; None when `value` is not one, or has no equal. Does not import Ray."""
+    if isinstance(value, dict) and value.keys() == {"grid_search"} and isinstance(value["grid_search"], list):
+        return Choice(tuple(value["grid_search"]))
+    if type(value).__module__ != RAY_DOMAINS or getattr(value, "sampler", None) is None:
+        return None
+    sampler = value.sampler
+    step = getattr(sampler, "q", None)
+    match type(value).__name__, type(getattr(sampler, "sampler", sampler)).__name__:
+        case "Categorical", _:
+            return Choice(tuple(value.categories))
+        case "Float", "_Uniform":
+            return Uniform(value.lower, value.upper) if step is None else QUniform(value.lower, value.upper, step)
+        case "Float", "_LogUniform" if step is None:
+            return LogUniform(value.lower, value.upper)
+        case "Integer", "_Uniform":
+            return RandInt(value.lower, value.upper) if step is None else RandInt(value.lower, value.upper + 1, step)
+        case "Integer", "_LogUniform" if step is None:
+            return LogRandInt(value.lower, value.upper)
     return None
 
 

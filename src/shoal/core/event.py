@@ -105,11 +105,13 @@ class Reported:
     Args:
         losses: Training losses of the array since the last event with losses, or None. Of several members, each
             step counts the least loss, because the value of a job is that of its best trial.
+        ended_by: Number of the trial whose program ends the study: no trial begins after the running ones.
     """
 
     job: str
     reports: tuple[Report, ...]
     losses: TurnStats | None = None
+    ended_by: int | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,18 @@ from dataclasses import dataclass, fields
 from random import Random
 from typing import Any
 
-from shoal.core.domain import DOMAINS, Choice, Domain, LogUniform, QUniform, RandInt, Uniform, from_optuna
+from shoal.core.domain import (
+    DOMAINS,
+    RAY_DOMAINS,
+    Choice,
+    Domain,
+    LogUniform,
+    QUniform,
+    RandInt,
+    Uniform,
+    from_optuna,
+    from_ray,
+)
 from shoal.core.errors import SpaceError
 
 __all__ = ["Constant", "Leaf", "Space", "choice", "flatten", "grid", "loguniform", "quniform", "randint", "uniform"]
@@ -108,7 +119,7 @@ class Space:
     """A search space that can be sampled, enumerated and stored in a journal.
 
     Args:
-        parameters: Name -> a domain (`uniform`, `choice`, ... or an Optuna distribution), a list, which is a choice of
+        parameters: Name -> a domain (`uniform`, ..., or one of Optuna or Ray Tune), a list, which is a choice of
             its items, a constant, or a dict of these, nested at will. Configurations are recorded as JSON, so constants
             and options are None, bool, int, float or str. An option of `choice` may also be a list of these; a tuple
             there becomes a list, as after reading from JSON.
@@ -227,7 +238,7 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(node: Any, path: str) -> Any:
-    node = from_optuna(node) or node
+    node = from_optuna(node) or from_ray(node) or node
     match node:
         case Domain():
             if fault := node.fault():
@@ -303,6 +314,11 @@ def _constant(value: Any, path: str) -> Any:
 
 
 def _remedy(value: object) -> str:
+    if type(value).__module__ == RAY_DOMAINS:
+        return (
+            "Write this domain of Ray Tune as one of Shoal's, such as shoal.loguniform, shoal.quniform or shoal.grid; "
+            "what sample_from computes, let the function compute"
+        )
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | set | frozenset | Mapping):
         return "Write choice(...) around it to choose one of its items"
     return "Give it a name here and look the name up in the task"

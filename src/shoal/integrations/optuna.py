@@ -5,15 +5,17 @@ import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import optuna
+from optuna.samplers import BruteForceSampler, GridSampler
 from optuna.trial import TrialState
 
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
-from shoal.trainable import TrainingStopped, report
+from shoal.trainable import TrainingStopped, end_study, report, report_before_return, report_returned
 
 __all__ = ["optuna_objective"]
 
@@ -28,15 +30,21 @@ def optuna_objective(objective: Callable[[optuna.Trial], float], study: optuna.S
     be any that Optuna has. The parameters are in the storage of the Optuna study (`study.trials`, `study.best_params`);
     Shoal's journal has the values, and empty configurations.
 
-    `trial.report` reports to both, and budgets count its calls; the value that the objective returns is a report of its
-    own only if there was no other. Optuna records a trial that reached its budget as COMPLETE with its last value, and
-    one that Shoal stopped or suspended as PRUNED. A killed process continues its Optuna trial, and a promoted, resumed
-    or retried Shoal trial continues in a further Optuna trial: both have the parameters of the first one. An objective
-    that saves to `shoal.checkpoint()` and begins at `shoal.step()` goes on from there; any other begins anew.
+    `trial.report` reports to both, and budgets count its calls. The value that the objective returns is the value of
+    the trial in both, in the place of its last report: after the last report of its budget the objective goes on to its
+    end, and only a further report ends it. Optuna records a trial that would report on, or that an algorithm ends at a
+    smaller budget than its largest, as COMPLETE with its last value, and one that Shoal stopped or suspended as PRUNED.
+    `trial.study.stop()`, called by the objective or by a sampler whose space is used up, ends Shoal's study after the
+    trials in training.
+
+    A killed process continues its Optuna trial, and a promoted, resumed or retried Shoal trial continues in a further
+    Optuna trial: both have the parameters of the first one. An objective that saves to `shoal.checkpoint()` and begins
+    at `shoal.step()` goes on from there; any other begins anew.
 
     Limits:
         Proposals follow the order in which trials end, and each process draws its own random numbers, so a study cannot
-        be repeated from a seed, as with `study.optimize(n_jobs=...)`. A process that is killed before its first
+        be repeated from a seed, as with `study.optimize(n_jobs=...)`. Trials of BruteForceSampler and GridSampler train
+        one at a time on each device, others as many as it has room for. A process that is killed before its first
         proposal is recorded leaves a RUNNING Optuna trial. Shoal fuses no objectives; for that, write a `Task` and use
         `OptunaSearch`.
 
@@ -75,17 +83,32 @@ class _OptunaTraining:
     study: optuna.Study
     token: str
 
+    def __post_init__(self) -> None:
+        kind, name = type(self.objective), getattr(self.objective, "__qualname__", None)
+        module = getattr(self.objective, "__module__", kind.__module__)
+        sampler = type(self.study.sampler).__name__
+        object.__setattr__(self, "__qualname__", f"{module}.{sampler}.{name or kind.__qualname__}")
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other trial may train on the same device: the sampler would repeat values of trials in training,
+        and stop the study only when they have ended.
+        """
+        return isinstance(self.study.sampler, (BruteForceSampler, GridSampler))
+
     def __call__(self, config: Mapping[str, Any]) -> None:
         self.study.sampler.reseed_rng()  # else each process would propose the same
+        self.study._thread_local.in_optimize_loop = True  # so that `stop` may be called
+        self.study.stop = partial(self._stop, self.study.stop)  # type: ignore[method-assign]
+        if self._stopped in self.study._storage.get_study_system_attrs(self.study._study_id):
+            end_study(before=True)
+            return
         trial = self._trial()
         try:
             value = _number(self.objective(trial))
-            if not trial.last:
-                trial.report(value, 0)
         except TrainingStopped as stopped:
-            last = trial.last
-            if stopped.reached and last:
-                self.study.tell(trial, last[-1])
+            if stopped.reached:
+                self.study.tell(trial, trial.last[-1])
             else:
                 self.study.tell(trial, state=TrialState.PRUNED)
             raise
@@ -100,6 +123,18 @@ class _OptunaTraining:
             raise
         else:
             self.study.tell(trial, value)
+            (report_returned if trial.last else report)({"value": value})
+
+    @property
+    def _stopped(self) -> str:
+        """System attribute of the Optuna study that says that a trial has stopped it."""
+        return f"{_KEY}/{self.token}/stopped"
+
+    def _stop(self, stop: Callable[[], None]) -> None:
+        """Stop both studies."""
+        stop()
+        self.study._storage.set_study_system_attr(self.study._study_id, self._stopped, True)
+        end_study()
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
         """Refuse a `metric`, a `mode` or a space with which the two studies would search for different things."""
@@ -157,10 +192,12 @@ class _ReportingTrial(optuna.Trial):
         super().__init__(study, trial_id)
         self.last: list[float] = []
         """Values reported in this process."""
+        self._budget_used = False
 
     def report(self, value: float, step: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a restarted objective repeats steps, which Optuna ignores
-            super().report(value, step)
-        self.last.append(float(value))
-        report({"value": value})
+        if not self._budget_used:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a restarted objective repeats steps, which Optuna ignores
+                super().report(value, step)
+            self.last.append(float(value))
+        self._budget_used = report_before_return({"value": value})

@@ -3,8 +3,8 @@
 import copy
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from transformers import TrainingArguments
@@ -60,6 +60,26 @@ _UNSUPPORTED: dict[str, tuple[set[Any], str]] = {
 }
 """Values that arguments must not have, with the reason."""
 
+_KNOWN = {
+    *("accelerator_config", "activation_checkpointing_kwargs", "average_tokens_across_devices", "data_seed"),
+    *("dataloader_drop_last", "dataloader_in_order", "dataloader_multiprocessing_context", "dataloader_num_workers"),
+    *("dataloader_persistent_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_backend"),
+    *("ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "ddp_static_graph", "ddp_timeout"),
+    *("disable_tqdm", "do_eval", "do_predict", "do_train", "enable_jit_checkpoint", "eval_accumulation_steps"),
+    *("eval_do_concat_batches", "eval_steps", "eval_strategy", "eval_use_gather_object", "fsdp_config"),
+    *("generation_config", "generation_max_length", "generation_num_beams", "gradient_checkpointing_kwargs"),
+    *("greater_is_better", "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy"),
+    *("hub_token", "ignore_data_skip", "include_num_input_tokens_seen", "label_names", "length_column_name"),
+    *("liger_kernel_config", "load_best_model_at_end", "local_rank", "log_level", "log_level_replica"),
+    *("log_on_each_node", "logging_first_step", "logging_nan_inf_filter", "logging_steps", "logging_strategy"),
+    *("max_steps", "metric_for_best_model", "num_train_epochs", "output_dir", "prediction_loss_only", "project"),
+    *("remove_unused_columns", "restore_callback_states_from_checkpoint", "run_name", "save_on_each_node"),
+    *("save_only_model", "save_steps", "save_strategy", "save_total_limit", "seed", "skip_memory_metrics"),
+    *("torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps", "trackio_bucket_id"),
+    *("trackio_space_id", "trackio_static_space_id", "use_cache", "use_cpu"),
+}
+"""Further arguments, with which a study does what docs/trainer.md says. Any other one must have its default."""
+
 _NO_EFFECT = {
     "report_to": "give `shoal.tune` callbacks=[...], such as WandbCallback",
     "push_to_hub": "push `study.best_model()` after the search",
@@ -70,13 +90,16 @@ _ENDLESS = {"constant", "constant_with_warmup", "inverse_sqrt"}
 """Schedules that do not depend on the number of training steps."""
 
 
-def override(args: TrainingArguments, config: Mapping[str, Any], free: bool) -> TrainingArguments:
+def override(
+    args: TrainingArguments, config: Mapping[str, Any], free: bool, honoured: Collection[str] = ()
+) -> TrainingArguments:
     """The arguments of a trial: a copy in which the config's values replace those of the same names.
 
     Values are converted to the type of the argument, as `Trainer.hyperparameter_search` does.
 
     Args:
         free: Whether the config may have other names, which `model_init` reads.
+        honoured: As for `check`; a config may override these, too.
 
     Raises:
         TaskError: A name or a value is not possible.
@@ -84,7 +107,7 @@ def override(args: TrainingArguments, config: Mapping[str, Any], free: bool) -> 
     known = {field.name: field.type for field in fields(args)}
     own = copy.copy(args)
     for name in filter(config.__contains__, known):  # no other name counts as read
-        if name not in _OF_A_TRIAL:
+        if name not in _OF_A_TRIAL and name not in honoured:
             raise TaskError(
                 f"the config's {name!r} is an argument of the whole study; set it in TrainingArguments"
                 + (", and the epochs of trials in the algorithm" if name in ("num_train_epochs", "max_steps") else "")
@@ -98,7 +121,7 @@ def override(args: TrainingArguments, config: Mapping[str, Any], free: bool) -> 
                 f"the config's {name!r} is not a TrainingArguments field, and `model_init` takes no config; "
                 "let it take one argument, or remove the name from the space"
             )
-    check(own)
+    check(own, honoured)
     return own
 
 
@@ -113,8 +136,12 @@ def _converted(name: str, value: Any, kind: type) -> Any:
     return new
 
 
-def check(args: TrainingArguments) -> None:
-    """Check that a study can do what `Trainer` does with these arguments."""
+def check(args: TrainingArguments, honoured: Collection[str] = ()) -> None:
+    """Check that a study can do what `Trainer` does with these arguments.
+
+    Args:
+        honoured: Names of arguments that a subclass of `TrainerTask` acts on; they may have any value.
+    """
     wrong = [(name, why) for name, why in _REFUSED.items() if getattr(args, name, None)]
     wrong += [(name, why) for name, (values, why) in _UNSUPPORTED.items() if getattr(args, name) in values]
     whole = args.num_train_epochs == int(args.num_train_epochs) or args.max_steps > 0
@@ -123,12 +150,24 @@ def check(args: TrainingArguments) -> None:
     accelerator: Any = args.accelerator_config
     if accelerator.split_batches or accelerator.dispatch_batches or accelerator.gradient_accumulation_kwargs:
         wrong.append(("accelerator_config", _PARALLEL))
-    if wrong:
+    known = {*_OF_A_TRIAL, *_REFUSED, *_UNSUPPORTED, *_KNOWN, *_NO_EFFECT}
+    whose = f"of {type(args).__name__}, which TrainerTask does not know"
+    wrong += [(each.name, whose) for each in fields(args) if each.name not in known and _changed(args, each)]
+    if wrong := [(name, why) for name, why in wrong if name not in honoured]:
         raise TaskError(
             "a TrainerTask cannot honour these TrainingArguments: "
             + "; ".join(f"{name}={_shown(getattr(args, name))} ({why})" for name, why in wrong)
-            + ". Change them, or give `shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
+            + ". Change them; or subclass TrainerTask, act on them in `loss`, `optimizer` or another method, and name "
+            "them in its `honoured`; or give `shoal.tune` a function that runs `Trainer` with a "
+            "ReportCheckpointCallback"
         )
+
+
+def _changed(args: TrainingArguments, field: "Field[Any]") -> bool:
+    """Whether an argument has not its default; one that must be given has none."""
+    factory: Any = field.default_factory
+    usual = field.default if isinstance(factory, type(MISSING)) else factory()  # pickled by value it is another object
+    return bool(getattr(args, field.name) != usual)
 
 
 def _shown(value: Any) -> str:

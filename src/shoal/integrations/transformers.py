@@ -1,7 +1,8 @@
 """Training as by `transformers.Trainer`: a task whose trials train as arrays, and a callback of it for a function."""
 
+import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -32,7 +33,7 @@ from transformers.trainer_utils import (
     number_of_arguments,
     unwrap_peft_model,
 )
-from transformers.utils.generic import can_return_loss, find_labels
+from transformers.utils.generic import find_labels
 
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
@@ -60,14 +61,16 @@ _SMOOTHING = "label_smoothing"
 
 _FUNCTION = "`shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
 
+_MODEL = "each trial needs a new one; pass `model_init`, a function that returns it"
+
 _OTHERS = {
-    "model": "each trial needs a new one; pass `model_init`, a function that returns it",
+    "model": _MODEL,
     "tokenizer": "pass it as `processing_class`",
     "callbacks": "the algorithm stops trials early (shoal.ASHA, shoal.Hyperband, shoal.Median), and `callbacks` of "
     f"tune follow the study; for others give {_FUNCTION}",
-    "optimizers": f"set `optim` and `lr_scheduler_type` of TrainingArguments, or give {_FUNCTION}",
-    "optimizer_cls_and_kwargs": f"set `optim` and `optim_args` of TrainingArguments, or give {_FUNCTION}",
-    "compute_loss_func": "return that loss from the `forward` of the model that `model_init` returns",
+    "optimizers": "subclass TrainerTask and override `optimizer` and `scheduler`",
+    "optimizer_cls_and_kwargs": "subclass TrainerTask and override `optimizer`",
+    "compute_loss_func": "subclass TrainerTask and override `loss`",
 }
 """Arguments of `Trainer` that are refused, with a remedy."""
 
@@ -79,7 +82,8 @@ class TrainerTask(Task):
     clipping, precision, label smoothing and `compute_metrics` are `Trainer`'s. Arguments that cannot be honoured are
     refused by name. Arguments that only concern logs, saved files, seeds and devices have no effect: these are the
     study's. `load_best_model_at_end` must name the metric of the study, whose models have the weights of the last
-    evaluation. docs/trainer.md places each argument.
+    evaluation. docs/trainer.md places each argument. What `Trainer` is subclassed for, such as another loss or
+    optimizer, a subclass has in `loss` and `optimizer`.
 
     Names of the config that are names of `TrainingArguments` (learning_rate, weight_decay, warmup_steps,
     per_device_train_batch_size, lr_scheduler_type ...) override `args` for the trial. `model_init` reads the others.
@@ -109,12 +113,16 @@ class TrainerTask(Task):
 
     scheduler_interval: Literal["epoch", "step"] = "step"
 
+    honoured: Collection[str] = ()
+    """Names of fields of `args` that a subclass acts on, though TrainerTask refuses or does not know them; a config may
+    override them."""
+
     def __init__(
         self,
-        model_init: Callable[..., nn.Module],
-        args: TrainingArguments,
-        train_dataset: Any,
-        eval_dataset: Any,
+        model_init: Callable[..., nn.Module] | None = None,
+        args: TrainingArguments | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
         compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
@@ -123,14 +131,19 @@ class TrainerTask(Task):
     ) -> None:
         for name in others:
             raise TaskError(f"TrainerTask takes no `{name}`: {_OTHERS.get(name, 'Trainer has no such argument')}")
+        if model_init is None or isinstance(model_init, nn.Module):
+            given = "nothing" if model_init is None else f"a model, {type(model_init).__name__}"
+            raise TaskError(f"`model_init` must be a function that returns a model, got {given}: {_MODEL}")
         if not isinstance(args, TrainingArguments):
             raise TaskError(f"`args` must be TrainingArguments, got {type(args).__name__}")
+        if eval_dataset is None:
+            raise TaskError("TrainerTask needs an `eval_dataset`: trials are compared by an evaluation set")
         for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
             if isinstance(dataset, dict) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
                 raise TaskError(
                     f"`{name}` must be one data set with a length and indices, got {type(dataset).__name__}"
                 )
-        check(args)
+        check(args, self.honoured)
         check_environment(args)
         self.args = args
         self.loader_workers = args.dataloader_num_workers
@@ -149,7 +162,7 @@ class TrainerTask(Task):
         Raises:
             TaskError: The config has a name or a value that is not possible.
         """
-        return override(self.args, config, free=self._takes_config)
+        return override(self.args, config, self._takes_config, self.honoured)
 
     def data(self, config: Config) -> tuple[Dataset[Any] | DataLoader[Any], Dataset[Any] | DataLoader[Any]]:
         """Return both data sets; with `dataloader_drop_last`, loaders that leave out the last partial batch."""
@@ -192,8 +205,8 @@ class TrainerTask(Task):
         ):
             name = getattr(args.optim, "value", args.optim)
             raise TaskError(
-                f"optim={name!r} of TrainingArguments is not an optimizer that a study can step; choose another or "
-                "give `shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
+                f"optim={name!r} of TrainingArguments is not an optimizer that a study can step; choose another; or "
+                f"subclass TrainerTask and override `optimizer`; or give {_FUNCTION}"
             )
         decayed = set(Trainer.get_decay_parameter_names(cast("Any", None), model))
         trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
@@ -201,7 +214,10 @@ class TrainerTask(Task):
             {"params": [each for name, each in trained if name in decayed], "weight_decay": args.weight_decay},
             {"params": [each for name, each in trained if name not in decayed], "weight_decay": 0.0},
         ]
-        return cast("Optimizer", kind(groups, **settings))
+        optimizer = kind(groups, **settings)
+        if "bitsandbytes" in str(kind) and settings.get("optim_bits") == 8:
+            _keep_embeddings_whole(optimizer, model)
+        return cast("Optimizer", optimizer)
 
     def scheduler(self, optimizer: Any, config: Config) -> Any:
         """Return the schedule of `args.lr_scheduler_type`, with warm-up."""
@@ -274,7 +290,7 @@ class TrainerTask(Task):
         if isinstance(found, Mapping) and "loss" not in found:
             raise TaskError(
                 f"the model returns no loss for {', '.join(batch)}, only {', '.join(found)}; its samples need labels, "
-                "under the name that the model's forward takes"
+                "under the name that the model's forward takes, or its batches return_loss=True, if that is one"
             )
         return cast("Tensor", found["loss"] if isinstance(found, Mapping) else found[0])
 
@@ -346,7 +362,7 @@ class _Traits:
         parameters = inspect.signature(base.forward).parameters
         free = any(each.kind == inspect.Parameter.VAR_KEYWORD for each in parameters.values())
         names = find_labels(type(base)) if args.label_names is None else args.label_names
-        if not names and not can_return_loss(type(base)):
+        if not names and "return_loss" not in parameters:
             raise TaskError(
                 f"{type(base).__name__} takes no labels, so it has no loss; take a model with a head, or set "
                 "label_names of TrainingArguments"
@@ -368,6 +384,21 @@ class _Traits:
         if self.shifts and "shift_labels" not in batch:
             labels = labels[..., 1:]
         return labels.ne(-100).sum()
+
+
+def _keep_embeddings_whole(optimizer: Any, model: nn.Module) -> None:
+    """Keep the states of embeddings in 32 bits, as `Trainer.create_optimizer` does for optimizers of bitsandbytes.
+
+    Each optimizer has its own manager of overrides, which are by place in its groups; `Trainer` has one for all.
+    """
+    embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+    manager = optimizer.mng = copy.copy(optimizer.mng)
+    manager.index2config = {
+        (row, column): {"optim_bits": 32}
+        for row, group in enumerate(optimizer.param_groups)
+        for column, parameter in enumerate(group["params"])
+        if id(parameter) in embeddings
+    }
 
 
 def _forward(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Any, Tensor | None]:

@@ -128,7 +128,7 @@ _OPTIONAL: dict[str, tuple[object, str]] = {
     "end_requested": _FLAG,
     "objective": _NAME,
     "target": (float | None, "a number or null"),
-    "target_reached": (int | None, "the number of a trial or null"),
+    "ended_because": _NAME,
     "ended": _FLAG,
     "project": (str | None, "a path or null"),
     "batches": _NAME,

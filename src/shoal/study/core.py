@@ -27,9 +27,11 @@ from shoal.study.devices import DeviceConditions
 from shoal.study.event import Due, Event, Shutdown, TrialFailed
 from shoal.study.interventions import handle_members_left, hold_study, intervene
 from shoal.study.job_events import (
+    OBJECTIVE_ENDED,
     apply_decisions,
     complete_reports,
     end_at_target,
+    end_by_trial,
     end_job,
     fail_array,
     handle_reports,
@@ -97,7 +99,7 @@ class StudyCore:
         state.paused, state.end_requested, state.ended = (
             study.get(key, False) for key in ("paused", "end_requested", "ended")
         )
-        state.target_reached = study.get("target_reached")
+        state.ended_because = study.get("ended_because", "")
         state.tracker.restore(jobs)
         for record in records:
             state.trials.restore(record)
@@ -108,7 +110,7 @@ class StudyCore:
         apply_decisions(state, [*kept, *map(completed_without_algorithm, paused)])
         if reported:
             state.retries.first_failures.reported()
-        if reached is not None and state.target_reached is None and not state.ended:  # reported while shutting down
+        if reached is not None and not state.ended_because and not state.ended:  # reported while shutting down
             end_at_target(state, reached)
         state.step.command(*(CopyCheckpoint(record.trial) for record in state.trials.waiting()))
         return state.step
@@ -158,6 +160,8 @@ def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
     match event:
         case Reported():
             handle_reports(state, event, now)
+            if event.ended_by is not None:
+                end_by_trial(state, OBJECTIVE_ENDED.format(event.ended_by))
         case SignaturesFound():
             state.signatures.add_keys(event)
             _add_note(state, event.note)
@@ -207,6 +211,8 @@ def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
             state.step.record(
                 TrialsReported(event.job, tuple(complete_reports(event.reports, state.config.objectives)))
             )
+            if event.ended_by is not None:
+                end_by_trial(state, OBJECTIVE_ENDED.format(event.ended_by))
         case Ended():
             job, _ = state.running.end(event.job)
             state.step.record(JobEnded(event.job, event.outcome, event.message, False, event.activities))

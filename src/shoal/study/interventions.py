@@ -33,7 +33,6 @@ STOPPED = "stopped by a user"
 STUDY_PAUSED = "the study is paused by a user"
 STUDY_ENDS = "the study is ending at a user's request"
 STUDY_ENDED = "the study was ended by a user"
-TARGET_REACHED = "trial {} reached the target of the study"
 
 
 def intervene(state: StudyState, request: Request) -> None:
@@ -85,8 +84,7 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
 
 def hold_study(state: StudyState) -> None:
     """Hold a paused or ending study. Once no job runs, a paused study releases its devices and an ending one ends."""
-    reached = "" if state.target_reached is None else TARGET_REACHED.format(state.target_reached)
-    why = reached or (STUDY_ENDS if state.end_requested else STUDY_PAUSED)
+    why = state.ended_because or (STUDY_ENDS if state.end_requested else STUDY_PAUSED)
     waiting = (*state.trials.waiting(), *state.trials.paused_waiting())
     if changed := state.trials.explain({x.number: why for x in waiting}):
         state.step.record(Waiting(changed))
@@ -97,7 +95,7 @@ def hold_study(state: StudyState) -> None:
         for record in trials:
             state.trials.move(record, TrialState.STOPPED)
         numbers = tuple(x.number for x in trials)
-        state.step.record(TrialsStopped(numbers, reached or STUDY_ENDED), StudyChanged("ended", True))
+        state.step.record(TrialsStopped(numbers, state.ended_because or STUDY_ENDED), StudyChanged("ended", True))
         state.ended = True
     elif not state.devices_released:
         state.devices_released = True

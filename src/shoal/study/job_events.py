@@ -41,9 +41,11 @@ from shoal.study.teams import end_helper
 from shoal.study.trials import TrialTable, completed_without_algorithm
 
 __all__ = [
+    "OBJECTIVE_ENDED",
     "apply_decisions",
     "complete_reports",
     "end_at_target",
+    "end_by_trial",
     "end_job",
     "end_study",
     "fail_array",
@@ -52,6 +54,9 @@ __all__ = [
     "record_measurement",
     "stop_jobs",
 ]
+
+OBJECTIVE_ENDED = "trial {} stopped the study"
+TARGET_REACHED = "trial {} reached the target of the study"
 
 
 def handle_reports(state: StudyState, event: Reported, now: float) -> None:
@@ -110,7 +115,7 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
 
 def _end_at_target(state: StudyState, reports: Iterable[Report]) -> None:
     """End the study if a report, other than of a failure, is as good as its target; see `target` of `shoal.tune`."""
-    if (target := state.config.study.get("target")) is None or state.target_reached is not None:
+    if (target := state.config.study.get("target")) is None or state.ended_because:
         return
     objective = state.config.objectives[0]
     reached = [
@@ -126,17 +131,29 @@ def _end_at_target(state: StudyState, reports: Iterable[Report]) -> None:
 
 def end_at_target(state: StudyState, trial: int) -> None:
     """End the study, unless it is to end already, because this trial has reached its target."""
-    if not state.end_requested:
-        state.target_reached = trial
-        state.step.record(StudyChanged("target_reached", trial))
-        end_study(state)
+    if end_by_trial(state, TARGET_REACHED.format(trial)):
+        stop_jobs(state)
+
+
+def end_by_trial(state: StudyState, why: str) -> bool:
+    """End the study once its jobs have ended, unless it is to end already; return whether it was not."""
+    if state.end_requested:
+        return False
+    state.ended_because = why
+    state.step.record(StudyChanged("ended_because", why))
+    _begin_end(state)
+    return True
 
 
 def end_study(state: StudyState) -> None:
     """Stop all jobs after a checkpoint; once none runs, `hold_study` ends the study."""
+    _begin_end(state)
+    stop_jobs(state)
+
+
+def _begin_end(state: StudyState) -> None:
     state.paused, state.end_requested = False, True
     state.step.record(StudyChanged("paused", False), StudyChanged("end_requested", True))
-    stop_jobs(state)
 
 
 def stop_jobs(state: StudyState) -> None:

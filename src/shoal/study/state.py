@@ -135,9 +135,9 @@ class StudyState:
         last_plan_time: Time of the last plan, in seconds.
         paused: Whether a user has paused the study, so that no trials are requested or placed.
         devices_released: Whether a paused study has released its devices.
-        end_requested: Whether a user or its target has ended the study; its jobs may still be saving their trials.
-        ended: Whether a study that a user or its target has ended has no job any more.
-        target_reached: Number of the trial that has reached the target of the study; None before.
+        end_requested: Whether a user or a trial has ended the study; its jobs may still be running.
+        ended: Whether a study that a user or a trial has ended has no job any more.
+        ended_because: Why a trial has ended the study; "" if none has.
         shutdown: The event that shuts down the study; None before.
         teams: Id of each job on several devices -> ids of the helpers that it was told to train with.
         dismissed: Ids of the running helpers that were asked to stop.
@@ -160,7 +160,7 @@ class StudyState:
         self.last_plan: object = None
         self.last_plan_time = 0.0
         self.paused = self.devices_released = self.end_requested = self.ended = False
-        self.target_reached: int | None = None
+        self.ended_because = ""
         self.shutdown: Shutdown | None = None
         self.stopped: Cause | None = None
         self.teams: dict[str, frozenset[str]] = {}

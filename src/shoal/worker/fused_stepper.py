@@ -28,6 +28,7 @@ from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
 from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
+from shoal.fuse.per_member import error_location
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.step import TrainingStep, ways_to_try
@@ -324,7 +325,8 @@ class CustomStep:
             raise
         except (NeedsMemberError, Exception) as reason:
             kind = "" if isinstance(reason, NeedsMemberError) else f"{type(reason).__name__}: "
-            raise FusionError(f"the task's `step`: {kind}{reason}") from reason
+            where = error_location(reason, self._task.step)
+            raise FusionError(f"the task's `step`, {where}: {kind}{reason}") from reason
         if isinstance(loss, Stacked):
             check_scalar("loss", loss.whole, axes=1)
             return loss.whole.detach()

@@ -3,8 +3,9 @@
 import copy
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -127,10 +128,12 @@ class SignatureBuilder:
     def _unread_note(self) -> str:
         if not self._unread:
             return ""
-        names = ", ".join(map(repr, sorted(self._unread)))
-        own = [
-            each for each in ("evaluate", "step") if not getattr(type(self._task), each).__module__.startswith("shoal.")
-        ]
+        kind = type(self._task)
+        own = [each for each in ("evaluate", "step", "end_epoch") if not getattr(kind, each).__module__.startswith("shoal.")]
+        unread = self._unread - _words_in([getattr(kind, each) for each in own], kind)
+        if not unread:
+            return ""
+        names = ", ".join(map(repr, sorted(unread)))
         while_training = f", unless `{'` or `'.join(own)}` reads it" if own else ""
         return (
             f"no method of the task reads {names} of the config; its values change nothing{while_training}: "
@@ -147,6 +150,33 @@ class SignatureBuilder:
         if not self._note and (text := parameter_warning(model, optimizers_in(checked_ones))):
             self._note = f"trial {trial.number}: {text}"
         return checked_ones
+
+
+def _words_in(functions: Iterable[Any], kind: type) -> set[str]:
+    """Return the names and strings in the code of functions, and of all functions, methods of `kind` and constants that
+    these name, but those of torch and of Shoal.
+    """
+    words: set[str] = set()
+    seen: set[Any] = set()
+    remaining = [(each, dict[str, Any]()) for each in functions]
+    while remaining:
+        part, known = remaining.pop()
+        if isinstance(part, FunctionType):
+            if part.__module__.partition(".")[0] in ("shoal", "torch"):
+                continue
+            remaining += [(cell.cell_contents, known) for cell in part.__closure__ or ()]
+            known, part = part.__globals__, part.__code__
+        if isinstance(part, str):
+            words.add(part)
+        elif isinstance(part, (tuple, list, set, frozenset)):
+            remaining += [(each, known) for each in part]
+        elif isinstance(part, CodeType) and part not in seen:
+            seen.add(part)
+            words.update(part.co_names, part.co_varnames)
+            remaining += [(each, known) for each in part.co_consts]
+            for name in part.co_names:
+                remaining += [(known.get(name), known), *((vars(each).get(name), known) for each in kind.__mro__)]
+    return words
 
 
 class WithoutValues(TorchFunctionMode):

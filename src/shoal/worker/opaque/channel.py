@@ -93,6 +93,8 @@ class ProgramChannel:
         self._connections: list[socket.socket] = []
         _OPEN.add(self)
         self._output: OutputReports | None = None
+        self.ends_study: bool | None = None
+        """Whether the program has asked that no trial begins after the running ones; False if one did so before it."""
 
     def read(self, output: OutputReports) -> None:
         """Read reports from the output of a program, too."""
@@ -146,11 +148,15 @@ class ProgramChannel:
         except (OSError, ValueError):  # the program was killed before the message was complete
             connection.close()
             return []
+        if "ends_study" in message:
+            connection.close()
+            self.ends_study = message["ends_study"]
+            return []
         if "outcome" in message:
             connection.close()
             return [ProgramFailedError(Outcome(message["outcome"]), message["message"])]
         self._connections = [*(other for other in self._connections if other.fileno() >= 0), connection]
-        return [ProgramReport(message["metrics"], message["step"], connection)]
+        return [ProgramReport(message["metrics"], message["step"], connection, message.get("returns"))]
 
 
 _OPEN: weakref.WeakSet[ProgramChannel] = weakref.WeakSet()

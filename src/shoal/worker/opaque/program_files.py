@@ -119,7 +119,7 @@ class ProgramFiles:
 
     def reset(self) -> None:
         """Delete the state of the program, which is ahead of its reports, so that the program starts over."""
-        for path in (*self._outputs(), self._reports, self._ended):
+        for path in (*self._outputs(), self._reports, self._ended, self._returning):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.live, ignore_errors=True)
         self.live.mkdir()
@@ -128,6 +128,19 @@ class ProgramFiles:
     def record_end(self) -> None:
         """Record that the program has ended by itself, after a report."""
         self._ended.touch()
+        self.record_returning(over=True)
+
+    @property
+    def returning(self) -> bool:
+        """Whether all of the budget is reported, but for the value that the program returns."""
+        return self._returning.exists()
+
+    def record_returning(self, *, over: bool = False) -> None:
+        """Record that only the value that the program returns is to come, or (`over`) no more."""
+        if over:
+            self._returning.unlink(missing_ok=True)
+        else:
+            self._returning.touch()
 
     def save_checkpoint(self, reports: Sequence[Report]) -> None:
         """Write a checkpoint of `live` if anything has changed; unchanged files are hard links to the last.
@@ -236,6 +249,10 @@ class ProgramFiles:
     @property
     def _ended(self) -> Path:
         return self._folder / "ended"
+
+    @property
+    def _returning(self) -> Path:
+        return self._folder / "returning"
 
     @property
     def _process(self) -> Path:

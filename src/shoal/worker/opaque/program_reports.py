@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.core.objective import metric_fault
@@ -18,11 +18,16 @@ class ProgramReport:
     """Report as received from the program, not validated.
 
     On a `connection` the program waits for an answer; there is none for a line of output.
+
+    Args:
+        returns: False from a program that goes on to a value that it returns, which then replaces its last report; True
+            for that value; None from any other program.
     """
 
     metrics: Mapping[str, Any]
     step: Any
     connection: socket.socket | None = None
+    returns: bool | None = None
 
     def answer(self, **content: object) -> None:
         """Send an answer, if the program waits for one."""
@@ -97,6 +102,10 @@ class ProgramReports:
         self.reports = [*(x for x in self.reports if x.epoch < report.epoch), report]
         self.awaits_first, self._step, self._recorded = False, report.epoch, max(self._recorded, report.epoch)
         return report
+
+    def replace_last(self, program_report: ProgramReport) -> None:
+        """Replace the metrics of the last report."""
+        self.reports[-1] = replace(self.reports[-1], metrics=_numbers(program_report))
 
     def _step_of(self, program_report: ProgramReport) -> int:
         step: int = self._next_step() if program_report.step is None else program_report.step

@@ -8,18 +8,19 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
 from shoal.core.array import Array
+from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.errors import TaskError
 from shoal.core.event import Event, Outcome, Profiled, Reported
 from shoal.core.job import Job, WorkerContext, log_path
 from shoal.core.trial import Report, TrialState
-from shoal.opaque import Command, Opaque
+from shoal.opaque import Command, Function, Opaque
 from shoal.pickling import loaded
 from shoal.worker.control import JobControl
 from shoal.worker.failures import ProgramFailedError, outcome_of
@@ -108,13 +109,17 @@ class _ProgramRun:
         self._asked = False
         self._ahead_of_reports = False  # whether the saved state of the program is ahead of its reports
         self._failure: ProgramFailedError | None = None
+        self._returning = False  # whether all of the budget is reported but for the value that the program returns
+        self._returned = self._ended_study = False
 
     def run(self) -> Iterator[Event]:
         """Run the program; yield the reports of the trial, and profiles."""
         self._prepare()
+        returning = self._files.returning
         for report in self._reports.reports:
-            yield from self._reported(report)
-        if self._reports.last >= self._member.target:
+            if not (returning and report.epoch == self._member.target):
+                yield from self._reported(report)
+        if self._reports.last >= self._member.target and not returning:
             return
         yield from self._run_program()
         if self._ahead_of_reports and not self._stopping and not self._leaving:
@@ -175,12 +180,14 @@ class _ProgramRun:
         while child.status() is None:
             for message in channel.wait(_POLL_SECONDS):
                 yield from self._handle_message(message, session)
+            yield from self._end_of_study(channel)
             session.monitor.sample()
             self._control.beat(settled=False)  # a program that hangs is detected by its time limit
             self._poll_requests(session)
             self._advance_phase(session)
         for message in channel.finish():
             yield from self._handle_message(message, session)
+        yield from self._end_of_study(channel)
         yield from self._finish(child.status() or 0, session)
 
     def _handle_message(self, message: ProgramReport | ProgramFailedError, session: _Session) -> Iterator[Event]:
@@ -189,6 +196,16 @@ class _ProgramRun:
             return
         if self._reached or self._leaving or self._timed_out or self._ahead_of_reports:
             message.answer(go_on=False)
+            return
+        if message.returns:
+            self._returned = True
+            self._reports.replace_last(message)
+            message.answer(go_on=True)
+            return
+        if self._returning:  # it trains on, beyond its budget
+            yield from self._end_at_target(session)
+            message.answer(go_on=False, reached=True)
+            self._request_end(GRACE_SECONDS)
             return
         session.awaits_answers = session.awaits_answers or message.connection is not None
         error = self._reports.find_error(message)
@@ -205,21 +222,49 @@ class _ProgramRun:
         now, stopping = time.monotonic(), self._stopping
         report = self._reports.add(message, now - session.last_report)
         session.last_report = now
-        self._reached = report.epoch == self._member.target
+        used = report.epoch == self._member.target
+        self._returning = used and self._awaits_return(message)
+        self._reached = used and not self._returning
+        if self._returning:
+            self._files.record_returning()
         if message.connection is not None:
             self._files.save_checkpoint(self._reports.reports)
         found = session.monitor.report(report.seconds)
         if self._reached:
             found = found or session.monitor.finish()
-        yield from self._reported(report)
+        if not self._returning:
+            yield from self._reported(report)
         if found is not None:
-            yield Profiled(self._job, self._key, found)
+            yield self._profiled(found)
         self._poll_requests(session)
-        message.answer(go_on=self._phase is _Phase.RUNS and not self._reached, reached=self._reached)
+        message.answer(go_on=self._phase is _Phase.RUNS and not self._reached, reached=used)
         if self._reached:
             self._request_end(GRACE_SECONDS if session.awaits_answers else 0)
         elif stopping and not session.awaits_answers and not self._asked:  # its state is that of its last report
             self._request_end(0)
+
+    def _end_at_target(self, session: _Session) -> Iterator[Event]:
+        """Yield the last report of a program that trains on instead of returning a value."""
+        self._reached, self._returning = True, False
+        self._files.record_returning(over=True)
+        yield from self._reported(self._reports.reports[-1])
+        if (found := session.monitor.finish()) is not None:
+            yield self._profiled(found)
+
+    def _profiled(self, found: Profile) -> Profiled:
+        alone = isinstance(self._training, Function) and self._training.alone
+        return Profiled(self._job, self._key, replace(found, compute=1.0) if alone else found)
+
+    def _awaits_return(self, message: ProgramReport) -> bool:
+        """Whether the value that the program returns, after the last report of the longest trials, is to be awaited."""
+        longest = self._training.longest if isinstance(self._training, Function) else None
+        return message.returns is False and (longest is None or self._member.target >= longest)
+
+    def _end_of_study(self, channel: ProgramChannel) -> Iterator[Event]:
+        asked, channel.ends_study = channel.ends_study, None
+        self._ended_study = self._ended_study or asked is not None
+        if asked:
+            yield Reported(self._job, (), ended_by=self._member.trial.number)
 
     def _poll_requests(self, session: _Session) -> None:
         """Poll the requests to stop the job or to remove the trial."""
@@ -270,10 +315,12 @@ class _ProgramRun:
             return
         if self._failure is not None:
             raise self._failure
-        if self._stopping or self._ahead_of_reports:
+        if (self._stopping and not self._returned) or self._ahead_of_reports:
             return
         if status != 0:
             raise self._exit_error(status, session)
+        if self._ended_study and self._reports.awaits_first:
+            return
         if self._reports.awaits_first and self._files.resumed and not self._files.ended:
             self._ahead_of_reports = True  # the program may have been killed between saving and reporting its last step
             return
@@ -283,9 +330,10 @@ class _ProgramRun:
             )
         self._files.record_end()
         if (found := session.monitor.finish()) is not None:
-            yield Profiled(self._job, self._key, found)
+            yield self._profiled(found)
         last = self._reports.reports[-1]
-        yield Reported(self._job, (Report(number, target, last.metrics, 0.0, TrialState.PAUSED),))
+        seconds = last.seconds if self._returning else 0.0  # else the engine has them
+        yield Reported(self._job, (Report(number, target, last.metrics, seconds, TrialState.PAUSED),))
 
     def _exit_error(self, status: int, session: _Session) -> ProgramFailedError:
         """Return the error for an exit status but 0, with the last lines of the log, or the first of a crash."""
@@ -312,7 +360,7 @@ class _ProgramRun:
     def _remedy(self, printed: Sequence[str]) -> str:
         """Return what to do about a program without reports, which printed lines of JSON with these names."""
         if not isinstance(self._training, Command):
-            return "call shoal.report({...}) in it"
+            return "call shoal.report({...}) in it; one that calls ray.tune.report, give to tune as ray_trainable(...)"
         if missing := [name for name in self._training.metrics if printed and name not in printed]:
             names, lacks = (", ".join(map(repr, each)) for each in (printed, missing))
             return f"its lines of JSON have {names} and lack the metric {lacks}; print it, or search by another metric"
