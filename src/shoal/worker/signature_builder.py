@@ -129,7 +129,8 @@ class SignatureBuilder:
         if not self._unread:
             return ""
         kind = type(self._task)
-        own = [each for each in ("evaluate", "step", "end_epoch") if not getattr(kind, each).__module__.startswith("shoal.")]
+        given_config = ("evaluate", "step", "end_epoch")
+        own = [each for each in given_config if not getattr(kind, each).__module__.startswith("shoal.")]
         unread = self._unread - _words_in([getattr(kind, each) for each in own], kind)
         if not unread:
             return ""
