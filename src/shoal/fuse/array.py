@@ -90,6 +90,7 @@ class MapRunner:
                 written = self._shared_slot(error)
             else:
                 self._ran.add(key)
+                self._state.push_nested()
                 return result
             transaction.restore()
             if written is not None:

@@ -137,6 +137,10 @@ class ArrayState:
         self.sync_from_members()
         self._attributes.pull_nested()
 
+    def push_nested(self) -> None:
+        """Copy attributes of nested objects that the first run of a function has completed to the members."""
+        self._attributes.push_nested()
+
     def check_all_members(self) -> None:
         """Refuse members whose parameters or buffers are no longer rows of the array's tensors."""
         for b in range(len(self.members)):

@@ -43,7 +43,7 @@ class AttributeSync:
         self._names: dict[int, tuple[int, list[str]]] = {}
         self._next_member = 0
         self._last_values = dict(self._plain_attributes(self._members[0]))
-        self._last_nested = self._nested_values()
+        self._last_nested = self._nested_values(self._members[0])
         self._stacked_attributes = {
             place: (value, self._member_values(*place)) for place, value in self._tensor_attributes(self._template)
         }
@@ -102,7 +102,7 @@ class AttributeSync:
 
     def pull_nested(self) -> None:
         """Copy equal changes of attributes of nested objects to the template, as when models complete their configs."""
-        now = self._nested_values()
+        now = self._nested_values(self._members[0])
         for (place, name), value in now.items():
             if _differ(value, self._last_nested.get((place, name), _MISSING)):
                 theirs = [getattr(held, name, _MISSING) for held in self._member_values(*place)]
@@ -110,6 +110,14 @@ class AttributeSync:
                 if not any(_differ(value, other) for other in theirs) and (id(mine), name) not in self._slotted:
                     mine[name] = value
         self._last_nested = now
+
+    def push_nested(self) -> None:
+        """Copy changes of attributes of nested objects in the template to the members."""
+        for (place, name), value in self._nested_values(self._template).items():
+            if _differ(value, self._last_nested.get((place, name), _MISSING)):
+                for held in self._member_values(*place):
+                    vars(held)[name] = value
+        self._last_nested = self._nested_values(self._members[0])
 
     def _check_attribute(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
@@ -146,13 +154,14 @@ class AttributeSync:
                 if isinstance(value, Tensor):
                     yield (i, name), value
 
-    def _nested_values(self) -> dict[tuple[_Place, str], Any]:
-        """Plain attributes of objects that are attributes of the first member's modules."""
+    @staticmethod
+    def _nested_values(modules: Sequence[nn.Module]) -> dict[tuple[_Place, str], Any]:
+        """Plain attributes of objects that are attributes of modules."""
         return {
             ((i, name), inner): value
-            for i, module in enumerate(self._members[0])
+            for i, module in enumerate(modules)
             for name, held in vars(module).items()
-            if hasattr(held, "__dict__") and not callable(held) and not isinstance(held, Tensor)
+            if hasattr(held, "__dict__") and not callable(held) and not isinstance(held, (Tensor, dict, list))
             for inner, value in vars(held).items()
             if isinstance(value, _PLAIN)
         }
