@@ -12,13 +12,16 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
 
+from shoal.core.activity import Activity
 from shoal.core.errors import FusionError
 from shoal.core.trial import Check
+from shoal.cost.activity_clock import during
 from shoal.fuse.array import ModelArray
 from shoal.fuse.per_member import describe_function
 from shoal.task import Task, size_of
@@ -53,6 +56,19 @@ MARGIN = 8.0
 """A member may be off by this factor over what a perturbation of its parameters by one rounding unit changes."""
 
 _LOSS: TensorKey = ("loss", "")
+
+_P = ParamSpec("_P")
+
+
+def _accounted(function: Callable[_P, None]) -> Callable[_P, None]:
+    """Count the time of a function as that of checks."""
+
+    @wraps(function)
+    def accounted(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        with during(Activity.CHECKS):
+            function(*args, **kwargs)
+
+    return accounted
 
 
 @dataclass
@@ -112,6 +128,12 @@ class Proof:
             self._record.next_step, self._due = 2 * self._record.next_step, True
         if not self._copies and self._due and self._is_affordable():
             self._open(runtimes)
+        if self._copies:
+            self._step_copies(runtimes, batches, ticks)
+
+    @_accounted
+    def _step_copies(self, runtimes: Sequence[TrialRuntime], batches: Sequence[Any], ticks: Sequence[int]) -> None:
+        """Let the copies take the step that the array is about to take."""
         began = self._clock()
         for b, one in self._copies.items():
             if self._is_compared and one.runtime.epoch == runtimes[b].epoch:
@@ -194,6 +216,7 @@ class Proof:
         seed = f"{runtimes[0].trial.data_seed} {self._record.steps} {self._record.validations}"
         return sorted({0, len(runtimes) - 1, random.Random(seed).randrange(len(runtimes))})
 
+    @_accounted
     def _open(self, runtimes: Sequence[TrialRuntime]) -> None:
         """Begin a window: at first of all members if that is cheap, later of one."""
         began = self._clock()
@@ -206,6 +229,7 @@ class Proof:
         self._window_steps, self._since_change, self._due, self._is_compared = 0, 0, False, True
         self._record.seconds += self._clock() - began
 
+    @_accounted
     def _compare(self, b: int, runtime: TrialRuntime, loss: Tensor, array: ModelArray | None) -> None:
         one = self._copies[b]
         where = f"trial {runtime.trial.number}, step {runtime.step + 1} of epoch {runtime.epoch + 1}, {self._way}"
@@ -247,6 +271,7 @@ class Proof:
         for key, change in changes.items():
             self._record.noise[key] = max(self._record.noise.get(key, 0.0), MARGIN * change)
 
+    @_accounted
     def _compare_validation(self, runtime: TrialRuntime, batch: Any, metrics: Mapping[str, Any], outputs: Any) -> None:
         where = f"trial {runtime.trial.number}, validation of epoch {runtime.epoch + 1}"
         one = _copy(self._task, runtime)
