@@ -78,7 +78,7 @@ CASES = {
         [Proven("1", NET, ALL)],
         ["an array of 12 members (trials 0, 1, 2, …); not compared with plain PyTorch"],
     ),
-    "alone": ([Proven("1", NET, FIRST, steps(0, 0.0))], []),
+    "alone": ([Proven("1", NET, FIRST, steps(0, 0.0, way="plain"))], []),
     "refused alone": ([Proven("1", NET, FIRST, (), "no")], ["plain, 1 member (trial 0): no"]),
     "nothing was trained": ([], []),
     "several structures, those that were refused first": (

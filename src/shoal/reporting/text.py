@@ -207,9 +207,9 @@ def trial_verdict_text(found: Verdict) -> str:
 
 
 def _way_text(found: Verdict) -> str:
-    if found.is_slower:
-        return "plain, as that is faster"
-    return "fused" if found.members > 1 else "alone"
+    if found.members == 1:
+        return "alone"
+    return "plain, as that is faster" if found.is_slower else "fused"
 
 
 def _end_text(found: Verdict) -> str:
