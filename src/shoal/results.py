@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.errors import ShoalError
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_study
-from shoal.journal.rows import TrialRow
+from shoal.journal.rows import CheckRow, TrialRow
 from shoal.journal.view import JournalView
 from shoal.paths import absolute, check_path
 from shoal.process_settings import applied
 from shoal.reporting.grid import StudyGrid, study_grid
 from shoal.reporting.optuna_study import optuna_study
 from shoal.reporting.overview import notebook_html, overview
+from shoal.reporting.proof import trial_verdicts
 from shoal.reporting.ranking import front, ranked, why_no_best
 from shoal.reporting.rerun import Rerun, find_rerun
 from shoal.reporting.table import dataframe
@@ -89,14 +90,37 @@ class Study:
         return [row for row in ranked(trials, self.objectives, best) if row.number in best]
 
     def dataframe(self) -> "pd.DataFrame":
-        """Return one row per trial: its state, config, metrics (last and best), epochs, seconds, device, array and
-        reason.
+        """Return one row per trial: its state, config, metrics (last and best), epochs, seconds, device, array, proof
+        and reason.
+
+        `proof` says whether the trial trains fused or plain, and what was proven of it; see the method `proof`.
 
         After a kill of the study's process its running trials are "interrupted" until the study is resumed.
         """
         with JournalView.read(self.directory) as journal:
             runs = journal.writer() is not None
-            return dataframe(journal.trials(), runs=runs)
+            return dataframe(journal.trials(), runs=runs, proof=trial_verdicts(journal))
+
+    def proof(self, number: int) -> list[CheckRow]:
+        """Return the comparisons of a trial in an array with the same trial in plain PyTorch, in order.
+
+        Copies of some trials train in plain PyTorch beside an array, see "Proven while it trains" in docs/fusion.md. So
+        a trial may have none although others of its structure have; `shoal status` says what was proven of a structure.
+
+        Args:
+            number: Number of the trial.
+
+        Returns:
+            A row for each comparison: `epoch` (epochs finished before), `step` (steps of the epoch taken), `what`
+            ("step, eager", with the way of the step, or "validation"), and `difference`, the largest relative one,
+            which rounding explains. If the trial was found to train in plain PyTorch, a row says so by its `reason`.
+
+        Raises:
+            ShoalError: there is no such trial.
+        """
+        with JournalView.read(self.directory) as journal:
+            self._row(journal, number)
+            return [row for row in journal.checks(number) if row.what]
 
     def grid(self) -> StudyGrid:
         """Return the trials by the values of the searched parameters: `grid().project("lr", "width").cells`."""
@@ -147,11 +171,7 @@ class Study:
             CheckpointError: the trial has no intact checkpoint.
         """
         with JournalView.read(self.directory) as journal:
-            rows = {row.number: row for row in journal.trials()}
-            if number not in rows:
-                raise ShoalError(
-                    f"the study in {self.directory} has no trial {number}; it has {len(rows)} trials, from 0"
-                )
+            row = self._row(journal, number)
             if journal.study["opaque"]:
                 raise ShoalError(
                     f"the study in {self.directory} trained a program of yours, whose model Shoal cannot build; what "
@@ -163,7 +183,13 @@ class Study:
             from shoal.worker.trial_runtime import trained_model  # imports torch, which tables do not need
 
             with applied(journal.study.get("settings", {})):
-                return trained_model(journal.blob("task"), rows[number].trial, self.directory)
+                return trained_model(journal.blob("task"), row.trial, self.directory)
+
+    def _row(self, journal: JournalView, number: int) -> TrialRow:
+        rows = {row.number: row for row in journal.trials()}
+        if number not in rows:
+            raise ShoalError(f"the study in {self.directory} has no trial {number}; it has {len(rows)} trials, from 0")
+        return rows[number]
 
     def retry(self, numbers: int | Iterable[int] | None = None) -> list[int]:
         """Retry failed trials: in the process that runs the study, or else once it is resumed.

@@ -69,8 +69,9 @@ class Task(ABC):
     """Whether trials that train as one array must equal the same trials in plain PyTorch.
 
     Copies of some trials then train in plain PyTorch beside the first steps of an array, its first validation, and
-    ever more rarely after that. What differs by more than rounding trains in plain PyTorch from there. Set it to False
-    for a program whose runs differ in any case, since it reads a clock or adds atomically: its arrays are not checked.
+    ever more rarely after that. What differs by more than rounding trains in plain PyTorch from there; `shoal status`
+    and `Study.proof` say what was compared. Set it to False for a program whose runs differ in any case, since it reads
+    a clock or adds atomically: its arrays are not checked.
     """
 
     loader_workers: int = 0

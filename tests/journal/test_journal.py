@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from journal_samples import STUDY, create, group, job, report, trial
 
 from shoal.core.activity import Activity
+from shoal.core.array import FusionKey
 from shoal.core.command import GroupsProposed
 from shoal.core.errors import JournalError
-from shoal.core.event import TurnStats
+from shoal.core.event import Proven, TurnStats
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
-from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
+from shoal.core.trial import Budget, Check, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.record import lower_is_better, merge_best
-from shoal.journal.rows import JobRow, Reservation
+from shoal.journal.rows import CheckRow, JobRow, Reservation, Verdict
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 
@@ -108,6 +109,41 @@ def test_turns_and_the_use_of_gpus_are_there_after_opening_again(journal):
             ("cuda:1", None, 3),
             ("cuda:0", 71, 6),
         ]
+
+
+def test_checks_are_there_after_opening_again(journal):
+    key = FusionKey("net", "d", 32)
+    equal = (
+        Check(0, 0, 1, "step, plain", 0.5),
+        Check(0, 0, 2, "step, eager", 0.25),
+        Check(0, 0, 40, "validation", 0.0),
+    )
+    journal.record_checks(Proven("job-1", key, {0: 0, 1: 0}, equal))
+    journal.record_checks(Proven("job-2", key, {1: 3, 2: 4, 3: 4}, (), "differs\ud800", step=5))
+    journal.close()
+    with Journal.open(journal.directory) as again:
+        assert again.checks() == [
+            CheckRow("job-1", "net x 32", 0, 2, 0, 1, "step, plain", 0.5),
+            CheckRow("job-1", "net x 32", 0, 2, 0, 2, "step, eager", 0.25),
+            CheckRow("job-1", "net x 32", 0, 2, 0, 40, "validation", 0.0),
+            CheckRow("job-1", "net x 32", 1, 2, 0, 0, ""),
+            CheckRow("job-2", "net x 32", 1, 3, 3, 5, "refused", None, "differs\\ud800"),
+            CheckRow("job-2", "net x 32", 2, 3, 4, 5, "refused", None, "differs\\ud800"),
+            CheckRow("job-2", "net x 32", 3, 3, 4, 5, "refused", None, "differs\\ud800"),
+        ]
+        assert again.checks(1) == again.checks()[3:5]
+        assert again.checks(7) == []
+        assert again.verdicts() == [
+            Verdict("net x 32", (0, 1, 2, 3), 3, 3, 0.5, "step, eager", "differs\\ud800", epoch=3, step=5)
+        ]
+
+
+def test_a_trial_of_an_array_is_recorded_once_without_a_check(journal):
+    for _ in range(2):
+        journal.record_checks(Proven("job-1", FusionKey("net", "d", 32), {0: 0, 1: 0}))
+    assert journal.checks() == [CheckRow("job-1", "net x 32", number, 2, 0, 0, "") for number in (0, 1)]
+    assert journal.verdicts("net x 32") == [Verdict("net x 32", (0, 1), members=2)]
+    assert journal.verdicts("other") == []
 
 
 def test_everything_is_there_after_opening_again(journal):

@@ -27,6 +27,8 @@ SEEN = {
         "trial 2 is complete",
         "3 reasons such as",
         "policy: auto",
+        "plain, 5 members (trials 0, 1, 2, …): fused gradient of `block.0.weight` has norm 0.0, alone 0.48",
+        "fused, 4 members (trials 3, 5, 9, …); equal to plain PyTorch at 15 checks, largest difference 3e-16",
     ],
     "space": ["Parallel coordinates", "48 of 48 trials", "Grid of states", "Explained of the ranking"],
     "curves": ["Learning curves", "against", "trial "],

@@ -8,6 +8,7 @@ from report_samples import row
 
 from shoal.core.errors import ShoalError
 from shoal.core.trial import Trial, TrialState
+from shoal.journal.rows import Verdict
 from shoal.reporting.table import dataframe
 
 pd = pytest.importorskip("pandas")
@@ -29,10 +30,12 @@ def test_one_row_a_trial():
             "seconds": [1.25, 1.25],
             "device": ["cpu:0", "cpu:0"],
             "array": ["12", "12"],
+            "proof": ["", "fused: equal at 1 check, largest difference 0"],
             "reason": ["", "its model raised"],
         }
     )
-    pd.testing.assert_frame_equal(dataframe(rows), expected)
+    proof = {1: Verdict("a x 32", (1,), members=4, checks=1)}
+    pd.testing.assert_frame_equal(dataframe(rows, proof=proof), expected)
 
 
 def test_what_ran_when_the_engine_was_killed_is_interrupted():
@@ -74,14 +77,14 @@ def test_a_metric_with_the_name_of_a_column_keeps_both():
 def test_a_metric_with_the_name_of_the_best_of_another_keeps_both(names, columns):
     values = {name: float(place) for place, name in enumerate(names)}
     frame = dataframe([row(0, metrics=values, best={name: -value for name, value in values.items()})])
-    assert len(frame.columns) == 9 + 2 * len(names)
+    assert len(frame.columns) == 10 + 2 * len(names)
     assert frame.columns.is_unique
     for name, column in columns.items():
         assert frame.loc[0, [column, f"{column}.best"]].tolist() == [values[name], -values[name]]
 
 
 def test_no_trials():
-    columns = ["trial", "state", "epochs", "seconds", "device", "array", "reason"]
+    columns = ["trial", "state", "epochs", "seconds", "device", "array", "proof", "reason"]
     assert dataframe([]).columns.tolist() == columns
 
 

@@ -1,6 +1,7 @@
 """The display takes a snapshot only when it shows one, and says on a pipe only what is new."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from report_samples import device, failed_job, row, snapshot
@@ -9,6 +10,7 @@ from rich.console import Console
 from shoal.core.cause import causes
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
+from shoal.journal.rows import Verdict
 from shoal.reporting.progress import LineProgress, LiveProgress, SilentProgress, progress
 from shoal.reporting.savings import Savings
 from shoal.reporting.snapshot import Best, DeviceUse, Failing, JobUse
@@ -87,6 +89,18 @@ def test_a_pipe_gets_a_line_for_what_is_unusual_once(study, pipe):
         "shoal: 0:00:01 note: trial 0: is unusual",
         "shoal: 0:00:03 note: trial 1: is more unusual",
     ]
+
+
+def test_a_pipe_gets_a_line_for_each_structure_that_cannot_be_an_array_once(study, pipe):
+    fused, one, other = (Verdict(key, (0, 1), members=2, checks=1) for key in "abc")
+    refused = replace(one, refusal="asks for a number"), replace(other, refusal="asks for a number")
+    with LineProgress(study.take, pipe, study.clock) as line:
+        for second, arrays in enumerate([(fused,), (refused[0], fused), refused, refused]):
+            study.now = float(second)
+            study.changes["arrays"] = arrays
+            line.update()
+    plain = "plain, 2 members (trials 0, 1), fused before epoch 1: asks for a number"
+    assert [text for text in lines(pipe) if "members" in text] == [f"shoal: 0:00:01 {plain}", f"shoal: 0:00:02 {plain}"]
 
 
 def test_a_pipe_gets_a_line_at_the_start_for_each_new_best_and_at_the_end(study, pipe):

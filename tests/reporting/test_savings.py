@@ -73,6 +73,17 @@ def test_validation_counts_as_it_is(journal: Journal, history: History) -> None:
     assert (found.together, found.alone) == (2.0, pytest.approx(2.0 * (0.25 + 0.75 * 2)))
 
 
+def test_checks_against_plain_pytorch_are_no_time_that_trials_would_take_alone(
+    journal: Journal, history: History
+) -> None:
+    train(journal, "a", 4, 0.25)
+    activities = {Activity.STEPS: 1.0, Activity.VALIDATION: 0.5, Activity.CHECKS: 0.5}
+    journal.record_job_end("1", "finished", failed=False, activities=activities)
+    found = savings(journal, history)
+    assert found is not None
+    assert (found.together, found.alone) == (2.0, pytest.approx(2.0 * (0.25 + 0.5 * 2)))
+
+
 def test_a_pack_saves_what_its_relative_time_says(journal: Journal, clock: Clock, history: History) -> None:
     history.put_relative_time(("a x 32", "b x 32"), KIND, 0.8)
     journal.record_job_start(training("1", [0, 1], "ab"), "cuda:0")

@@ -487,6 +487,7 @@ def test_snapshot_json_is_strict_and_complete():
         ],
         "stopped": None,
         "causes": [],
+        "arrays": [],
         "note": "",
         "savings": None,
         "edits": [],

@@ -69,7 +69,7 @@ def test_the_data_frame_has_a_row_a_trial(tmp_path: Path) -> None:
     frame = study.dataframe()
     assert list(frame.columns) == [
         "trial", "state", "config.lr", "config.nested.depth", "valid_loss", "valid_loss.best", "accuracy",
-        "accuracy.best", "epochs", "seconds", "device", "array", "reason",
+        "accuracy.best", "epochs", "seconds", "device", "array", "proof", "reason",
     ]  # fmt: skip
     assert list(frame["trial"]) == [0, 1]
     assert list(frame["state"]) == ["complete", "failed"]
@@ -245,13 +245,16 @@ class AskingLater(tasks.Blobs):
     ],
     ids=["made", "stepped", "later", "fused"],
 )
-def test_why_members_cannot_be_fused_is_said_once_whenever_it_is_found(
+def test_why_members_cannot_be_fused_is_said_once_for_each_structure(
     kind: type[shoal.Task], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = RATES | {"width": shoal.grid([6, 8])}
     study = tune(kind(), space, tmp_path / "study", algorithm=shoal.Grid(epochs=10), show_progress=True)
-    said = [line for line in capsys.readouterr().err.splitlines() if "cannot be one array" in line]
-    assert len(said) == bool(reason)
-    assert all(re.search(f" note: trial .*{reason}", line) for line in said)
-    status = CliRunner().invoke(app, ["status", str(study.directory), "--json"]).output
-    assert len(json.loads(status)["note"].splitlines()) == len(said)
+    said = [line for line in capsys.readouterr().err.splitlines() if " plain, " in line]
+    assert len(said) == (2 if reason else 0)
+    assert all(re.search(reason, line) for line in said)
+    status = json.loads(CliRunner().invoke(app, ["status", str(study.directory), "--json"]).output)
+    assert [bool(re.search(reason, each["refusal"])) for each in status["arrays"] if each["refusal"]] == [True] * len(
+        said
+    )
+    assert not status["note"]

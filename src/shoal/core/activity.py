@@ -26,6 +26,8 @@ class Activity(StrEnum):
     """Training steps of an array whose fastest kind of step is not found yet; some steps use a slower kind."""
     STEPS = "steps"
     """Training steps with their batches, and the rest of the training loop."""
+    CHECKS = "checks"
+    """Copies of trials of an array train in plain PyTorch beside it, and are compared with them."""
     VALIDATION = "validation"
     CHECKPOINTS = "checkpoints"
     """Trials are saved, and kept in memory for later jobs."""

@@ -26,7 +26,7 @@ from shoal.core.array import Array
 from shoal.core.cause import Cause
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
-from shoal.core.event import Outcome, TurnStats
+from shoal.core.event import Outcome, Proven, TurnStats
 from shoal.core.job import Job, JobUpdate
 from shoal.core.trial import Decision, Report, Trial, TrialGroup
 
@@ -318,6 +318,7 @@ Record = (
     | Requeued
     | TrialAdded
     | TrialsStopped
+    | Proven
     | Intervened
     | StoppedOnCommonFailure
 )

@@ -135,32 +135,32 @@ class Profiled:
     """Profile of an array that a profile job measured, or that a training job refined for one of its arrays.
 
     Args:
-        note: Reason why its trials train in plain PyTorch, for the user; "" if they are fused.
         limit: Part of the compute of the device that its process could use (see `Job.limit`); None: all of it.
     """
 
     job: str
     key: FusionKey
     profile: Profile
-    note: str = ""
     limit: float | None = None
 
 
 @dataclass(frozen=True)
 class Proven:
-    """Result of comparing trials of an array with the same trials in plain PyTorch.
+    """Result of comparing trials of an array with the same trials in plain PyTorch, or why they train in it.
 
     Args:
-        trials: Numbers of the trials that train as the array.
+        trials: Number of each trial of the array -> epochs that it had finished.
         checks: Comparisons since the last such event of the array, equal but for rounding.
         refusal: Reason why the trials train in plain PyTorch from now on; "" if they go on as an array.
+        step: Steps of the epoch that they had taken when they were refused.
     """
 
     job: str
     key: FusionKey
-    trials: frozenset[int]
+    trials: Mapping[int, int]
     checks: tuple[Check, ...] = ()
     refusal: str = ""
+    step: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,20 @@ from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
 from shoal.core.space import is_number
 from shoal.core.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
-from shoal.journal.rows import Intervention, JobRow, Reservation, TrialRow
+from shoal.journal.rows import Intervention, JobRow, Reservation, TrialRow, Verdict
 
 __all__ = [
     *("encode", "storable"),
-    *("intervention_of", "job_row", "metric_values", "metrics_of", "proposal_of", "report_of", "trial_row"),
+    *(
+        "intervention_of",
+        "job_row",
+        "metric_values",
+        "metrics_of",
+        "proposal_of",
+        "report_of",
+        "trial_row",
+        "verdict_of",
+    ),
 ]
 
 
@@ -96,6 +105,12 @@ def report_of(row: tuple[Any, ...]) -> Report:
     """Decode a row of the table reports; its first column is `seq`."""
     _, trial, epoch, metrics, seconds, state, reason = row
     return Report(trial, epoch, metrics_of(metrics), seconds, TrialState(state), reason)
+
+
+def verdict_of(row: tuple[Any, ...]) -> Verdict:
+    """Decode a row of the table verdicts."""
+    key, trials, *others = row
+    return Verdict(key, tuple(_decoded(trials, _NUMBERS)), *others)
 
 
 def _decoded(text: str, decoder: Decoder[Any]) -> Any:

@@ -13,6 +13,8 @@ from shoal.core.trial import Config, Trial, TrialState
 
 __all__ = [
     "NOT_FAILED",
+    "REFUSED",
+    "CheckRow",
     "DeviceRow",
     "Intervention",
     "JobRow",
@@ -21,10 +23,98 @@ __all__ = [
     "Run",
     "Telemetry",
     "TrialRow",
+    "Verdict",
 ]
 
 NOT_FAILED = ("", Outcome.SUSPENDED, *NOT_TRIAL_FAILURES)
 """Outcomes of jobs that have not failed; "" is that of a running job."""
+
+
+REFUSED = "refused"
+"""`CheckRow.what` of a trial that trains in plain PyTorch."""
+_PLAIN_STEP = "step, plain"
+"""`CheckRow.what` of a step that the trials of an array took one after another."""
+_MAX_NAMED = 4
+"""Most numbers of trials in a verdict."""
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """A comparison of a trial in an array with the same trial in plain PyTorch, or why it trains in plain PyTorch.
+
+    Args:
+        job: Id of the job.
+        key: `FusionKey.steps` of the array.
+        members: Number of trials of the array.
+        epoch: Epochs that the trial had finished.
+        step: Steps of the epoch that it had taken.
+        what: What was compared: "step, eager" (the way of the step) or "validation"; "refused" with a `reason`; "" if
+            the row only says that the trial was in the array.
+        difference: Largest relative difference of the tensors compared, which rounding explains; None if there is none.
+        reason: Reason why the trial trains in plain PyTorch from there; "" if it goes on in the array.
+    """
+
+    job: str
+    key: str
+    trial: int
+    members: int
+    epoch: int
+    step: int
+    what: str
+    difference: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether trials of one structure train as arrays or in plain PyTorch, and what was compared.
+
+    Args:
+        key: `FusionKey.steps` of the arrays.
+        trials: Numbers of the trials, ascending; of many the first ones.
+        members: Number of trials of the largest array.
+        checks: Number of comparisons with plain PyTorch in which they were equal but for rounding.
+        difference: Largest relative difference in these; 0 without one.
+        newest: `CheckRow.what` of the newest comparison of a step; "" without one.
+        refusal: First reason why they train in plain PyTorch; "" if there is none. It outweighs all checks.
+        epoch: Epochs that the trials had finished when they were refused.
+        step: Steps of the epoch that they had taken as an array then.
+    """
+
+    key: str
+    trials: tuple[int, ...] = ()
+    members: int = 0
+    checks: int = 0
+    difference: float = 0.0
+    newest: str = ""
+    refusal: str = ""
+    epoch: int = 0
+    step: int = 0
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the trials train in plain PyTorch because steps of an array are slower."""
+        return self.newest == _PLAIN_STEP and not self.refusal
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the trials train in plain PyTorch."""
+        return self.is_slower or bool(self.refusal)
+
+    def followed_by(self, row: CheckRow) -> "Verdict":
+        """The verdict after a further row."""
+        refused = row if row.reason and not self.refusal else None
+        return Verdict(
+            self.key,
+            tuple(sorted({*self.trials, row.trial})[:_MAX_NAMED]),
+            max(self.members, row.members),
+            self.checks + (row.difference is not None),
+            max(self.difference, row.difference or 0.0),
+            row.what if row.what.startswith("step") else self.newest,
+            self.refusal if refused is None else refused.reason,
+            self.epoch if refused is None else refused.epoch,
+            self.step if refused is None else refused.step,
+        )
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,21 @@ _INTERVENTIONS = (
     "CREATE INDEX interventions_of_request ON interventions (request)",
 )
 
+_CHECKS = (
+    # Comparisons of trials of arrays with plain PyTorch, in order; `key` is that of the jobs, and `members` the number
+    # of trials of the array. `what` is "" in a row that only says that a trial was in an array, and "refused" in one
+    # whose `reason` says why it trains in plain PyTorch; `difference` is NULL in both.
+    """CREATE TABLE checks (
+        job TEXT NOT NULL, key TEXT NOT NULL, trial INTEGER NOT NULL, members INTEGER NOT NULL, epoch INTEGER NOT NULL,
+        step INTEGER NOT NULL, what TEXT NOT NULL, difference REAL, reason TEXT NOT NULL)""",
+    "CREATE INDEX checks_of_trial ON checks (key, trial)",
+    # What follows from them for each key; `trials` is a JSON list of the first numbers.
+    """CREATE TABLE verdicts (
+        key TEXT PRIMARY KEY, trials TEXT NOT NULL, members INTEGER NOT NULL, checks INTEGER NOT NULL,
+        difference REAL NOT NULL, newest TEXT NOT NULL, refusal TEXT NOT NULL, epoch INTEGER NOT NULL,
+        step INTEGER NOT NULL)""",
+)
+
 _MEASUREMENTS = (
     # Losses of each turn of a job that policies may compare; `number` counts the turns of a job over its suspensions.
     """CREATE TABLE quanta (
@@ -100,6 +115,7 @@ _SCHEMA = (
         time REAL NOT NULL, run INTEGER NOT NULL, name TEXT NOT NULL, node TEXT NOT NULL, node_cores REAL NOT NULL,
         kind TEXT NOT NULL, memory INTEGER NOT NULL, cores INTEGER NOT NULL, compute REAL NOT NULL,
         healthy INTEGER NOT NULL, reason TEXT NOT NULL)""",
+    *_CHECKS,
     *_MEASUREMENTS,
     f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {VERSION}",

@@ -16,10 +16,11 @@ from shoal.core.event import TurnStats
 from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Report, TrialState
-from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row
+from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row, verdict_of
 from shoal.journal.lock import LockOwner, lock_owner
 from shoal.journal.rows import (
     NOT_FAILED,
+    CheckRow,
     DeviceRow,
     Intervention,
     JobRow,
@@ -28,6 +29,7 @@ from shoal.journal.rows import (
     Run,
     Telemetry,
     TrialRow,
+    Verdict,
 )
 from shoal.journal.schema import FILE_NAME, open_existing, require_read_permission, translate_errors
 from shoal.paths import absolute
@@ -57,12 +59,12 @@ _OPEN = tuple(state for state in TrialState if not state.final)
 _KINDS: dict[str, tuple[type, ...]] = {
     name: kinds
     for kinds, names in (
-        ((int,), "number seed data_seed start epoch target failures seq trial pid epochs free"),
+        ((int,), "number seed data_seed start epoch target failures seq trial pid epochs free step members checks"),
         ((int, float), "seconds started"),
         ((str,), "config state reason device metrics best id purpose trials outcome request verb activities resumes"),
-        ((str,), "assists message keys key value proposed job name node kind"),
+        ((str,), "assists message keys key value proposed job name node kind what newest refusal"),
         ((int, NoneType), "origin memory"),
-        ((int, float, NoneType), "objective ended time compute cores node_cores"),
+        ((int, float, NoneType), "objective ended time compute cores node_cores difference"),
         ((bytes,), "data"),
     )
     for name in names.split()
@@ -382,6 +384,23 @@ class JournalView(OpenJournal):
         ):
             found.setdefault(job, []).append(Quantum(job, number, time, TurnStats(*losses)))
         return found
+
+    def checks(self, trial: int | None = None) -> list[CheckRow]:
+        """Comparisons of trials of arrays with plain PyTorch, in order: of all trials, or of one."""
+        where = "" if trial is None else "WHERE trial = ?"
+        sql = (
+            f"SELECT job, key, trial, members, epoch, step, what, difference, reason FROM checks {where} ORDER BY rowid"
+        )
+        return [CheckRow(*row) for row in self.tables.rows(sql, *([] if trial is None else [trial]))]
+
+    def verdicts(self, key: str | None = None) -> list[Verdict]:
+        """What follows from the comparisons for each key, by key: of all keys, or of one."""
+        where = "" if key is None else "WHERE key = ?"
+        sql = (
+            "SELECT key, trials, members, checks, difference, newest, refusal, epoch, step "
+            f"FROM verdicts {where} ORDER BY key"
+        )
+        return self.tables.read("verdict", verdict_of, sql, *([] if key is None else [key]))
 
     def telemetry(self) -> list[Telemetry]:
         """Use of the GPUs, in order; a row where it has changed."""

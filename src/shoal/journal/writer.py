@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,13 +14,14 @@ from shoal.core.cause import Cause
 from shoal.core.command import Intervened
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
-from shoal.core.event import NOT_TRIAL_FAILURES, Outcome, TurnStats
+from shoal.core.event import NOT_TRIAL_FAILURES, Outcome, Proven, TurnStats
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.codec import encode, storable
 from shoal.journal.lock import WriterLock
 from shoal.journal.locked import LockedJournal
 from shoal.journal.record import record
+from shoal.journal.rows import REFUSED, CheckRow, Verdict
 from shoal.journal.schema import translate_errors
 from shoal.journal.view import JournalTables
 from shoal.sources import Edit, imported_files, sources
@@ -218,6 +220,31 @@ class Journal(LockedJournal):
             self._clock(),
             *astuple(losses),
         )
+
+    def record_checks(self, found: Proven) -> None:
+        """Record comparisons of trials of an array with plain PyTorch, or why they train in it; of trials that have no
+        row yet, that they were in an array.
+        """
+        key, members = found.key.steps, len(found.trials)
+        rows = [CheckRow(found.job, key, x.trial, members, x.epoch, x.step, x.what, x.difference) for x in found.checks]
+        if found.refusal:
+            reason = storable(found.refusal)
+            rows += [
+                CheckRow(found.job, key, trial, members, epoch, found.step, REFUSED, None, reason)
+                for trial, epoch in found.trials.items()
+            ]
+        sql = "SELECT DISTINCT trial FROM checks WHERE key = ? AND trial IN (SELECT value FROM json_each(?))"
+        known = {trial for (trial,) in self.tables.rows(sql, key, json.dumps([*found.trials]))}
+        new = found.trials.keys() - known - {row.trial for row in rows}
+        rows += [CheckRow(found.job, key, trial, members, found.trials[trial], 0, "") for trial in sorted(new)]
+        (before,) = self.verdicts(key) or [Verdict(key)]
+        verdict = reduce(Verdict.followed_by, rows, before)
+        with self.transaction():
+            self._execute_many("INSERT INTO checks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(astuple, rows))
+            self.tables.rows(
+                "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                *(key, json.dumps(verdict.trials), *astuple(verdict)[2:]),
+            )
 
     def record_telemetry(self, usage: Mapping[str, tuple[int | None, int | None]]) -> None:
         """Record changes in the use of GPUs: name of a device -> its utilisation in percent and bytes in use; None if

@@ -21,6 +21,7 @@ from shoal.journal.view import JournalView
 from shoal.reporting.accounting import accounting, accounting_json
 from shoal.reporting.grid import grid_json, study_grid
 from shoal.reporting.overview import Bar, Overview, failed_job_json, overview, overview_json
+from shoal.reporting.proof import trial_verdicts
 from shoal.reporting.savings import savings
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.table import snapshot_json
@@ -34,6 +35,7 @@ from shoal.reporting.text import (
     savings_text,
     state_name,
     states_text,
+    trial_verdict_text,
 )
 from shoal.schedule.registry import POLICIES
 from shoal.worker.checkpoint_paths import checkpoint_files, program_checkpoints
@@ -137,14 +139,16 @@ def report_values(report: Report, time: float) -> list[Any]:
 
 
 def trial_view(directory: Path, number: int) -> dict[str, Any]:
-    """Return all reports of a trial, and the checkpoints that it has now."""
+    """Return all reports of a trial, whether it trains in an array, and the checkpoints that it has now."""
     with JournalView.read(directory) as journal:
         rows = journal.tables.rows("SELECT seq, time FROM reports WHERE trial = ? ORDER BY seq", number)
         reports = journal.curve(number)
+        proof = trial_verdicts(journal, number).get(number)
     kept = [(report, time) for report, (_, time) in zip(reports, rows, strict=False) if report.metrics]
     return {
         "trial": number,
         "reports": [report_values(report, time) for report, time in kept],
+        "proof": "" if proof is None else trial_verdict_text(proof),
         "checkpoints": _checkpoints(directory, number),
     }
 

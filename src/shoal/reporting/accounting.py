@@ -28,6 +28,7 @@ _MEANINGS = {
     Activity.AUTOTUNE: "the autotuner times lowerings",
     Activity.TIMED_STEPS: "training steps that find the fastest kind of step",
     Activity.STEPS: "training steps",
+    Activity.CHECKS: "checks against plain PyTorch",
     Activity.VALIDATION: "validation",
     Activity.CHECKPOINTS: "trials are saved",
     Activity.ENGINE: "the worker or the device waits for the engine",

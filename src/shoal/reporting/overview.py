@@ -20,6 +20,7 @@ from shoal.journal.view import JournalView
 from shoal.reporting.failures import failing_json
 from shoal.reporting.ranking import ranked
 from shoal.reporting.snapshot import Snapshot, snapshot
+from shoal.reporting.table import verdict_json
 from shoal.reporting.text import (
     best_text,
     config_text,
@@ -32,6 +33,7 @@ from shoal.reporting.text import (
     printable,
     state_text,
     states_text,
+    verdict_texts,
 )
 
 __all__ = [
@@ -197,6 +199,7 @@ def overview_json(study: Overview) -> dict[str, Any]:
             }
             for usage in study.usage
         ],
+        "arrays": list(map(verdict_json, study.state.arrays)),
         "best": [row.number for row in study.best],
         "failing": [failing_json(failing) for failing in study.state.failing],
         "failures": [failed_job_json(study, job) | {"log": job.log or None} for job in study.failures],
@@ -390,6 +393,7 @@ def _summary_table(study: Overview) -> str:
             ("time", f"{duration_text(study.elapsed.total)}{remaining}; {runner}"),
             ("device time", _by_purpose(_sum(usage.seconds for usage in study.usage))),
             ("best", best_text(state)),
+            *([("arrays", "\n".join(verdict_texts(state.arrays)))] if state.arrays else []),
         ],
     )
 

@@ -26,6 +26,7 @@ from shoal.reporting.text import (
     savings_text,
     states_text,
     trials_text,
+    verdict_text,
 )
 
 if TYPE_CHECKING:
@@ -209,7 +210,8 @@ class LineProgress(_ConsoleProgress):
 
     It prints one line at the start, one for each kind of job when it first runs, one for a new best at most every ten
     seconds, one each minute for the time left, the use of the devices and the waiting trials, one for each new cause of
-    failures, one for each note on the task, and at the end one for the states and one for what fusing saved.
+    failures, one for each note on the task, one for each structure that cannot be an array, and at the end one for the
+    states and one for what fusing saved.
     """
 
     _PERIOD = 1.0
@@ -217,6 +219,7 @@ class LineProgress(_ConsoleProgress):
     _BEST_PERIOD = 10.0
     _STATUS_PERIOD = 60.0
     _MAX_CAUSES = 10
+    _MAX_PLAIN = 10
 
     def __init__(
         self, take_snapshot: Callable[[], Snapshot], console: "Console", clock: Callable[[], float] = time.monotonic
@@ -231,6 +234,7 @@ class LineProgress(_ConsoleProgress):
         self._causes: set[str] = set()
         self._phases: set[str] = set()
         self._notes = 0
+        self._plain: set[str] = set()
 
     def update(self) -> None:
         """Take a snapshot if it is due, and print changes."""
@@ -283,6 +287,10 @@ class LineProgress(_ConsoleProgress):
         for line in snapshot.note.splitlines()[self._notes :]:
             self._notes += 1
             self._print(f"{duration_text(snapshot.elapsed)} note: {line}")
+        for each in snapshot.arrays:
+            if each.refusal and each.key not in self._plain and len(self._plain) < self._MAX_PLAIN:
+                self._plain.add(each.key)
+                self._print(f"{duration_text(snapshot.elapsed)} {verdict_text(each)}")
 
     def _print_causes(self, snapshot: Snapshot) -> None:
         """Print each cause of failed profiles and trials once, as it occurs, also if the trial is to be retried."""

@@ -25,7 +25,8 @@ class Savings:
         epochs: Number of epochs of trials whose structure was measured; the others are in none of the sums.
         together: Seconds that these epochs took.
         alone: Seconds that they would take one trial at a time, by the measured speed-up of arrays of each size. That
-            of validation is not measured: it counts as it is, from the time that its job reports at its end.
+            of validation is not measured: it counts as it is, from the time that its job reports at its end. Checks
+            against plain PyTorch count as nothing, since a trial alone needs none.
         packed: Seconds that jobs with several arrays saved by sharing a process, by the measured relative times of
             their structures. They are a part of `alone - together`.
         measuring: Seconds of the jobs that found fusion keys or profiled.
@@ -72,8 +73,8 @@ def savings(journal: JournalView, history: History) -> Savings | None:
         together += took
         unpacked = took * (1 + _pack_gain(job, history.relative_times(kind)))
         packed += unpacked - took
-        validation = _validation_share(job)
-        alone += unpacked * (validation + (1 - validation) * _speedup(profile, members))
+        validation, checks = _shares(job)
+        alone += unpacked * (validation + (1 - validation - checks) * _speedup(profile, members))
         shared = shared or sum(map(len, job.members.values())) > 1
     if not shared:
         return None
@@ -101,11 +102,12 @@ def _speedup(profile: Profile, members: int) -> float:
     return min(max(gain, 1.0), float(members))
 
 
-def _validation_share(job: JobRow) -> float:
-    """Return the part of the time of a job's epochs in which it validated; 0 while it runs."""
-    validation = job.activities.get(Activity.VALIDATION, 0.0)
+def _shares(job: JobRow) -> tuple[float, float]:
+    """Return the parts of the time of a job's epochs in which it validated and checked arrays; 0 while it runs."""
+    validation, checks = (job.activities.get(each, 0.0) for each in (Activity.VALIDATION, Activity.CHECKS))
     steps = sum(job.activities.get(each, 0.0) for each in (Activity.STEPS, Activity.TIMED_STEPS))
-    return validation / (validation + steps) if validation else 0.0
+    total = (validation + checks + steps) or 1.0
+    return validation / total, checks / total
 
 
 def _pack_gain(job: JobRow, relative_times: Mapping[tuple[str, str], float]) -> float:

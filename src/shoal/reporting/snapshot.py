@@ -9,9 +9,10 @@ from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_optional_values
-from shoal.journal.rows import DeviceRow, Intervention, JobRow, TrialRow
+from shoal.journal.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
+from shoal.reporting.proof import verdicts
 from shoal.reporting.ranking import all_nan, front, ranked, values
 from shoal.reporting.savings import Savings
 
@@ -134,6 +135,7 @@ class Snapshot:
         held: Numbers of the open trials that a user has paused.
         paused: Whether a user has paused the whole study.
         savings: Device time that fusing and packing saved, when the study last ended; None if nothing was fused.
+        arrays: Whether each structure trains as arrays or in plain PyTorch, and what was proven of it.
     """
 
     metric: str | tuple[str, ...]
@@ -164,6 +166,7 @@ class Snapshot:
     held: tuple[int, ...] = ()
     paused: bool = False
     savings: Savings | None = None
+    arrays: tuple[Verdict, ...] = ()
 
     @property
     def all_paused(self) -> bool:
@@ -256,6 +259,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         held=journal.paused_trials(),
         paused=journal.study.get("paused", False),
         savings=None if saved is None else Savings(**saved),
+        arrays=verdicts(journal),
     )
     waits = owner is None or found.paused or found.all_paused
     left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, elapsed)

@@ -1,9 +1,10 @@
 """Tables of trials and of the study's state: for the terminal, as plain values for `--json`, as a pandas data frame."""
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -15,7 +16,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.space import flatten
 from shoal.core.trial import TrialState
-from shoal.journal.rows import Intervention, TrialRow
+from shoal.journal.rows import Intervention, TrialRow, Verdict
 from shoal.reporting.devices import device_json, device_lines
 from shoal.reporting.failures import (
     cause_json,
@@ -37,32 +38,45 @@ from shoal.reporting.text import (
     leaf_text,
     left_text,
     number_text,
+    numbered_trials,
     printable,
     savings_text,
     state_name,
     state_text,
     states_text,
     task_edit_text,
+    trial_verdict_text,
     trials_text,
+    verdict_text,
+    verdict_texts,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["best_table", "dataframe", "snapshot_json", "status_table", "task_edit_json", "trial_json", "trials_table"]
+__all__ = [
+    "best_table",
+    "dataframe",
+    "snapshot_json",
+    "status_table",
+    "task_edit_json",
+    "trial_json",
+    "trials_table",
+    "verdict_json",
+]
 
 _COLOURS = {
     TrialState.RUNNING: "cyan",
     TrialState.COMPLETE: "green",
     TrialState.FAILED: "red",
 }
-_LAST_COLUMNS = ("epochs", "seconds", "device", "array", "reason")
+_LAST_COLUMNS = ("epochs", "seconds", "device", "array", "proof", "reason")
 _BAR_WIDTH = 30
 _MAX_REASONS = 4
 _MAX_REQUESTS = 3
 """Most requests of users that are shown, the newest."""
 _MAX_NAMED = 3
-"""Most trials that are named for one waiting reason."""
+"""Most trials that are named for one waiting reason in JSON."""
 
 
 def trials_table(
@@ -134,6 +148,7 @@ def status_table(snapshot: Snapshot) -> Table:
         table.add_row("workers", "are being started")
     _add_lines(table, "waiting", _waiting_lines(snapshot), "dim")
     _add_lines(table, "failed", _failure_lines(snapshot), "red")
+    _add_lines(table, "arrays", verdict_texts(snapshot.arrays))
     _add_lines(table, "note", snapshot.note.splitlines(), "yellow")
     _add_lines(table, "task", map(task_edit_text, snapshot.edits))
     _add_lines(table, "asked", map(intervention_text, snapshot.interventions[-_MAX_REQUESTS:]))
@@ -169,13 +184,15 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
     }
 
 
-def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
+def dataframe(
+    rows: Sequence[TrialRow], *, runs: bool = True, proof: Mapping[int, Verdict] = MappingProxyType({})
+) -> "pd.DataFrame":
     """Return a pandas data frame with a row for each trial.
 
     Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
-    value) and `<name>.best`, `epochs`, `seconds`, `device`, `array`, `reason`. A config value that a trial does not
-    have, like a metric it has not reported, is NaN. A metric whose name is that of another column, or of the best of
-    another metric, is called `metric.<name>`.
+    value) and `<name>.best`, `epochs`, `seconds`, `device`, `array`, `proof`, `reason`. A config value that a trial
+    does not have, like a metric it has not reported, is NaN. A metric whose name is that of another column, or of the
+    best of another metric, is called `metric.<name>`. `proof` holds the verdicts of trials that were in an array.
     """
     try:
         import pandas as pd
@@ -200,6 +217,7 @@ def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
     columns["seconds"] = [row.seconds for row in rows]
     columns["device"] = [row.device for row in rows]
     columns["array"] = [row.job for row in rows]
+    columns["proof"] = [trial_verdict_text(proof[row.number]) if row.number in proof else "" for row in rows]
     columns["reason"] = [row.reason for row in rows]
     return pd.DataFrame(columns)
 
@@ -232,6 +250,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "seconds_left": snapshot.seconds_left,
         "stopped": snapshot.stopped and cause_json(snapshot.stopped),
         "causes": [cause_json(cause) for cause in snapshot.causes],
+        "arrays": list(map(verdict_json, snapshot.arrays)),
         "note": snapshot.note,
         "edits": [task_edit_json(edit) for edit in snapshot.edits],
         "interventions": [_intervention_json(each) for each in snapshot.interventions],
@@ -240,6 +259,17 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
         "devices": [device_json(use) for use in snapshot.devices],
         "savings": snapshot.savings and {**asdict(snapshot.savings), "saved": snapshot.savings.saved},
+    }
+
+
+def verdict_json(found: Verdict) -> dict[str, Any]:
+    """Return the verdict of a structure as plain values, with its text."""
+    return {
+        **asdict(found),
+        "trials": list(found.trials),
+        "difference": finite_or_none(found.difference),
+        "is_plain": found.is_plain,
+        "text": verdict_text(found),
     }
 
 
@@ -269,11 +299,9 @@ def _waiting_lines(snapshot: Snapshot) -> list[str]:
     """Return the waiting reasons, a line each; the rarest share the last line."""
     reasons = list(snapshot.waiting.items())
     if reasons and snapshot.pid is None:  # the reasons are from before the stop
-        return [
-            f"{_numbered_trials(sorted(chain.from_iterable(snapshot.waiting.values())))}: no process runs the study"
-        ]
+        return [f"{numbered_trials(sorted(chain.from_iterable(snapshot.waiting.values())))}: no process runs the study"]
     lines = [
-        f"{_numbered_trials(numbers)}: {reason or 'waits for a place in a job'}"
+        f"{numbered_trials(numbers)}: {reason or 'waits for a place in a job'}"
         for reason, numbers in reasons[:_MAX_REASONS]
     ]
     if rest := reasons[_MAX_REASONS:]:
@@ -292,11 +320,6 @@ def _failure_lines(snapshot: Snapshot) -> list[str]:
         *failing_lines(snapshot.failing),
         *unmeasured_lines([cause for cause in snapshot.unmeasured if cause.text not in known]),
     ]
-
-
-def _numbered_trials(numbers: Sequence[int]) -> str:
-    more = ", …" if len(numbers) > _MAX_NAMED else ""
-    return f"{trials_text(len(numbers))} ({', '.join(map(str, numbers[:_MAX_NAMED]))}{more})"
 
 
 def _progress_row(snapshot: Snapshot) -> Table:

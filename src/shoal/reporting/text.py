@@ -11,7 +11,7 @@ from typing import Any
 from shoal.core.request import Request
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, TrialState
-from shoal.journal.rows import Intervention
+from shoal.journal.rows import Intervention, Verdict
 from shoal.reporting.savings import Savings
 from shoal.reporting.snapshot import Best, Snapshot, TaskEdit
 
@@ -28,6 +28,7 @@ __all__ = [
     "leaf_text",
     "left_text",
     "number_text",
+    "numbered_trials",
     "numbers_text",
     "printable",
     "rate_text",
@@ -40,11 +41,18 @@ __all__ = [
     "states_text",
     "structure_text",
     "task_edit_text",
+    "trial_verdict_text",
     "trials_text",
+    "verdict_text",
+    "verdict_texts",
 ]
 
 _MAX_BEST_LINES = 4
 """Most trials of the front that are shown."""
+_MAX_NAMED = 3
+"""Most trials that are named of several with the same state."""
+_MAX_VERDICTS = 6
+"""Most structures whose verdicts are shown."""
 _EXACT_SECONDS = 60.0
 """Times of savings up to this one have tenths of seconds, so that they add up."""
 _DIGEST_LENGTH = 8
@@ -171,6 +179,55 @@ def savings_text(found: Savings, unit: str) -> str:
     )
 
 
+def verdict_texts(found: Sequence[Verdict]) -> list[str]:
+    """Return the verdicts of structures, a line each, up to a number of lines."""
+    lines = list(map(verdict_text, found[:_MAX_VERDICTS]))
+    return lines + [f"{len(found) - len(lines)} more, see shoal status --json"] * (len(found) > len(lines))
+
+
+def verdict_text(found: Verdict) -> str:
+    """Whether trials of a structure train as arrays or in plain PyTorch, why, and what was proven, on a line."""
+    count = f"{found.members} member{'s' if found.members > 1 else ''}"
+    members = f"{count} (trial{'s' if len(found.trials) > 1 else ''} {_first_numbers(found.trials)})"
+    if found.refusal:
+        return f"plain, {members}{_end_text(found)}: {_line(found.refusal)}"
+    if not found.checks:
+        return f"an array of {members}; not compared with plain PyTorch"
+    return f"{_way_text(found)}, {members}; equal to plain PyTorch at {_checks_text(found)}"
+
+
+def trial_verdict_text(found: Verdict) -> str:
+    """The same of one trial, shorter; of its structure if it was not compared itself."""
+    if found.refusal:
+        return f"plain{_end_text(found)}: {_line(found.refusal)}"
+    if not found.checks:
+        return "in an array, not compared"
+    whose = "" if len(found.trials) == 1 else "others of its structure "
+    return f"{_way_text(found)}: {whose}equal at {_checks_text(found)}"
+
+
+def _way_text(found: Verdict) -> str:
+    if found.members == 1:
+        return "alone"
+    return "plain, as that is faster" if found.is_slower else "fused"
+
+
+def _end_text(found: Verdict) -> str:
+    """Return until when trials that were refused were an array; "" if they never were."""
+    if found.step:
+        return f", fused for {found.step} step{'s' if found.step > 1 else ''} of epoch {found.epoch + 1}"
+    return f", fused before epoch {found.epoch + 1}" if found.checks else ""
+
+
+def _checks_text(found: Verdict) -> str:
+    checks = f"{found.checks} check{'s' if found.checks > 1 else ''}"
+    return f"{checks}, largest difference {rounded(found.difference, 1)}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def states_text(snapshot: Snapshot) -> str:
     """Return the number of trials in each state: "3 waiting, 2 running, 7 complete, 20 to come"."""
     runs = snapshot.pid is not None
@@ -193,6 +250,15 @@ def state_name(state: TrialState, runs: bool) -> str:
 def trials_text(count: int) -> str:
     """Return a number of trials, in words."""
     return "1 trial" if count == 1 else f"{count} trials"
+
+
+def numbered_trials(numbers: Sequence[int]) -> str:
+    """Return a number of trials with the numbers of the first ones: "12 trials (0, 1, 2, …)"."""
+    return f"{trials_text(len(numbers))} ({_first_numbers(numbers)})"
+
+
+def _first_numbers(numbers: Sequence[int]) -> str:
+    return ", ".join([*map(str, numbers[:_MAX_NAMED]), *["…"] * (len(numbers) > _MAX_NAMED)])
 
 
 def numbers_text(numbers: Sequence[int]) -> str:

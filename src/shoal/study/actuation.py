@@ -31,6 +31,7 @@ from shoal.core.command import (
     Waiting,
 )
 from shoal.core.errors import CheckpointError
+from shoal.core.event import Proven
 from shoal.journal.requests import delete_request
 from shoal.journal.schema import translate_errors
 from shoal.journal.writer import Journal
@@ -87,6 +88,8 @@ def _write(journal: Journal, record: Record) -> None:
             journal.record_added_trial(record.trial, record.target)
         case TrialsStopped():
             journal.record_user_stop(record.trials, record.reason)
+        case Proven():
+            journal.record_checks(record)
         case Intervened():
             journal.record_intervention(record)
         case StoppedOnCommonFailure():

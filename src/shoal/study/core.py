@@ -167,10 +167,8 @@ def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
             _add_note(state, event.note)
         case Profiled() | RelativeTimeMeasured() | MemoryMeasured():
             record_measurement(state, event)
-            if isinstance(event, Profiled):
-                _add_note(state, event.note)
         case Proven():
-            _add_note(state, event.refusal)
+            state.step.record(event)
         case TeamMeasured():
             handle_team(state, event)
             _add_note(state, event.note and f"a job has one device, since its steps cannot be divided: {event.note}")
@@ -207,6 +205,8 @@ def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
             handle_team(state, event)
         case ArrayFailed():
             state.step.record(ArrayLeft(event.job, event.trials, event.message, failed=False))
+        case Proven():
+            state.step.record(event)
         case Reported():
             state.step.record(
                 TrialsReported(event.job, tuple(complete_reports(event.reports, state.config.objectives)))

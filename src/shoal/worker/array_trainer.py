@@ -26,7 +26,7 @@ from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.proof import Proof, ProofRecord
 from shoal.worker.step_plan import StepPlan
-from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, refusal_note
+from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.worker.team.leader import TeamLeader
 from shoal.worker.trial_runtime import TrialRuntime
 from shoal.worker.worker_state import WorkerState
@@ -127,12 +127,11 @@ class ArrayTrainer:
         self._later, self._size = array.later, len(array.members)
         self._group: list[TrialRuntime] = []  # trials in the current epoch
         self._mixed_epochs = True  # whether trials at different epochs train as one array
-        self._note = ""
         self._fused_before = False  # whether several trials have taken a fused step
         self._began, self._spent = 0.0, 0.0  # start of the current call, and seconds of the epoch before it
         self._lockstep = False
         self._plan: StepPlan | None = None
-        self._refusal = ""  # the last one reported
+        self._told: dict[int, str] = {}  # trials of reported arrays -> why they train in plain PyTorch
         self._proof: Proof | None = None
         if worker_state.task.exact and not timing_only:
             record = worker_state.proofs.setdefault(array.key, ProofRecord(time.perf_counter()))
@@ -264,7 +263,8 @@ class ArrayTrainer:
             self._fall_back_to_plain(reason)
             return
         seconds = self._spent + time.perf_counter() - self._began
-        self._report_checks(stepper.refusal if len(self._group) > 1 else "")
+        several = len(self._group) > 1
+        self._report_checks(self._state.plain_keys.get(self.key, "") or (stepper.refusal if several else ""))
         reports = self._members.end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
         self._group = []
         self._losses.report(reports)
@@ -273,21 +273,21 @@ class ArrayTrainer:
             self.join_wait = min(JOIN_WAIT_SHARE * seconds, MAX_JOIN_WAIT_SECONDS)
         yield False
 
-    def _report_checks(self, refusal: str) -> None:
-        """Report the checks of the group since the last report, or why it trains in plain PyTorch."""
-        trials = frozenset(runtime.trial.number for runtime in self._group)
+    def _report_checks(self, refusal: str, step: int = 0) -> None:
+        """Report that the group is an array, its checks since the last report, or why it trains in plain PyTorch."""
+        trials = {runtime.trial.number: runtime.epoch for runtime in self._group}
         rows = () if self._proof is None else self._proof.take_rows()
-        if rows or refusal not in ("", self._refusal):
-            self._refusal = refusal
-            self.events.append(Proven(self._job, self.key, trials, rows, refusal))
+        told = all(self._told.get(number) == refusal for number in trials)
+        if rows or not (told or (len(trials) == 1 and not refusal)):
+            self._told |= dict.fromkeys(trials, refusal)
+            self.events.append(Proven(self._job, self.key, trials, rows, refusal, step))
 
     def _report_profile(self, stepper: Stepper) -> None:
-        """Report new measurements of the structure, or why its members cannot be one array."""
-        profile = stepper.new_profile or self._profile
-        note = refusal_note(stepper.runtimes[0].trial.number, stepper.refusal) if len(stepper.runtimes) > 1 else ""
-        if profile is not None and (profile != self._profile or note != self._note):
-            self._profile, self._note = profile, note
-            self.events.append(Profiled(self._job, self.key, profile, note))
+        """Report new measurements of the structure."""
+        profile = stepper.new_profile
+        if profile is not None and profile != self._profile:
+            self._profile = profile
+            self.events.append(Profiled(self._job, self.key, profile))
 
     def _train_steps(self, group: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
         """Take the remaining training steps of an epoch with `_group`, the trials left; yield as `_train_all`."""
@@ -347,9 +347,9 @@ class ArrayTrainer:
             [runtime.trial.number for runtime in self._group],
             reason,
         )
-        self._report_checks(str(reason))
         if reason.trial is None:
-            self._state.plain_keys.add(self.key)
+            self._report_checks(str(reason), self._group[0].step)
+            self._state.plain_keys[self.key] = str(reason)
         else:
             self._state.global_rng.add(reason.trial)
         self._roll_back()

@@ -25,7 +25,7 @@ from shoal.fuse.rows import bytes_of
 from shoal.task import Task
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.step_plan import StepPlan
-from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, refusal_note
+from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, build, sort_by_optimizer, state_tensors, synchronize
 
 __all__ = ["FREE_SECONDS", "measure"]
@@ -73,13 +73,13 @@ def measure(
     device: torch.device,
     memory: int,
     free_seconds: float = FREE_SECONDS,
-    on_note: Callable[[str], None] = lambda note: None,
+    on_refusal: Callable[[str], None] = lambda reason: None,
 ) -> Profile:
     """Train members of an array for a few steps at each of `SIZES`, in turns, and return the profile.
 
     Sizes are left out if measuring them would cost a large part of the time that they could save, beyond the
-    `free_seconds`, or if all sizes together would take more than half of the device's `memory` in bytes. `on_note` gets
-    the reason if the members cannot be one array.
+    `free_seconds`, or if all sizes together would take more than half of the device's `memory` in bytes. `on_refusal`
+    gets the reason if the members cannot be one array.
     """
     train, valid = sets.of(array.members[0].trial.config)
     bench = _ArrayBenchmark(task, train, valid, array, device)
@@ -92,8 +92,8 @@ def measure(
         bench = replace(bench, refusal=str(refused))
         timed = _time_sizes(bench, first, base, memory, free_seconds)
     largest = max(timed.seconds)
-    if note := refusal_note(array.members[0].trial.number, timed.refusal):
-        on_note(note)
+    if timed.refusal:
+        on_refusal(timed.refusal)
     fuse_seconds, mixing = {1: timed.build_seconds}, None
     if largest > 1:
         fuse_seconds[1] = bench.time_build()  # now that all code is loaded

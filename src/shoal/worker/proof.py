@@ -10,16 +10,19 @@ trials go back to their checkpoints, and train in plain PyTorch from there.
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal.core.activity import Activity
 from shoal.core.errors import FusionError
 from shoal.core.event import Outcome
 from shoal.core.trial import Check
+from shoal.cost.activity_clock import during
 from shoal.fuse.array import ModelArray
 from shoal.fuse.per_member import describe_function
 from shoal.task import Task, size_of
@@ -68,7 +71,6 @@ class ProofRecord:
         began: Time of the first array, in seconds.
         seconds: Seconds that the checks have taken.
         proven: Whether a window of several members is complete.
-        noise: Relative differences of tensors that rounding explains, where they were measured.
     """
 
     began: float
@@ -78,7 +80,6 @@ class ProofRecord:
     next_step: int = FIRST_LATE_CHECK
     validations: int = 0
     next_validation: int = 1
-    noise: dict[TensorKey, float] = field(default_factory=dict)
 
 
 class Proof:
@@ -98,6 +99,8 @@ class Proof:
         self._way = ""
         self._ways: set[str] = set()  # that were checked since the array was built
         self._copies: dict[int, PlainCopy] = {}
+        self._noise: dict[TensorKey, float] = {}
+        """Relative differences of tensors that rounding explains, where they were measured in this window."""
         self._steps_left = 0
         self._is_expensive = False
         self._is_compared = True  # whether the copies' last step is that of the array
@@ -127,8 +130,12 @@ class Proof:
         self._due = self._due or way not in self._ways
         if self._due and not self._copies and self._is_affordable():
             self._open(runtimes)
-        elif self._copies:
+        if self._copies:
             self._steps_left, self._due = max(self._steps_left, LATER_STEPS * self._due), False
+            with self._accounted():
+                self._step_copies(runtimes, batches, ticks)
+
+    def _step_copies(self, runtimes: Sequence[TrialRuntime], batches: Sequence[Any], ticks: Sequence[int]) -> None:
         began = self._clock()
         for b, one in self._copies.items():
             if self._is_compared and one.runtime.epoch == runtimes[b].epoch:
@@ -141,9 +148,7 @@ class Proof:
         self._is_compared = False
         for b, one in self._copies.items():
             one.step(runtimes[b], batches[b], ticks[b])
-        taken = self._clock() - began
-        self._record.seconds += taken
-        self._is_expensive = taken > CHEAP_SECONDS
+        self._is_expensive = self._clock() - began > CHEAP_SECONDS
 
     def after_step(self, runtimes: Sequence[TrialRuntime], losses: Tensor, way: str, array: ModelArray | None) -> None:
         """Compare members with their copies after a step.
@@ -160,15 +165,15 @@ class Proof:
         if not self._copies:
             return
         self._ways.add(way)
-        began, self._is_compared = self._clock(), True
-        for b in list(self._copies):
-            self._compare(b, runtimes[b], losses[b], array)
+        self._is_compared = True
+        with self._accounted():
+            for b in list(self._copies):
+                self._compare(b, runtimes[b], losses[b], array)
         self._steps_left -= 1
         if self._steps_left <= 0 or not self._copies:
             self._copies, self._record.proven = {}, self._record.proven or len(runtimes) > 1
         elif self._is_expensive:
             self._copies = dict([next(iter(self._copies.items()))])
-        self._record.seconds += self._clock() - began
 
     def wants_validation(self) -> bool:
         """Count a validation, and return whether its first batch is to be checked."""
@@ -191,14 +196,13 @@ class Proof:
         Raises:
             StepRefusedError: A value differs, or a member cannot be copied.
         """
-        began = self._clock()
         chosen = self._chosen(runtimes)
         if self._is_expensive or self._record.validations > 1:
             chosen = [chosen[self._record.validations % len(chosen)]]
-        for b in chosen:
-            metrics, outputs = values(b)
-            self._compare_validation(runtimes[b], batch, metrics, outputs)
-        self._record.seconds += self._clock() - began
+        with self._accounted():
+            for b in chosen:
+                metrics, outputs = values(b)
+                self._compare_validation(runtimes[b], batch, metrics, outputs)
 
     def refuse_unless_own(
         self, error: Exception, runtimes: Sequence[TrialRuntime], run: Callable[[PlainCopy, int], None]
@@ -225,6 +229,16 @@ class Proof:
         rows, self._rows = tuple(self._rows), []
         return rows
 
+    @contextmanager
+    def _accounted(self) -> Iterator[None]:
+        """Count the time in the context as that of checks."""
+        began = self._clock()
+        with during(Activity.CHECKS):
+            try:
+                yield
+            finally:
+                self._record.seconds += self._clock() - began
+
     def _is_affordable(self) -> bool:
         return self._record.seconds < ALLOWANCE_SECONDS + ALLOWANCE_SHARE * (self._clock() - self._record.began)
 
@@ -235,14 +249,14 @@ class Proof:
 
     def _open(self, runtimes: Sequence[TrialRuntime]) -> None:
         """Begin a window: at first of three members, unless copies are large, later of one."""
-        began = self._clock()
         chosen = self._chosen(runtimes)
         if self._record.proven or len(chosen) * copied_bytes(runtimes[0]) > MOST_BYTES:
             chosen = [chosen[self._record.steps % len(chosen)]]
-        self._copies = {b: _copy(self._task, runtimes[b]) for b in chosen}
+        with self._accounted():
+            self._copies = {b: _copy(self._task, runtimes[b]) for b in chosen}
         self._steps_left = LATER_STEPS if self._record.proven else FIRST_STEPS
         self._due, self._is_compared = False, True
-        self._record.seconds += self._clock() - began
+        self._noise.clear()
 
     def _compare(self, b: int, runtime: TrialRuntime, loss: Tensor, array: ModelArray | None) -> None:
         one = self._copies[b]
@@ -258,10 +272,10 @@ class Proof:
             # a graph keeps no gradients, nor does a step after which an array is dropped
             got, want = ({k: v for k, v in each.items() if k[0] != "gradient"} for each in (got, want))
         dtype, found = compute_dtype(runtime, loss), Comparison.of(got, want)
-        wrong = found.beyond(dtype, self._record.noise)
+        wrong = found.beyond(dtype, self._noise)
         if wrong is not None:
             self._measure_noise(one, dtype, where)
-            wrong = found.beyond(dtype, self._record.noise)
+            wrong = found.beyond(dtype, self._noise)
         if wrong is not None:
             raise StepRefusedError(f"{found.describe(wrong)} ({where}, {_location(self._task, runtime, wrong)})")
         if (differing := first_difference(runtime.model, one.runtime.model, TOLERANCE[dtype])) is not None:
@@ -280,7 +294,7 @@ class Proof:
                 "`exact = False` in the task to train its trials as one nevertheless"
             )
         for key, change in changes.items():
-            self._record.noise[key] = max(self._record.noise.get(key, 0.0), MARGIN * change)
+            self._noise[key] = max(self._noise.get(key, 0.0), MARGIN * change)
 
     def _compare_validation(self, runtime: TrialRuntime, batch: Any, metrics: Mapping[str, Any], outputs: Any) -> None:
         where = f"trial {runtime.trial.number}, validation of epoch {runtime.epoch + 1}"
@@ -292,13 +306,13 @@ class Proof:
             raise StepRefusedError(f"fused metrics are {[*metrics]}, alone {[*alone]} ({where})")
         got, want = _metric_tensors(metrics), _metric_tensors(alone)
         dtype, found = compute_dtype(runtime, alone["valid_loss"]), Comparison.of(got, want)
-        wrong = found.beyond(dtype, self._record.noise)
+        wrong = found.beyond(dtype, self._noise)
         if wrong is not None:
             other = _metric_tensors(one.perturbed(EPSILON[dtype]).validate(batch, -1)[0])
             for key, change in Comparison.of(other, want).relative().items():
                 counts = 0.0 if dtype == torch.float64 else 2 / size_of(batch)  # as an accuracy changes
-                self._record.noise[key] = max(self._record.noise.get(key, 0.0), MARGIN * change + counts)
-            wrong = found.beyond(dtype, self._record.noise)
+                self._noise[key] = max(self._noise.get(key, 0.0), MARGIN * change + counts)
+            wrong = found.beyond(dtype, self._noise)
         if wrong is not None:
             raise StepRefusedError(f"{found.describe(wrong)} ({where}, {_location(self._task, runtime, wrong)})")
         if (differing := first_difference(outputs, alone_outputs, TOLERANCE[dtype], "outputs")) is not None:

@@ -25,6 +25,7 @@ from shoal.core.event import (
     MembersLeft,
     Outcome,
     Profiled,
+    Proven,
     RelativeTimeMeasured,
     Reported,
     SignaturesFound,
@@ -279,10 +280,12 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
                 if control.stopping():
                     return
                 control.beat(settled=False)
-                notes: list[str] = []
+                refusals: list[str] = []
                 task, sets, torch_device = worker_state.task, worker_state.sets, worker_state.device
-                profile = measure(task, sets, array, torch_device, device.memory, free_seconds, notes.append)
-                yield Profiled(job.id, array.key, profile, "".join(notes), _compute_limit())
+                profile = measure(task, sets, array, torch_device, device.memory, free_seconds, refusals.append)
+                trials = {member.trial.number: member.start for member in array.members}
+                yield from (Proven(job.id, array.key, trials, refusal=refusal) for refusal in refusals)
+                yield Profiled(job.id, array.key, profile, _compute_limit())
         case Purpose.TRAIN:
             yield from Trainer(job, worker_state, signature_builder, control, worker_context).run()
         case Purpose.ASSIST:

@@ -23,7 +23,7 @@ from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
-__all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "TeamGradients", "refusal_note"]
+__all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "TeamGradients"]
 
 
 class MixedEpochsError(Exception):
@@ -43,11 +43,6 @@ class StepRefusedError(Exception):
     def __init__(self, reason: str, trial: int | None = None) -> None:
         super().__init__(reason)
         self.trial = trial
-
-
-def refusal_note(trial: int, refusal: str) -> str:
-    """Return the line for the user about trials that cannot be an array by `Stepper.refusal`; "" without a reason."""
-    return refusal and f"trial {trial}: its structure cannot be one array, and trains in plain PyTorch: {refusal}"
 
 
 class TeamGradients(Protocol):

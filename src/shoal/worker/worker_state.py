@@ -81,14 +81,18 @@ class TrialCache:
 
 @dataclass(frozen=True)
 class WorkerState:
-    """State that all arrays of a process share; `plain_keys` is for `make_stepper`, `global_rng` for `PlainStepper`."""
+    """State that all arrays of a process share; `global_rng` is for `PlainStepper`.
+
+    Args:
+        plain_keys: Key of trials that train in plain PyTorch, because a step of an array was refused -> the reason.
+    """
 
     task: Task
     sets: DataSets
     trial_cache: TrialCache
     device: torch.device
     directory: Path
-    plain_keys: set[FusionKey] = field(default_factory=set)
+    plain_keys: dict[FusionKey, str] = field(default_factory=dict)
     proofs: dict[FusionKey, ProofRecord] = field(default_factory=dict)
     global_rng: set[int] = field(default_factory=set)
 

@@ -55,7 +55,7 @@ export async function loadTrial(study, trial) {
       reports.get(epoch)[3][metric] = values[index];
     });
   }
-  return { trial, reports: [...reports.values()].sort((one, other) => one[1] - other[1]), checkpoints: null };
+  return { trial, reports: [...reports.values()].sort((one, other) => one[1] - other[1]), proof: "", checkpoints: null };
 }
 
 export async function loadLog(study, job) {

@@ -16,7 +16,7 @@ export function trialView(study, wanted) {
       el("label", {}, el("input", { type: "checkbox", onchange: (event) => { chosen.logY = event.target.checked; plot.update(); } }), "log values")),
     plot.place);
   const head = card("", ""), values = card("", "third"), jobs = card("", ""), saved = card("", ""), log = el("div", {});
-  let checkpoints = [];
+  let checkpoints = [], proof = "";
   return { element: place, slow: true, update: async (trials, first) => {
     const row = study.trials.get(trial);
     if (!row) { place.replaceChildren(card("", "", el("p", {}, `There is no trial ${wanted}.`))); return; }
@@ -26,14 +26,14 @@ export function trialView(study, wanted) {
         Object.keys(row.metrics).map((name) => [name, number(row.metrics[name]), number(row.best[name])])) : el("p", { class: "quiet" }, "No value yet."));
     const overview = await study.needOverview(!first);
     jobs.replaceChildren(el("h2", {}, "Jobs and devices"), ...trialJobs(study, overview, trial, log), log);
-    if (first || trials.has(trial)) ({ reports, checkpoints } = await loadTrial(study.name, trial));
-    refill(head, ...trialHead(study, row, () => checkpoints ?? []));
+    if (first || trials.has(trial)) ({ reports, checkpoints, proof } = await loadTrial(study.name, trial));
+    refill(head, ...trialHead(study, row, () => checkpoints ?? [], proof));
     refill(saved, el("h2", {}, "Checkpoints"), checkpointTable(study, checkpoints));
     plot.update();
   } };
 }
 
-function trialHead(study, row, checkpoints) {
+function trialHead(study, row, checkpoints, proof) {
   const open = ["pending", "running", "paused", "interrupted"].includes(row.state);
   const held = study.snapshot.paused.trials.includes(row.trial);
   const verbs = row.state === "failed" ? ["retry"] : open ? [held ? "resume" : "pause", "stop"] : [];
@@ -42,6 +42,7 @@ function trialHead(study, row, checkpoints) {
       el("span", { class: "quiet" }, `${row.epochs} of ${row.target} ${study.snapshot.unit}, ${number(row.seconds)} s of training`),
       verbs.map((verb) => requestButton(study, verb, () => [row.trial], verb === "stop" ? "danger" : "")), cloneButton(study, row, checkpoints)),
     row.origin && el("p", { class: "small" }, "began with the weights of trial ", trialLink(study, row.origin.trial), ` at epoch ${row.origin.epoch}`),
+    proof && el("p", { class: "small quiet", id: "proof" }, proof),
     ...whyNow(study, row, held),
   ].filter(Boolean);
 }

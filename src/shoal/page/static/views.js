@@ -89,6 +89,7 @@ function overviewLists(study) {
       el("div", { class: "row" }, el("span", { class: "quiet small" }, `policy: ${found.policy.now}`), !found.ended && [policyButton(study), addDeviceButton(study)]),
       devices.length ? table(columns, devices) : el("p", { class: "quiet" }, "No process runs the study.")),
     card("Requests", "half", requestsList(study)),
+    found.arrays.length > 0 && card("Fused or plain", "half", el("ul", { class: "plain small", id: "arrays" }, found.arrays.map((each) => el("li", {}, each.text)))),
     found.note && card("Notes", "half", el("pre", {}, found.note)),
     found.edits.length > 0 && card("Edits of the task", "half", el("ul", { class: "plain small" }, found.edits.map((edit) => el("li", {},
       el("span", { class: "quiet" }, `${moment(edit.time)}: `), Object.keys(edit.files).map((path) => path.split("/").at(-1)).join(", "),
