@@ -139,7 +139,8 @@ def copy_training(model: nn.Module, optimizers: Sequence[Any], memo: dict[int, A
         raise FusionError(
             f"the model cannot be copied ({error}), and the array runs a copy; keep what cannot be copied outside of it"
         ) from error
-    binder = _Binder({id(part): memo[id(part)] for part in (*model.modules(), *optimizers)})
+    parts = [part for part in (*model.modules(), *optimizers) if id(part) in memo]  # without those of torch.jit
+    binder = _Binder({id(part): memo[id(part)] for part in parts})
     for module in list(copied.modules()):
         for name, value in list(vars(module).items()):
             if name not in _REGISTERED:
