@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,12 +27,13 @@ from torch.utils.data import default_collate
 
 import shoal
 from shoal.core.errors import FusionError
+from shoal.fuse.step import StepMode, TrainingStep
 from shoal.worker import fused_stepper, profile, run
 
 for _late in ("numpy.random", "torch._dynamo", *(f"shoal.{name}" for name in ("api", "reproduce", "worker.run"))):
     import_module(_late)  # else every child would
 
-__all__ = ["Finding", "examine"]
+__all__ = ["WAYS", "Finding", "examine"]
 
 EPOCHS = 3
 RATES = (0.03, 0.04, 0.05, 0.06, 0.065, 0.08)
@@ -44,6 +45,14 @@ array are trained by themselves."""
 
 _calls = logging.getLogger("corpus")
 
+WAYS: dict[str, tuple[StepMode, ...]] = {
+    "default": (),
+    "alternating": ("eager", "plain"),
+    "compiled": ("eager", "compiled", "plain"),
+    "eager": ("eager",),
+}
+"""Ways that the steps of an array take in turns; by "default" those that a search takes."""
+
 
 @dataclass
 class Finding:
@@ -52,7 +61,7 @@ class Finding:
     Args:
         differences: between the search and the trials in plain PyTorch, in words.
         reasons: why members are trained by themselves, as the log says, or the file of a job that ended of an error.
-        at_once: training losses of several trials that were computed in one call.
+        at_once: training losses of several trials that were computed in one call, without those of a profile.
         jobs: that trained the trials that have not failed, each as often as it trained one.
         failures: number of each trial that failed -> the reason recorded.
     """
@@ -302,29 +311,58 @@ def timed(stepper: Any, batches: Any, tick: int) -> float:
     return 1.0
 
 
-def searched(kind: type[shoal.Task], directory: Path) -> tuple[int, list[str]]:
+class InTurns(TrainingStep):
+    """Steps that take ways in turns, and never choose one."""
+
+    ways: ClassVar[tuple[StepMode, ...]]
+    seconds: ClassVar[dict[StepMode, float]] = {"eager": 1.0}
+    taken = 0
+
+    def _timed(self, batch: Any) -> Tensor:
+        way = self.ways[self.taken % len(self.ways)] if len(self.array) > 1 else "plain"
+        self.taken += 1
+        if way == "compiled" and not self.compiled:
+            if self._decision is None:  # a profile's, which never compiles
+                way = "eager"
+            else:
+                self._compiling = lambda seconds: True
+                assert self._prepare(way, batch), "the step cannot be compiled"
+        return self._run(way, batch)
+
+
+def searched(kind: type[shoal.Task], directory: Path, ways: tuple[StepMode, ...]) -> tuple[int, list[str]]:
     """How many losses a search computes of several trials at once, and why it trains trials by themselves."""
-    fused_stepper.ways_to_try = (  # type: ignore[attr-defined]
-        lambda profile, members, steps: ("eager",) if members > 1 else ("plain",)  # also where one by one is faster
-    )
+    os.environ["SHOAL_CACHE"] = str(directory.parent / "cache")  # else jobs follow what other searches have measured
+    if ways:
+        InTurns.ways = ways
+        fused_stepper.TrainingStep = InTurns  # type: ignore[misc]
     profile._step_seconds, run.FREE_SECONDS = timed, math.inf
     profile.SIZES, profile.INTERLEAVED_RULES = (1, len(RATES)), profile.SINGLE_RULES
+    measure = run.measure
     with listening() as watch:
+
+        def measured(*arguments: Any) -> Any:
+            found = measure(*arguments)
+            watch.trained.clear()  # of a profile
+            return found
+
+        run.measure = measured
         observed(kind)
         search(kind(), directory)
         return watch.at_once, watch.reasons
 
 
-def examine(module: str, name: str, directory: Path) -> Finding:
+def examine(module: str, name: str, directory: Path, ways: str) -> Finding:
     """What becomes of a program in a search, and in plain PyTorch.
 
     Args:
         module: where it is written.
         name: of its class.
         directory: an empty one.
+        ways: of `WAYS`.
     """
     kind = getattr(import_module(module), name)
-    at_once, reasons = forked(lambda: searched(kind, directory))
+    at_once, reasons = forked(lambda: searched(kind, directory, WAYS[ways]))
     study = shoal.Study(directory)
     keeps_globals = module == "corpus_globals"
     differences = forked(lambda: compared(kind, study, keeps_globals))

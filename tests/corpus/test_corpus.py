@@ -1,4 +1,7 @@
-"""A search of any program gives what its trials give in plain PyTorch, fused or with a reason why not."""
+"""A search of any program gives what its trials give in plain PyTorch, fused or with a reason why not.
+
+Each runs with the ways of steps that a search takes, and with those of `WAYS` in turns.
+"""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -8,17 +11,17 @@ from pathlib import Path
 
 import pytest
 from corpus_base import Labels, Program, Words
-from corpus_harness import examine
+from corpus_harness import WAYS, examine
 from corpus_more import Counted
 
 FUSED = {
     "corpus_state": """
         CumulativeMean BuffersInPlace BuffersSwapped WeightAverage TargetNetwork Curriculum SmoothingSchedule
-        MomentumSchedule TensorMean MemoryBank Codebook CachedMask CachedPositions MeterObject HiddenState
+        MomentumSchedule TensorMean MemoryBank Codebook CachedPositions HiddenState
     """,
     "corpus_random": """
-        ManualDropout Gumbel StochasticDepth MixupNumpy MixupDistribution CutOut Variational OwnGenerator
-        NumpyGenerator ShuffledChannels NegativeSampling Reinforce
+        ManualDropout Gumbel StochasticDepth MixupNumpy MixupDistribution CutOut Variational ShuffledChannels
+        NegativeSampling Reinforce
     """,
     "corpus_structure": """
         TiedEmbedding TiedTransposed Parametrized SpectralNorm OldSpectralNorm WeightNorm Lazy LowRank
@@ -39,7 +42,9 @@ FUSED = {
 REFUSED = {
     "corpus_state": """
         FloatMean ActivationsInList ActivationsInDict LossHistory FloatWindow Locked MeterOfTensors ModelCopied
+        CachedMask MeterObject
     """,
+    "corpus_random": "OwnGenerator NumpyGenerator",
     "corpus_structure": """
         Scripted LateParameter LatePartOfOptimizer SharedBackbone ClosureOverList SparseEmbedding Compiled
         CopiedInForward
@@ -78,15 +83,26 @@ THOROUGH = """
 """
 """What is much like another program, or slow."""
 
+COMPILED = "CumulativeMean BuffersSwapped Codebook TiedEmbedding SpectralNorm LowRank Groups"
+"""Programs whose steps are compiled, too."""
+
 
 def programs() -> Iterator[pytest.param]:
     for outcome, table in {"fused": FUSED, "refused": REFUSED, "": FAULTY}.items():
-        for module, names in table.items():
-            for name in names.split():
-                marks = [pytest.mark.thorough] if name in THOROUGH.split() else []
+        for module, name in ((module, name) for module, names in table.items() for name in names.split()):
+            for ways in _ways(module, name):
+                late = name in THOROUGH.split() or ways in ("eager", "compiled")
+                marks = [pytest.mark.thorough] if late else []
                 if name in FAULTS:
                     marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=FAULTS[name]))
-                yield pytest.param(module, name, outcome, marks=marks, id=name)
+                yield pytest.param(module, name, ways, outcome, marks=marks, id=f"{name}-{ways}")
+
+
+def _ways(module: str, name: str) -> list[str]:
+    """Ways in which a program runs: a `step` of its own has only one."""
+    if getattr(import_module(module), name).step is not Program.step:
+        return ["default"]
+    return [ways for ways in WAYS if ways != "compiled" or name in COMPILED.split()]
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +112,12 @@ def process() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.in_turns(4)
-@pytest.mark.parametrize(("module", "name", "outcome"), list(programs()))
+@pytest.mark.in_turns(3)
+@pytest.mark.parametrize(("module", "name", "ways", "outcome"), list(programs()))
 def test_fused_exactly_or_refused(
-    module: str, name: str, outcome: str, process: ProcessPoolExecutor, tmp_path: Path
+    module: str, name: str, ways: str, outcome: str, process: ProcessPoolExecutor, tmp_path: Path
 ) -> None:
-    found = process.submit(examine, module, name, tmp_path / "study").result()
+    found = process.submit(examine, module, name, tmp_path / "study", ways).result()
     assert not found.differences, "\n".join(found.differences)
     assert found.failures.keys() == FAILING.get(name, set())
     assert found.outcome in ((outcome,) if outcome else ("fused", "refused")), found.reasons
@@ -116,6 +132,6 @@ def test_the_table_has_every_program_once() -> None:
         if isinstance(kind, type) and issubclass(kind, Program) and kind not in BASES
     ]
     assert sorted(listed) == sorted(written)
-    assert set(listed) >= {*THOROUGH.split(), *FAILING}
-    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED, FAULTY)] == [66, 35, 4]
+    assert set(listed) >= {*THOROUGH.split(), *COMPILED.split(), *FAILING}
+    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED, FAULTY)] == [62, 39, 4]
     assert len(set(listed) - {*THOROUGH.split()}) == 60
