@@ -46,7 +46,7 @@ def run(
     task: Task, directory: Path, members: list[Member], *, plain: bool = False, control: JobControl | None = None
 ) -> list[Any]:
     sets = DataSets(task, CPU)
-    keys = {KEY} if plain else set()
+    keys = {KEY: "a reason"} if plain else {}
     worker_state = WorkerState(task, sets, TrialCache(), CPU, directory, plain_keys=keys)
     context = WorkerContext(directory, b"", checkpoint_seconds=60.0)
     job = Job("job", (Array(KEY, tuple(members)),))
