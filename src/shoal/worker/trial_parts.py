@@ -109,7 +109,9 @@ def find_parts(roots: dict[str, Any]) -> dict[int, Part]:
         path, value, saved = pending.pop()
         if is_atom(value) or id(value) in found:
             continue
-        if isinstance(value, nn.Module):
+        if isinstance(value, torch.jit.ScriptModule):
+            kind, left_out, inner = Kind.OPAQUE, frozenset[str](), []
+        elif isinstance(value, nn.Module):
             kind, left_out = Kind.MODULE, frozenset[str]()
             registered = value._parameters | value._buffers | value._modules
             inner = [(name, held, False) for name, held in {**registered, **_attributes(value, _MANAGED)}.items()]
