@@ -65,6 +65,7 @@ class Transaction:
         tensors: Parameters and buffers, whose values and gradients are copied.
         places: (`id` of a container, key) of entries that other code restores.
         owners: Other objects, such as optimizers, whose contents are included at any depth.
+        classes: Classes whose plain attributes (numbers, strings) are included; those of libraries are left out.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Transaction:
         tensors: Iterable[Tensor] = (),
         places: Collection[tuple[int, Any]] = (),
         owners: Iterable[object] = (),
+        classes: Iterable[type] = (),
     ) -> None:
         models, tensors = list(models), list(tensors)
         registered = [held for model in models for module in modules_of(model) for held in _registered(module)]
@@ -81,6 +83,8 @@ class Transaction:
         self._snapshots: dict[int, _ContainerSnapshot] = {}
         self._visited = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
+        bases = {base for kind in classes for base in kind.__mro__ if _top_package(base) not in _LIBRARIES}
+        self._classes = [(base, _plain_attributes(base)) for base in bases]
         with _without_tracing():
             self._values = [(tensor, _version(tensor), tensor.detach().clone()) for tensor in tensors]
             self._gradients = [(each, each.grad, _copied(each.grad)) for each in tensors if each.is_leaf]
@@ -91,10 +95,16 @@ class Transaction:
     def changed(self) -> str | None:
         """The name of the first change since the snapshot, or None; of parameters and buffers only `tensors` count."""
         for seen in self._snapshots.values():
-            if not seen.registered and seen.changed(seen.now()):
-                return seen.label
+            if not seen.registered and seen.changed(now := seen.now()):
+                keys = (
+                    key for key in {**seen.items, **now} if key not in now or not _same(now[key], seen.items.get(key))
+                )
+                return seen.label or _entry_name("", next(keys, ""))
         if any(_version(tensor) != version for tensor, version, _ in (*self._tensors, *self._values)):
             return "a tensor"
+        for kind, before in self._classes:
+            if (now := _plain_attributes(kind)) != before:
+                return next(f"{kind.__name__}.{name}" for name in now if now[name] != before.get(name, _MISSING))
         return None
 
     def values_changed(self, addresses: Collection[int]) -> bool:
@@ -137,6 +147,13 @@ class Transaction:
                 tensor.grad = gradient
             for generators in self._generators:
                 generators.restore()
+            for kind, before in self._classes:
+                now = _plain_attributes(kind)
+                for name in {**before, **now}:
+                    if name not in before:
+                        delattr(kind, name)
+                    elif before[name] != now.get(name, _MISSING):
+                        setattr(kind, name, before[name])
 
     def _traverse(self, roots: Iterable[tuple[Any, str, float]]) -> None:
         """Record every container and tensor that can be reached from the roots, each once, breadth first."""
@@ -205,6 +222,10 @@ class Transaction:
         items = _items(container, names)
         self._snapshots[id(container)] = _ContainerSnapshot(container, items, label, names, **kind)
         return items
+
+
+def _plain_attributes(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if isinstance(value, _PLAIN)}
 
 
 @contextmanager

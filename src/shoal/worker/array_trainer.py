@@ -352,6 +352,7 @@ class ArrayTrainer:
             self._state.plain_keys[self.key] = str(reason)
         else:
             self._state.global_rng.add(reason.trial)
+        self._state.outside.active |= self._proof is not None and self._proof.saw_outside
         self._roll_back()
 
     def _roll_back(self) -> None:
@@ -384,6 +385,7 @@ class ArrayTrainer:
                 plain,
                 state.global_rng,
                 self._proof,
+                state.outside,
             )
         return self._stepper
 

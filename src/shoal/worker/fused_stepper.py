@@ -36,6 +36,7 @@ from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.failures import outcome_of
 from shoal.worker.metrics import ForwardReuse, Precision, ValidationMetrics, task_loss, validation_values
+from shoal.worker.outside import OutsideState
 from shoal.worker.plain_copy import PlainCopy
 from shoal.worker.proof import Proof
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
@@ -364,6 +365,7 @@ def make_stepper(
     plain: bool = False,
     global_rng: AbstractSet[int] = frozenset(),
     proof: Proof | None = None,
+    outside: OutsideState | None = None,
 ) -> Stepper:
     """Return the fastest stepper that trains these trials correctly.
 
@@ -376,7 +378,7 @@ def make_stepper(
         MixedEpochsError: The trials are at different epochs and therefore cannot be an array.
     """
     if plain:
-        return PlainStepper(task, runtimes, global_rng, check_draws=True)
+        return PlainStepper(task, runtimes, global_rng, check_draws=True, outside=outside)
     if len(runtimes) == 1 and type(task).step is not Task.step:
         return PlainStepper(task, runtimes)
     try:

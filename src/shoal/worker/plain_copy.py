@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.frozen import is_shared, is_worth_sharing, record_shared
 from shoal.fuse.model_copy import copy_training
-from shoal.fuse.transaction import Transaction
 from shoal.task import Task
 from shoal.worker.comparison import Comparison, TensorKey, is_same_memory, tensors_of
+from shoal.worker.outside import outside_snapshot
 from shoal.worker.stepper import PlainStepper
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
@@ -45,6 +45,8 @@ class PlainCopy:
         self.loss = torch.tensor(torch.nan)
         self.error: Exception | None = None
         """What the last step raised."""
+        self.outside = ""
+        """What the last step has changed outside of the model, restored since; "" for nothing."""
         self._task = task
         self._stepper = PlainStepper(task, [self.runtime], keep_shared=True)
         self._last: tuple[Any, int] = (None, 0)
@@ -73,12 +75,11 @@ class PlainCopy:
 
     @contextmanager
     def _without_trace(self) -> Iterator[None]:
-        task = self._task
-        functions = (task.step, task.loss, task.metrics, task.outputs)
-        outside = Transaction(functions=functions, tensors=[])
+        outside = outside_snapshot(self._task, set(map(type, self.runtime.model.modules())))
         try:
             yield
         finally:
+            self.outside = outside.changed() or ""
             outside.restore()
 
     @torch.no_grad()

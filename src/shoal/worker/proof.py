@@ -70,11 +70,13 @@ class ProofRecord:
     Args:
         began: Time of the first array, in seconds.
         seconds: Seconds that the checks have taken.
+        outside: Whether a step has changed something outside of models.
         proven: Whether a window of several members is complete.
     """
 
     began: float
     seconds: float = 0.0
+    outside: bool = False
     proven: bool = False
     steps: int = 0
     next_step: int = FIRST_LATE_CHECK
@@ -101,9 +103,15 @@ class Proof:
         self._copies: dict[int, PlainCopy] = {}
         self._noise: dict[TensorKey, float] = {}
         """Relative differences of tensors that rounding explains, where they were measured in this window."""
+        self._outside: list[str] = []  # what the steps of the window have changed outside of models
         self._steps_left = 0
         self._is_expensive = False
         self._is_compared = True  # whether the copies' last step is that of the array
+
+    @property
+    def saw_outside(self) -> bool:
+        """Whether a step has changed something outside of models."""
+        return self._record.outside
 
     def begin(self, runtimes: Sequence[TrialRuntime]) -> None:
         """Begin a window before an array of these trials is built.
@@ -148,6 +156,8 @@ class Proof:
         self._is_compared = False
         for b, one in self._copies.items():
             one.step(runtimes[b], batches[b], ticks[b])
+        self._outside = [*self._outside, *{one.outside for one in self._copies.values()}]
+        self._record.outside = self._record.outside or any(self._outside)
         self._is_expensive = self._clock() - began > CHEAP_SECONDS
 
     def after_step(self, runtimes: Sequence[TrialRuntime], losses: Tensor, way: str, array: ModelArray | None) -> None:
@@ -169,6 +179,11 @@ class Proof:
         with self._accounted():
             for b in list(self._copies):
                 self._compare(b, runtimes[b], losses[b], array)
+        if len(self._outside) >= FIRST_STEPS and all(self._outside):
+            raise StepRefusedError(
+                f"each step changes `{self._outside[-1]}`, outside of the models, which all trials of a process "
+                "share; they train one by one, each with its own values; keep what belongs to a trial on its model"
+            )
         self._steps_left -= 1
         if self._steps_left <= 0 or not self._copies:
             self._copies, self._record.proven = {}, self._record.proven or len(runtimes) > 1
@@ -257,6 +272,7 @@ class Proof:
         self._steps_left = LATER_STEPS if self._record.proven else FIRST_STEPS
         self._due, self._is_compared = False, True
         self._noise.clear()
+        self._outside = []
 
     def _compare(self, b: int, runtime: TrialRuntime, loss: Tensor, array: ModelArray | None) -> None:
         one = self._copies[b]

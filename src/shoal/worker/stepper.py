@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.step import TrainingStep
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
+from shoal.worker.outside import OutsideState
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
 __all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "TeamGradients"]
@@ -129,6 +130,7 @@ class PlainStepper(Stepper):
             their models cannot draw the random numbers of an array (dropout under `torch.utils.checkpoint`).
         keep_shared: Whether large frozen parameters stay in memory that other trials use. It requires that the trials
             did not change them as an array.
+        outside: State outside of models; None if the trials share it.
     """
 
     def __init__(
@@ -138,9 +140,14 @@ class PlainStepper(Stepper):
         global_rng: AbstractSet[int] = frozenset(),
         check_draws: bool = False,
         keep_shared: bool = False,
+        outside: OutsideState | None = None,
     ) -> None:
         self.runtimes = list(runtimes)
         self._task = task
+        self._outside = outside
+        for runtime in runtimes:
+            if outside is not None and (runtime.epoch, runtime.step) == (0, 0):
+                outside.forget(runtime.trial.number)
         self._trials = [
             _PlainTrial(task, runtime, runtime.trial.number not in global_rng, check_draws, keep_shared)
             for runtime in runtimes
@@ -148,13 +155,20 @@ class PlainStepper(Stepper):
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step of each trial."""
-        members = len(self._trials)
-        steps = enumerate(zip(self._trials, batches, ticks, strict=True))
-        return torch.stack([trial.step(member_batch(batch, b, members), tick) for b, (trial, batch, tick) in steps])
+        members, losses = len(self._trials), []
+        for b, (trial, batch, tick) in enumerate(zip(self._trials, batches, ticks, strict=True)):
+            with self._own_outside(b):
+                losses.append(trial.step(member_batch(batch, b, members), tick))
+        return torch.stack(losses)
+
+    def _own_outside(self, b: int) -> AbstractContextManager[None]:
+        runtime = self.runtimes[b]
+        return nullcontext() if self._outside is None else self._outside.of(runtime.trial.number, runtime.model)
 
     def validate_batch(self, b: int, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:
         """Return loss and metrics of a trial, and its outputs, for a validation batch."""
-        return self._trials[b].validate_batch(batch, tick)
+        with self._own_outside(b):
+            return self._trials[b].validate_batch(batch, tick)
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """Validate all trials in one pass over the batches."""
@@ -164,9 +178,9 @@ class PlainStepper(Stepper):
             trial.reuse.begin_pass()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
-                trials = enumerate(self._trials)
+                members = len(self._trials)
                 found.add_each(
-                    [trial.validate_batch(member_batch(batch, b, len(self._trials)), -number) for b, trial in trials],
+                    [self.validate_batch(b, member_batch(batch, b, members), -number) for b in range(members)],
                     size_of(batch),
                 )
         for runtime in self.runtimes:

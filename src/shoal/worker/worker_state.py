@@ -13,6 +13,7 @@ from shoal.fuse.frozen import is_shared
 from shoal.fuse.rows import bytes_of
 from shoal.task import Task
 from shoal.worker.checkpoint_paths import checkpoint_files
+from shoal.worker.outside import OutsideState
 from shoal.worker.proof import ProofRecord
 from shoal.worker.trial_runtime import TrialRuntime, state_tensors
 
@@ -95,6 +96,10 @@ class WorkerState:
     plain_keys: dict[FusionKey, str] = field(default_factory=dict)
     proofs: dict[FusionKey, ProofRecord] = field(default_factory=dict)
     global_rng: set[int] = field(default_factory=set)
+    outside: OutsideState = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outside", OutsideState(self.task))
 
 
 def _tensors(runtime: TrialRuntime) -> list[Tensor]:
