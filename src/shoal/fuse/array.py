@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shoal.core.errors import FusionError
 from shoal.fuse.array_state import EVERY_FUNCTION, ArrayState
 from shoal.fuse.checks import parse_indices
-from shoal.fuse.member_changes import user_attributes
+from shoal.fuse.member_changes import attributes_changed, user_attributes
 from shoal.fuse.per_member import (
     describe_function,
     error_location,
@@ -90,7 +90,6 @@ class MapRunner:
                 written = self._shared_slot(error)
             else:
                 self._ran.add(key)
-                self._state.push_nested()
                 return result
             transaction.restore()
             if written is not None:
@@ -145,9 +144,9 @@ class MapRunner:
         state = self._state
         state.sync_before_member_runs()
         several = len(state.members) > 1
-        attributes = user_attributes(state.members[0]) if several else {}
+        attributes = user_attributes(state.members[0]) if several else []
         results = run_each_member(state, fn, keys, batch)
-        if several and any(v is not attributes.get(k) for k, v in user_attributes(state.members[0]).items()):
+        if several and attributes_changed(attributes, user_attributes(state.members[0])):
             state.by_member.add(EVERY_FUNCTION)  # the members hold attributes that the template does not
         return _join(results)
 

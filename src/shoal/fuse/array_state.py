@@ -132,15 +132,6 @@ class ArrayState:
                 self.version += 1
         self._changes.check_tensors(self.tick % len(self.members))
 
-    def sync_all(self) -> None:
-        """Synchronise, including attributes of nested objects, which the members' first runs may have completed."""
-        self.sync_from_members()
-        self._attributes.pull_nested()
-
-    def push_nested(self) -> None:
-        """Copy attributes of nested objects that the first run of a function has completed to the members."""
-        self._attributes.push_nested()
-
     def check_all_members(self) -> None:
         """Refuse members whose parameters or buffers are no longer rows of the array's tensors."""
         for b in range(len(self.members)):

@@ -18,7 +18,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.randomness import active_source
 from shoal.fuse.stacked import NeedsMemberError
 
-__all__ = ["Differences", "differences", "guard", "refuse_user_access"]
+__all__ = ["Differences", "differences", "guard", "is_guarded", "refuse_user_access"]
 
 Differences = Mapping[Any, "Differences | None"]
 """Key or attribute name of a value that differs -> the differences within the value, or None if all of it differs."""
@@ -70,6 +70,11 @@ def guard(container: dict[Any, Any], key: Any, differing: Differences, path: str
             value.__class__ = _guarded_class(cast("Hashable", type(value)), whole, path)
         except TypeError as error:
             raise FusionError(f"the members differ in {path!r}, which cannot be guarded: {error}") from error
+
+
+def is_guarded(value: Any) -> bool:
+    """Whether a value is a guarded version of another one."""
+    return type(value) in _GUARDED.values() or "_is_guarded" in vars(type(value))
 
 
 def refuse_user_access(what: str, frame: FrameType) -> None:
@@ -157,6 +162,7 @@ def _guarded_class(kind: Any, differing: frozenset[str], path: str) -> type:
         "__setattr__": put,
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
+        "_is_guarded": True,
     }
     return type(kind.__name__, (kind,), own)
 

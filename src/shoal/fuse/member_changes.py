@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
+from shoal.fuse.container_sync import ContainerSync, contents_of, same_contents
 from shoal.fuse.rows import unstackable
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import UnfusedModule
 
-__all__ = ["MODULE_ATTRIBUTES", "AttributeSync", "ModuleChangeDetector", "user_attributes"]
+__all__ = ["MODULE_ATTRIBUTES", "AttributeSync", "ModuleChangeDetector", "attributes_changed", "user_attributes"]
 
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 """Attributes of every `nn.Module`, which torch manages itself."""
@@ -29,9 +30,9 @@ _TEMPLATE = -1
 
 
 class AttributeSync:
-    """Synchronises plain attributes (numbers, strings, None, tensors) between the template and the members.
+    """Synchronises attributes (numbers, strings, None, tensors, containers) between the template and the members.
 
-    Values with a slot, and other attributes of the template, stay as they were, except for `pull_nested`.
+    Values with a slot, functions and modules stay as they were.
     """
 
     def __init__(self, template: nn.Module, members: Sequence[nn.Module], slotted: Iterable[tuple[Any, Any]]) -> None:
@@ -43,7 +44,7 @@ class AttributeSync:
         self._names: dict[int, tuple[int, list[str]]] = {}
         self._next_member = 0
         self._last_values = dict(self._plain_attributes(self._members[0]))
-        self._last_nested = self._nested_values(self._members[0])
+        self._containers = ContainerSync(self._template, self._members, self._slotted)
         self._stacked_attributes = {
             place: (value, self._member_values(*place)) for place, value in self._tensor_attributes(self._template)
         }
@@ -62,6 +63,8 @@ class AttributeSync:
             if any(value is not before for value, before in zip(values, theirs, strict=True)):
                 changed.append(place)
                 self._stack_attribute(place, values)
+        if self._containers.pull():
+            return True
         return any(name != "training" for _, name in changed)
 
     def _pull_all(self) -> list[_Place]:
@@ -85,6 +88,7 @@ class AttributeSync:
 
     def push(self) -> None:
         """Copy attributes that a run has changed in the template to the members."""
+        self._containers.push()
         if self._is_unchanged(_TEMPLATE):
             return
         for (i, name), value in self._plain_attributes(self._template):
@@ -99,25 +103,6 @@ class AttributeSync:
                     setattr(modules[i], name, tensor.whole[b] if isinstance(tensor, Stacked) else tensor)
                 self._stacked_attributes[i, name] = (tensor, self._member_values(i, name))
         self._compared[_TEMPLATE] = self._snapshot(self._template)
-
-    def pull_nested(self) -> None:
-        """Copy equal changes of attributes of nested objects to the template, as when models complete their configs."""
-        now = self._nested_values(self._members[0])
-        for (place, name), value in now.items():
-            if _differ(value, self._last_nested.get((place, name), _MISSING)):
-                theirs = [getattr(held, name, _MISSING) for held in self._member_values(*place)]
-                mine = vars(vars(self._template[place[0]])[place[1]])
-                if not any(_differ(value, other) for other in theirs) and (id(mine), name) not in self._slotted:
-                    mine[name] = value
-        self._last_nested = now
-
-    def push_nested(self) -> None:
-        """Copy changes of attributes of nested objects in the template to the members."""
-        for (place, name), value in self._nested_values(self._template).items():
-            if _differ(value, self._last_nested.get((place, name), _MISSING)):
-                for held in self._member_values(*place):
-                    vars(held)[name] = value
-        self._last_nested = self._nested_values(self._members[0])
 
     def _check_attribute(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
@@ -154,18 +139,6 @@ class AttributeSync:
                 if isinstance(value, Tensor):
                     yield (i, name), value
 
-    @staticmethod
-    def _nested_values(modules: Sequence[nn.Module]) -> dict[tuple[_Place, str], Any]:
-        """Plain attributes of objects that are attributes of modules."""
-        return {
-            ((i, name), inner): value
-            for i, module in enumerate(modules)
-            for name, held in vars(module).items()
-            if hasattr(held, "__dict__") and not callable(held) and not isinstance(held, (Tensor, dict, list))
-            for inner, value in vars(held).items()
-            if isinstance(value, _PLAIN)
-        }
-
     def _snapshot(self, modules: Sequence[nn.Module]) -> _Snapshot:
         """Each module's attributes without a slot: the number of all attributes, names and values."""
         own = [(vars(module), self._unslotted_names(vars(module))) for module in modules]
@@ -193,14 +166,22 @@ class AttributeSync:
 _MISSING = object()
 
 
-def user_attributes(model: nn.Module) -> dict[tuple[int, str], Any]:
-    """Attributes that user code has set on the modules of a model, except tensors."""
-    return {
-        (id(module), name): value
+def user_attributes(model: nn.Module) -> list[Any]:
+    """Attributes that user code has set on the modules of a model, except tensors, with the contents of containers."""
+    return [
+        (id(module), name, contents_of(value))
         for module in model.modules()
         for name, value in vars(module).items()
         if name not in ("_parameters", "_buffers", "_modules", "training") and not isinstance(value, Tensor)
-    }
+    ]
+
+
+def attributes_changed(before: list[Any], now: list[Any]) -> bool:
+    """Whether two results of `user_attributes` differ."""
+    return len(before) != len(now) or any(
+        a[:2] != b[:2] or (a[2] is not None and b[2] is not None and not same_contents(a[2], b[2]))
+        for a, b in zip(before, now, strict=True)
+    )
 
 
 def _differ(value: Any, other: Any) -> bool:

@@ -1,0 +1,238 @@
+"""Keeps containers and objects in attributes of models (a dict of masks, a meter, a hidden state) equal in all ways.
+
+A run of all members at once changes those of the template; a run of a member changes its own. `push` gives each member
+its own copy of what the template's have become, with its rows of stacked tensors; `pull` joins what members have made.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from shoal.core.errors import FusionError
+from shoal.fuse.aliasing import lazy_clone
+from shoal.fuse.guard import is_guarded
+from shoal.fuse.stacked import Stacked
+
+__all__ = ["ContainerSync", "contents_of", "same_contents"]
+
+_CONTAINERS = (list, tuple, dict, set, deque)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_FOREIGN = (nn.Module, nn.Parameter, Optimizer)
+_DEPTH = 4
+_LARGE = 1000
+"""Largest number of entries of a container that is kept equal."""
+_SEARCHES = 3
+"""Runs after which only containers are compared that a run has changed before."""
+_MANAGED = {*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"}
+"""Attributes that torch keeps itself."""
+
+_Place = tuple[int, Any]
+"""The index of a module, and the name of its attribute."""
+
+_Contents = list[tuple[Any, Any]]
+"""Keys of leaves at any depth, and the leaves; a version follows a tensor."""
+
+
+class ContainerSync:
+    """Synchronises containers and objects in attributes between the template and the members.
+
+    Args:
+        names: Attributes of each module that are left out, such as those with a slot.
+    """
+
+    def __init__(
+        self,
+        template: Sequence[nn.Module],
+        members: Sequence[Sequence[nn.Module]],
+        left_out: Collection[tuple[int, Any]],
+    ) -> None:
+        self._template, self._members = template, members
+        self._left_out = left_out
+        self._runs = 0
+        self._found = {place: contents_of(value) for place, value in self._values(template)}
+        """Place -> contents of the template's value when it was equal to those of members."""
+        self._carried: dict[_Place, list[_Contents | None]] = {}
+        """Place that a run has changed -> contents of the members' values then."""
+
+    def _values(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
+        seen: set[int] = set()
+        for i, module in enumerate(modules):
+            for name, value in vars(module).items():
+                if name in _MANAGED or not _is_held(value) or id(value) in seen:
+                    continue
+                if (id(vars(module)), name) not in self._left_out:
+                    seen.add(id(value))
+                    yield (i, name), value
+
+    def push(self) -> None:
+        """Give the members what a run has changed in the template's containers."""
+        self._runs += 1
+        searching = self._runs <= _SEARCHES
+        for place, value in (
+            list(self._values(self._template)) if searching else self._now(self._template, self._carried)
+        ):
+            contents = contents_of(value)
+            before = self._found.get(place)
+            if contents is None or (before is not None and same_contents(contents, before)):
+                continue
+            for b, modules in enumerate(self._members):
+                _update(vars(modules[place[0]]), place[1], value, before, b)
+            self._found[place] = contents
+            self._carried[place] = self._contents_of_members(place)
+
+    def pull(self) -> bool:
+        """Join what runs of members have changed in their containers; return whether there was anything.
+
+        Raises:
+            FusionError: The members' values cannot be joined.
+        """
+        changed = False
+        for place, before in self._carried.items():
+            now = self._contents_of_members(place)
+            if all(a is not None and b is not None and same_contents(a, b) for a, b in zip(now, before, strict=True)):
+                continue
+            i, name = place
+            try:
+                vars(self._template[i])[name] = _joined([vars(modules[i]).get(name) for modules in self._members])
+            except _DifferError:
+                raise FusionError(f"the members now differ in {name!r}; fuse them again") from None
+            self._found[place], self._carried[place] = contents_of(vars(self._template[i])[name]) or [], now
+            changed = True
+        return changed
+
+    @staticmethod
+    def _now(modules: Sequence[nn.Module], places: Collection[_Place]) -> list[tuple[_Place, Any]]:
+        return [((i, name), vars(modules[i])[name]) for i, name in places if name in vars(modules[i])]
+
+    def _contents_of_members(self, place: _Place) -> list[_Contents | None]:
+        return [contents_of(vars(modules[place[0]]).get(place[1])) for modules in self._members]
+
+
+def _is_held(value: Any) -> bool:
+    """Whether a value is a container, or an object that is no more than its attributes."""
+    if isinstance(value, _CONTAINERS):
+        return True
+    opaque = isinstance(value, (*_PLAIN, Tensor, nn.Module, Optimizer, type)) or callable(value)
+    return not opaque and isinstance(getattr(value, "__dict__", None), dict)
+
+
+def contents_of(value: Any) -> _Contents | None:
+    """Return the leaves of a value, or None if it is not to be synchronised.
+
+    That are values too large, guarded ones, and those that hold modules, parameters, optimizers or floats with slots.
+    """
+    found: _Contents = []
+    to_do: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    while to_do:
+        key, inner = to_do.pop()
+        if isinstance(inner, _FOREIGN) or is_guarded(inner) or len(found) > _LARGE:
+            return None
+        if isinstance(inner, Stacked) and inner.floats is not None:  # it has a slot
+            return None
+        if len(key) < _DEPTH and _is_held(inner):
+            entries = _entries(inner)
+            found.append(((*key, type(inner)), len(entries)))
+            to_do += [((*key, name), entry) for name, entry in entries.items()]
+        elif isinstance(inner, Tensor):
+            whole = inner.whole if isinstance(inner, Stacked) else inner
+            found += [(key, inner), (key, 0 if whole.is_inference() else whole._version)]
+        else:
+            found.append((key, inner))
+    return found
+
+
+def _entries(value: Any) -> dict[Any, Any]:
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, (list, tuple, deque)):
+        return dict(enumerate(value))
+    return dict.fromkeys(value) if isinstance(value, set) else vars(value)
+
+
+def same_contents(contents: _Contents, others: _Contents) -> bool:
+    """Whether two contents have the same keys, and the same objects or equal plain values."""
+    return len(contents) == len(others) and all(
+        key == other_key and (a is b or (isinstance(a, _PLAIN) and type(a) is type(b) and a == b))
+        for (key, a), (other_key, b) in zip(contents, others, strict=True)
+    )
+
+
+def _update(attributes: dict[str, Any], name: str, value: Any, before: _Contents | None, b: int) -> None:
+    """Set an attribute of member b to its copy of a value; of a dict or an object only the entries that changed."""
+    mine = attributes.get(name)
+    if before is None or type(mine) is not type(value) or isinstance(value, (list, tuple, set, deque)):
+        attributes[name] = _copied(value, b)
+        return
+    entries, own = _entries(value), mine if isinstance(mine, dict) else vars(mine)
+    old = dict(before)
+    for key in own.keys() - entries.keys():
+        del own[key]
+    for key, entry in entries.items():
+        if _is_held(entry) or not same_contents([(None, entry)], [(None, old.get((key,), _copied))]):
+            own[key] = _copied(entry, b)
+
+
+def _copied(value: Any, b: int) -> Any:
+    with _Rows(b):
+        return copy.deepcopy(value)
+
+
+class _Rows(TorchFunctionMode):
+    """Copies stacked tensors as rows of a member, and others lazily; none of them with its graph."""
+
+    def __init__(self, b: int) -> None:
+        super().__init__()
+        self._b = b
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        with torch._C.DisableTorchFunction():
+            own = tensor.whole[self._b].detach().clone() if isinstance(tensor, Stacked) else lazy_clone(tensor.detach())
+        memo[id(tensor)] = own
+        return own
+
+
+class _DifferError(Exception):
+    pass
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """Join values of members: equal ones are one, tensors and floats that differ are stacked."""
+    first = values[0]
+    if any(type(value) is not type(first) for value in values):
+        raise _DifferError
+    if isinstance(first, Tensor):
+        if any(value.shape != first.shape for value in values):
+            raise _DifferError
+        return Stacked(torch.stack([value.detach() for value in values]))
+    if not _is_held(first):
+        if any(value is not first and value != first for value in values):
+            raise _DifferError
+        return first
+    tables = [_entries(value) for value in values]
+    if any(table.keys() != tables[0].keys() for table in tables):
+        raise _DifferError
+    entries = {key: _joined([table[key] for table in tables]) for key in tables[0]}
+    if isinstance(first, tuple):
+        return tuple.__new__(type(first), entries.values())
+    if isinstance(first, set):
+        return first.copy()
+    joined = copy.copy(first)
+    if isinstance(joined, dict):
+        dict.update(joined, entries)  # a Counter's own adds
+    elif isinstance(joined, (list, deque)):
+        for key, entry in entries.items():
+            joined[key] = entry
+    else:
+        vars(joined).update(entries)
+    return joined
