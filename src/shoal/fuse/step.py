@@ -156,6 +156,11 @@ class TrainingStep:
         return seconds["plain"] / seconds["eager"] if {"eager", "plain"} <= seconds.keys() else None
 
     @property
+    def next_way(self) -> StepMode:
+        """Way of the next step, unless its batch has other shapes than those that are timed."""
+        return self.way or self._race.next
+
+    @property
     def stays_plain(self) -> bool:
         """Whether the fastest way is the plain one, and no compiled one is waited for."""
         return self.way == "plain" and not (self._decision is not None and self._decision.waits)

@@ -41,6 +41,9 @@ __all__ = ["CustomStep", "FusedStepper", "make_stepper"]
 
 _log = logging.getLogger("shoal.worker")
 
+COMPARED_BATCHES = 2
+"""Validation batches whose values are compared: the second may reuse outputs, which the first does not."""
+
 
 class FusedStepper(Stepper):
     """Trains trials of one structure as one array, unless plain steps prove faster.
@@ -123,11 +126,17 @@ class FusedStepper(Stepper):
         """Take one step: fused, or in plain PyTorch if that was faster or the first step could not be fused."""
         if self._proof is None or self.refusal:
             return self._step(batches, ticks)
-        self._proof.before_step(self.runtimes, batches, ticks)
+        self._proof.before_step(self.runtimes, batches, ticks, self._next_way)
         losses = self._step(batches, ticks)
         if not self.refusal:
             self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
         return losses
+
+    @property
+    def _next_way(self) -> str:
+        if self._plain is not None:
+            return "plain"
+        return self._steps.next_way if isinstance(self._steps, TrainingStep) else "eager"
 
     @property
     def _way(self) -> str:
@@ -183,7 +192,7 @@ class FusedStepper(Stepper):
         mixed, batch = self._mixed_batch(batches)
         self._array.ticks = tuple(ticks)
         if self._proof is not None:
-            self._proof.before_step(self.runtimes, batches, ticks)
+            self._proof.before_step(self.runtimes, batches, ticks, "team")
         try:
             context = partial(self._checked_draws, ticks, mixed)
             losses = gradients(steps, batch, self.runtimes[0].settings.precision, context)
@@ -246,28 +255,31 @@ class FusedStepper(Stepper):
         if self._plain is not None:
             return self._plain.validate(batches)
         found = ValidationMetrics(self._task, self.runtimes)
-        check = self._proof is not None and self._proof.wants_validation()
+        proof = self._proof if self._proof is not None and self._proof.wants_validation() else None
+        first: list[Any] = []  # batches to compare
         self._array.eval()
         for reuse in self._reuse.values():
             reuse.begin_pass()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = size_of(batch)
-                original = lazy_clone(batch) if check else None  # a model may write to its input
+                if proof is not None and number <= COMPARED_BATCHES:
+                    first.append(lazy_clone(batch))  # a model may write to its input
                 self._array.ticks = ticks = (-number,) * len(self.runtimes)
                 try:
                     with self._checked_draws(ticks):
                         values = self._array.map(self._validate_batch, batch)
                 except FusionError as error:
                     raise StepRefusedError(str(error)) from error
-                if check and self._proof is not None:
-                    self._proof.check_validation(self.runtimes, original, partial(_values_of, values))
-                    check = False
                 if isinstance(values, list):
                     found.add_each([alone.values for alone in values], size)
                 else:
                     metrics, outputs = values
                     found.add(metrics, outputs, size)
+                if proof is not None and number == COMPARED_BATCHES:
+                    proof.check_validation(self.runtimes, first, found)
+            if proof is not None and 0 < len(first) < COMPARED_BATCHES:
+                proof.check_validation(self.runtimes, first, found)
         self._array.train()
         return found.per_trial()
 
@@ -404,15 +416,6 @@ def _validate_batch(
     if id(model) in reuse:
         return _MemberValues(validation_values(task, precision, reuse[id(model)], model, batch))
     return validation_values(task, precision, reuse[id(None)], model, batch)
-
-
-def _values_of(values: Any, b: int) -> tuple[dict[str, Any], Any]:
-    """Return metrics and outputs of member b."""
-    if isinstance(values, list):
-        found: tuple[dict[str, Any], Any] = values[b].values
-        return found
-    metrics, outputs = pytree.tree_map_only(Tensor, lambda column: column[b], values)
-    return metrics, outputs
 
 
 @dataclass(frozen=True)

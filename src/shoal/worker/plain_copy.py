@@ -1,6 +1,6 @@
 """A copy of a trial that trains beside it in plain PyTorch, and leaves no trace."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,8 +15,9 @@ from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.frozen import is_shared, is_worth_sharing, record_shared
 from shoal.fuse.model_copy import copy_training
 from shoal.fuse.transaction import Transaction
-from shoal.task import Task
+from shoal.task import Task, size_of
 from shoal.worker.comparison import Comparison, TensorKey, tensors_of
+from shoal.worker.metrics import ValidationMetrics
 from shoal.worker.stepper import PlainStepper
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
@@ -42,6 +43,8 @@ class PlainCopy:
 
     def __init__(self, task: Task, runtime: TrialRuntime) -> None:
         self.runtime = _copied(runtime)
+        if not runtime.step:
+            self.runtime.model.train()  # as after the build, or after a validation
         self.loss = torch.tensor(torch.nan)
         self.error: Exception | None = None
         """What the last step raised."""
@@ -61,11 +64,16 @@ class PlainCopy:
         except Exception as error:  # raised if the array's step does not raise it
             self.error = error
 
-    def validate(self, batch: Any, tick: int) -> tuple[Mapping[str, Any], Any]:
-        """Return metrics and outputs of a validation batch."""
+    def validate(self, batches: Sequence[Any]) -> tuple[Mapping[str, float], list[Any]]:
+        """Return metrics and outputs of the first validation batches; `loss` is the last one's."""
         self.runtime.model.eval()
+        found = ValidationMetrics(self._task, [self.runtime])
         with self._without_trace(), torch.no_grad():
-            return self._stepper.validate_batch(0, lazy_clone(batch), tick)
+            for number, batch in enumerate(batches, start=1):
+                values = self._stepper.validate_batch(0, lazy_clone(batch), -number)
+                self.loss = values[0]["valid_loss"]
+                found.add_each([values], size_of(batch))
+        return found.so_far()[0]
 
     @contextmanager
     def _without_trace(self) -> Iterator[None]:

@@ -31,6 +31,7 @@ from shoal.worker.comparison import (
     first_difference,
     tensors_of,
 )
+from shoal.worker.metrics import ValidationMetrics
 from shoal.worker.plain_copy import PlainCopy, copied_bytes
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
@@ -44,7 +45,8 @@ FIRST_LATE_CHECK = 64
 """Step of the first check beyond the first window; the following ones are each at twice the step."""
 
 ALLOWANCE_SECONDS, ALLOWANCE_SHARE = 0.2, 0.015
-"""Seconds, and share of the time since the first step, that checks may take in a process, beside the first window."""
+"""Seconds, and share of the time since the first step, that checks may take in a process, beside the first window of
+each way."""
 
 ALL_MEMBERS_BYTES, ALL_MEMBERS_SECONDS = 64 << 20, 1.0
 """Bytes of the copies, and seconds of their steps in a window, up to which all members are checked at first."""
@@ -62,13 +64,13 @@ class ProofRecord:
     Args:
         began: Time of the first array, in seconds.
         seconds: Seconds that the checks have taken.
-        proven: Whether a window is complete.
+        proven: Ways with which a window is complete.
         noise: Relative differences of tensors that rounding explains, where they were measured.
     """
 
     began: float
     seconds: float = 0.0
-    proven: bool = False
+    proven: set[str] = field(default_factory=set)
     steps: int = 0
     next_step: int = FIRST_LATE_CHECK
     validations: int = 0
@@ -91,6 +93,8 @@ class Proof:
         self._clock = clock
         self._due = False
         self._way = ""
+        self._ways: set[str] = set()
+        """Ways of the window."""
         self._copies: dict[int, PlainCopy] = {}
         self._window_steps, self._since_change = 0, 0
         self._is_compared = True  # whether the copies' last step is that of the array
@@ -103,15 +107,23 @@ class Proof:
         """
         self._copies, self._way, self._due = {}, "", True
         if not self._record.proven or self._is_affordable():
-            self._open(runtimes)
+            self._open(runtimes, first=not self._record.proven)
 
-    def before_step(self, runtimes: Sequence[TrialRuntime], batches: Sequence[Any], ticks: Sequence[int]) -> None:
-        """Let the copies take the step that the array is about to take; begin a window if a check is due."""
+    def before_step(
+        self, runtimes: Sequence[TrialRuntime], batches: Sequence[Any], ticks: Sequence[int], way: str
+    ) -> None:
+        """Let the copies take the step that the array is about to take; begin a window if a check is due.
+
+        Args:
+            way: Way in which the array is expected to take the step.
+        """
         self._record.steps += 1
+        self._due = self._due or self._way not in ("", way)
         if self._record.steps >= self._record.next_step:
             self._record.next_step, self._due = 2 * self._record.next_step, True
-        if not self._copies and self._due and self._is_affordable():
-            self._open(runtimes)
+        first = way not in self._record.proven
+        if not self._copies and self._due and (first or self._is_affordable()):
+            self._open(runtimes, first)
         began = self._clock()
         for b, one in self._copies.items():
             if self._is_compared and one.runtime.epoch == runtimes[b].epoch:
@@ -147,11 +159,13 @@ class Proof:
         began, self._is_compared = self._clock(), True
         self._since_change = 0 if changed else self._since_change + 1
         self._window_steps += 1
+        self._ways.add(way)
         for b in list(self._copies):
             self._compare(b, runtimes[b], losses[b], array)
         enough = self._window_steps >= MIN_STEPS and self._since_change >= STEPS_AFTER_CHANGE
         if enough or self._window_steps >= MAX_STEPS:
-            self._copies, self._record.proven = {}, True
+            self._copies = {}
+            self._record.proven |= self._ways
         self._record.seconds += self._clock() - began
 
     def wants_validation(self) -> bool:
@@ -165,20 +179,17 @@ class Proof:
         return True
 
     def check_validation(
-        self, runtimes: Sequence[TrialRuntime], batch: Any, values: Callable[[int], tuple[Mapping[str, Any], Any]]
+        self, runtimes: Sequence[TrialRuntime], batches: Sequence[Any], found: ValidationMetrics
     ) -> None:
-        """Compare the values of the first validation batch of some members with those of plain copies.
-
-        Args:
-            values: Function of the index of a member that returns its metrics and outputs.
+        """Compare what the first validation batches of some members gave with what plain copies give; then a step.
 
         Raises:
             StepRefusedError: A value differs, or a member cannot be copied.
         """
-        began = self._clock()
+        began, self._due = self._clock(), True
+        values = found.so_far()
         for b in self._chosen(runtimes):
-            metrics, outputs = values(b)
-            self._compare_validation(runtimes[b], batch, metrics, outputs)
+            self._compare_validation(runtimes[b], batches, *values[b])
         self._record.seconds += self._clock() - began
 
     def take_rows(self) -> tuple[Check, ...]:
@@ -194,16 +205,17 @@ class Proof:
         seed = f"{runtimes[0].trial.data_seed} {self._record.steps} {self._record.validations}"
         return sorted({0, len(runtimes) - 1, random.Random(seed).randrange(len(runtimes))})
 
-    def _open(self, runtimes: Sequence[TrialRuntime]) -> None:
-        """Begin a window: at first of all members if that is cheap, later of one."""
+    def _open(self, runtimes: Sequence[TrialRuntime], first: bool) -> None:
+        """Begin a window: the first one of a way of all members if that is cheap, a later one of one."""
         began = self._clock()
         chosen = self._chosen(runtimes)
-        if self._record.proven:
+        if not first:
             chosen = [chosen[self._record.steps % len(chosen)]]
         elif sum(map(copied_bytes, runtimes)) <= ALL_MEMBERS_BYTES:
             chosen = list(range(len(runtimes)))
         self._copies = {b: _copy(self._task, runtimes[b]) for b in chosen}
         self._window_steps, self._since_change, self._due, self._is_compared = 0, 0, False, True
+        self._ways = set()
         self._record.seconds += self._clock() - began
 
     def _compare(self, b: int, runtime: TrialRuntime, loss: Tensor, array: ModelArray | None) -> None:
@@ -249,19 +261,21 @@ class Proof:
         for key, change in changes.items():
             self._record.noise[key] = max(self._record.noise.get(key, 0.0), MARGIN * change)
 
-    def _compare_validation(self, runtime: TrialRuntime, batch: Any, metrics: Mapping[str, Any], outputs: Any) -> None:
+    def _compare_validation(
+        self, runtime: TrialRuntime, batches: Sequence[Any], metrics: Mapping[str, float], outputs: Any
+    ) -> None:
         where = f"trial {runtime.trial.number}, validation of epoch {runtime.epoch + 1}"
         one = _copy(self._task, runtime)
-        alone, alone_outputs = one.validate(batch, -1)
+        alone, alone_outputs = one.validate(batches)
         if metrics.keys() != alone.keys():
             raise StepRefusedError(f"fused metrics are {[*metrics]}, alone {[*alone]} ({where})")
         got, want = _metric_tensors(metrics), _metric_tensors(alone)
-        dtype, found = compute_dtype(runtime, alone["valid_loss"]), Comparison.of(got, want)
+        dtype, found = compute_dtype(runtime, one.loss), Comparison.of(got, want)
         wrong = found.beyond(dtype, self._record.noise)
         if wrong is not None:
-            other = _metric_tensors(one.perturbed(EPSILON[dtype]).validate(batch, -1)[0])
+            other = _metric_tensors(one.perturbed(EPSILON[dtype]).validate(batches)[0])
             for key, change in Comparison.of(other, want).relative().items():
-                counts = 0.0 if dtype == torch.float64 else 2 / size_of(batch)  # as an accuracy changes
+                counts = 0.0 if dtype == torch.float64 else 2 / sum(map(size_of, batches))  # as an accuracy changes
                 self._record.noise[key] = max(self._record.noise.get(key, 0.0), MARGIN * change + counts)
             wrong = found.beyond(dtype, self._record.noise)
         if wrong is not None:

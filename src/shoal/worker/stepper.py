@@ -157,7 +157,8 @@ class PlainStepper(Stepper):
         return torch.stack([trial.step(member_batch(batch, b, members), tick) for b, (trial, batch, tick) in steps])
 
     def validate_batch(self, b: int, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:
-        """Return loss and metrics of a trial, and its outputs, for a validation batch."""
+        """Return loss and metrics of a trial, and its outputs, for a validation batch; no output is reused."""
+        self._trials[b].reuse = ForwardReuse()
         return self._trials[b].validate_batch(batch, tick)
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
