@@ -318,8 +318,12 @@ class InTurns(TrainingStep):
     seconds: ClassVar[dict[StepMode, float]] = {"eager": 1.0}
     taken = 0
 
+    @property
+    def next_way(self) -> StepMode:
+        return self.ways[self.taken % len(self.ways)] if len(self.array) > 1 else "plain"
+
     def _timed(self, batch: Any) -> Tensor:
-        way = self.ways[self.taken % len(self.ways)] if len(self.array) > 1 else "plain"
+        way = self.next_way
         self.taken += 1
         if way == "compiled" and not self.compiled:
             if self._decision is None:  # a profile's, which never compiles

@@ -227,12 +227,12 @@ def _differences(got: Any, want: Any, tolerance: float, path: str, seen: set[int
             for name, child in children.items():
                 yield from _differences(getattr(got, name, None), child, tolerance, _joined(path, name), seen)
         return
-    if type(got) is not type(want):
-        if not callable(want):
-            yield f"`{path}` is {_shown(got)} in the array, and {_shown(want)} alone"
-    elif isinstance(want, Tensor):
+    if isinstance(got, Tensor) and isinstance(want, Tensor):  # one of them may be a row in place of a parameter
         if not _tensors_close(got, want, tolerance):
             yield f"the tensor `{path}` has other values in the array than alone"
+    elif type(got) is not type(want):
+        if not callable(want):
+            yield f"`{path}` is {_shown(got)} in the array, and {_shown(want)} alone"
     elif isinstance(want, np.ndarray):
         if not (got.shape == want.shape and got.dtype == want.dtype and _arrays_close(got, want, tolerance)):
             yield f"the array `{path}` has other values in the array of models than alone"

@@ -46,6 +46,9 @@ __all__ = ["CustomStep", "FusedStepper", "make_stepper"]
 
 _log = logging.getLogger("shoal.worker")
 
+COMPARED_BATCHES = 2
+"""Validation batches whose values are compared: the second may reuse outputs, which the first does not."""
+
 
 class FusedStepper(Stepper):
     """Trains trials of one structure as one array, unless plain steps prove faster.
@@ -129,15 +132,14 @@ class FusedStepper(Stepper):
         if self._proof is None or self.refusal:
             return self._step(batches, ticks)
         self._proof.before_step(self.runtimes, batches, ticks, self._next_way)
-        originals = None if self._plain else lazy_clone(batches)  # a model may write to its input
         try:
             losses = self._step(batches, ticks)
         except (StepRefusedError, MixedEpochsError):
             raise
         except Exception as error:
-            if originals is not None:
+            if self._plain is None:
                 self._proof.refuse_unless_own(
-                    error, self.runtimes, lambda one, b: one.step(self.runtimes[b], originals[b], ticks[b])
+                    error, self.runtimes, lambda one, b: one.step(self.runtimes[b], batches[b], ticks[b])
                 )
             raise
         if not self.refusal:
@@ -268,14 +270,16 @@ class FusedStepper(Stepper):
         if self._plain is not None:
             return self._plain.validate(batches)
         found = ValidationMetrics(self._task, self.runtimes)
-        check = self._proof is not None and self._proof.wants_validation()
+        proof = self._proof if self._proof is not None and self._proof.wants_validation() else None
+        first: list[Any] = []  # batches to compare
         self._array.eval()
         for reuse in self._reuse.values():
             reuse.begin_pass()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = size_of(batch)
-                original = lazy_clone(batch)  # a model may write to its input
+                if proof is not None and number <= COMPARED_BATCHES:
+                    first.append(lazy_clone(batch))  # a model may write to its input
                 self._array.ticks = ticks = (-number,) * len(self.runtimes)
                 try:
                     with self._checked_draws(ticks):
@@ -284,16 +288,17 @@ class FusedStepper(Stepper):
                     raise StepRefusedError(str(error)) from error
                 except Exception as error:
                     if self._proof is not None:
-                        self._proof.refuse_unless_own(error, self.runtimes, partial(_validate_alone, original, -number))
+                        self._proof.refuse_unless_own(error, self.runtimes, partial(_validate_alone, batch))
                     raise
-                if check and self._proof is not None:
-                    self._proof.check_validation(self.runtimes, original, partial(_values_of, values))
-                    check = False
                 if isinstance(values, list):
                     found.add_each([alone.values for alone in values], size)
                 else:
                     metrics, outputs = values
                     found.add(metrics, outputs, size)
+                if proof is not None and number == COMPARED_BATCHES:
+                    proof.check_validation(self.runtimes, first, found)
+            if proof is not None and 0 < len(first) < COMPARED_BATCHES:
+                proof.check_validation(self.runtimes, first, found)
         self._array.train()
         return found.per_trial()
 
@@ -445,17 +450,8 @@ def _validate_batch(
     return validation_values(task, precision, reuse[id(None)], model, batch)
 
 
-def _validate_alone(batch: Any, tick: int, one: PlainCopy, b: int) -> None:
-    one.validate(batch, tick)
-
-
-def _values_of(values: Any, b: int) -> tuple[dict[str, Any], Any]:
-    """Return metrics and outputs of member b."""
-    if isinstance(values, list):
-        found: tuple[dict[str, Any], Any] = values[b].values
-        return found
-    metrics, outputs = pytree.tree_map_only(Tensor, lambda column: column[b], values)
-    return metrics, outputs
+def _validate_alone(batch: Any, one: PlainCopy, b: int) -> None:
+    one.validate([batch])
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,10 @@ class ValidationMetrics:
             if outputs is not None:
                 kept.append(pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), outputs))
 
+    def so_far(self) -> list[tuple[dict[str, float], list[Any]]]:
+        """Return means of the metrics, and outputs, of each trial for the batches so far."""
+        return list(zip(self._means.per_trial(), map(list, self._outputs), strict=True))
+
     def per_trial(self) -> list[dict[str, float]]:
         """Return the metrics of each trial."""
         means = self._means.per_trial()

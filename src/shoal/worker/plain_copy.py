@@ -1,6 +1,6 @@
 """A copy of a trial that trains beside it in plain PyTorch, and leaves no trace."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.frozen import is_shared, is_worth_sharing, record_shared
 from shoal.fuse.model_copy import copy_training
-from shoal.task import Task
+from shoal.task import Task, size_of
 from shoal.worker.comparison import Comparison, TensorKey, is_same_memory, tensors_of
+from shoal.worker.metrics import ValidationMetrics
 from shoal.worker.outside import outside_snapshot
 from shoal.worker.stepper import PlainStepper
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
@@ -42,6 +43,8 @@ class PlainCopy:
 
     def __init__(self, task: Task, runtime: TrialRuntime) -> None:
         self.runtime = _copied(runtime)
+        if not runtime.step:
+            self.runtime.set_mode(train=True)  # as after the build, or after a validation
         self.loss = torch.tensor(torch.nan)
         self.error: Exception | None = None
         """What the last step raised."""
@@ -63,15 +66,22 @@ class PlainCopy:
         except Exception as error:  # raised if the array's step does not raise it
             self.error = error
 
-    def validate(self, batch: Any, tick: int) -> tuple[Mapping[str, Any], Any]:
-        """Return metrics and outputs of a validation batch; nothing if it raises an `error`."""
+    def validate(self, batches: Sequence[Any]) -> tuple[Mapping[str, float], list[Any]]:
+        """Return metrics and outputs of the first validation batches; none if one raises an `error`.
+
+        `loss` is that of the last batch.
+        """
         self.runtime.set_mode(train=False)
+        found = ValidationMetrics(self._task, [self.runtime])
         try:
             with self._without_trace(), torch.no_grad():
-                return self._stepper.validate_batch(0, lazy_clone(batch), tick)
+                for number, batch in enumerate(batches, start=1):
+                    values = self._stepper.validate_batch(0, lazy_clone(batch), -number, reuse=False)
+                    self.loss = values[0]["valid_loss"]
+                    found.add_each([values], size_of(batch))
         except Exception as error:
             self.error = error
-            return {}, None
+        return found.so_far()[0]
 
     @contextmanager
     def _without_trace(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from shoal.worker.comparison import (
     tensors_of,
 )
 from shoal.worker.failures import outcome_of
+from shoal.worker.metrics import ValidationMetrics
 from shoal.worker.plain_copy import PlainCopy, copied_bytes
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
@@ -71,13 +72,13 @@ class ProofRecord:
         began: Time of the first array, in seconds.
         seconds: Seconds that the checks have taken.
         outside: Whether a step has changed something outside of models.
-        proven: Whether a window of several members is complete.
+        proven: Ways with which a window of several members is complete.
     """
 
     began: float
     seconds: float = 0.0
     outside: bool = False
-    proven: bool = False
+    proven: set[str] = field(default_factory=set)
     steps: int = 0
     next_step: int = FIRST_LATE_CHECK
     validations: int = 0
@@ -136,7 +137,8 @@ class Proof:
         if record.steps >= record.next_step:
             record.next_step, self._due = 2 * record.next_step, True
         self._due = self._due or way not in self._ways
-        if self._due and not self._copies and self._is_affordable():
+        first = len(runtimes) > 1 and way not in record.proven
+        if self._due and not self._copies and (first or self._is_affordable()):
             self._open(runtimes)
         if self._copies:
             self._steps_left, self._due = max(self._steps_left, LATER_STEPS * self._due), False
@@ -158,6 +160,10 @@ class Proof:
             one.step(runtimes[b], batches[b], ticks[b])
         self._outside = [*self._outside, *{one.outside for one in self._copies.values()}]
         self._record.outside = self._record.outside or any(self._outside)
+        if any(
+            one.error is not None and outcome_of(one.error) is Outcome.OUT_OF_MEMORY for one in self._copies.values()
+        ):
+            self._copies = {}  # the array may have what they need
         self._is_expensive = self._clock() - began > CHEAP_SECONDS
 
     def after_step(self, runtimes: Sequence[TrialRuntime], losses: Tensor, way: str, array: ModelArray | None) -> None:
@@ -186,7 +192,9 @@ class Proof:
             )
         self._steps_left -= 1
         if self._steps_left <= 0 or not self._copies:
-            self._copies, self._record.proven = {}, self._record.proven or len(runtimes) > 1
+            self._copies = {}
+            if len(runtimes) > 1:
+                self._record.proven |= self._ways
         elif self._is_expensive:
             self._copies = dict([next(iter(self._copies.items()))])
 
@@ -201,23 +209,20 @@ class Proof:
         return True
 
     def check_validation(
-        self, runtimes: Sequence[TrialRuntime], batch: Any, values: Callable[[int], tuple[Mapping[str, Any], Any]]
+        self, runtimes: Sequence[TrialRuntime], batches: Sequence[Any], found: ValidationMetrics
     ) -> None:
-        """Compare the values of the first validation batch of some members with those of plain copies.
-
-        Args:
-            values: Function of the index of a member that returns its metrics and outputs.
+        """Compare what the first validation batches of some members gave with what plain copies give; then a step.
 
         Raises:
             StepRefusedError: A value differs, or a member cannot be copied.
         """
-        chosen = self._chosen(runtimes)
+        chosen, self._due = self._chosen(runtimes), True
         if self._is_expensive or self._record.validations > 1:
             chosen = [chosen[self._record.validations % len(chosen)]]
         with self._accounted():
+            values = found.so_far()
             for b in chosen:
-                metrics, outputs = values(b)
-                self._compare_validation(runtimes[b], batch, metrics, outputs)
+                self._compare_validation(runtimes[b], batches, *values[b])
 
     def refuse_unless_own(
         self, error: Exception, runtimes: Sequence[TrialRuntime], run: Callable[[PlainCopy, int], None]
@@ -284,9 +289,7 @@ class Proof:
             return
         got = {_LOSS: loss, **tensors_of(runtime, b, None if self._way == "plain" else array)}
         want = {_LOSS: one.loss, **tensors_of(one.runtime)}
-        if self._way in ("captured", "compiled") or not any(
-            v is not None for k, v in got.items() if k[0] == "gradient"
-        ):
+        if self._way in ("captured", "compiled") or all(v is None for k, v in got.items() if k[0] == "gradient"):
             # a graph leaves those of an earlier step, and a step after which an array is dropped leaves none
             got, want = ({k: v for k, v in each.items() if k[0] != "gradient"} for each in (got, want))
         dtype, found = compute_dtype(runtime, loss), Comparison.of(got, want)
@@ -314,21 +317,23 @@ class Proof:
         for key, change in changes.items():
             self._noise[key] = max(self._noise.get(key, 0.0), MARGIN * change)
 
-    def _compare_validation(self, runtime: TrialRuntime, batch: Any, metrics: Mapping[str, Any], outputs: Any) -> None:
+    def _compare_validation(
+        self, runtime: TrialRuntime, batches: Sequence[Any], metrics: Mapping[str, float], outputs: Any
+    ) -> None:
         where = f"trial {runtime.trial.number}, validation of epoch {runtime.epoch + 1}"
         one = _copy(self._task, runtime)
-        alone, alone_outputs = one.validate(batch, -1)
+        alone, alone_outputs = one.validate(batches)
         if one.error is not None:
             raise StepRefusedError(_raises_alone(one.error, where)) from one.error
         if metrics.keys() != alone.keys():
             raise StepRefusedError(f"fused metrics are {[*metrics]}, alone {[*alone]} ({where})")
         got, want = _metric_tensors(metrics), _metric_tensors(alone)
-        dtype, found = compute_dtype(runtime, alone["valid_loss"]), Comparison.of(got, want)
+        dtype, found = compute_dtype(runtime, one.loss), Comparison.of(got, want)
         wrong = found.beyond(dtype, self._noise)
         if wrong is not None:
-            other = _metric_tensors(one.perturbed(EPSILON[dtype]).validate(batch, -1)[0])
+            other = _metric_tensors(one.perturbed(EPSILON[dtype]).validate(batches)[0])
             for key, change in Comparison.of(other, want).relative().items():
-                counts = 0.0 if dtype == torch.float64 else 2 / size_of(batch)  # as an accuracy changes
+                counts = 0.0 if dtype == torch.float64 else 2 / sum(map(size_of, batches))  # as an accuracy changes
                 self._noise[key] = max(self._noise.get(key, 0.0), MARGIN * change + counts)
             wrong = found.beyond(dtype, self._noise)
         if wrong is not None:

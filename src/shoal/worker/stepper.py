@@ -165,8 +165,10 @@ class PlainStepper(Stepper):
         runtime = self.runtimes[b]
         return nullcontext() if self._outside is None else self._outside.of(runtime.trial.number, runtime.model)
 
-    def validate_batch(self, b: int, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:
-        """Return loss and metrics of a trial, and its outputs, for a validation batch."""
+    def validate_batch(self, b: int, batch: Any, tick: int, reuse: bool = True) -> tuple[dict[str, Any], Any]:
+        """Return loss and metrics of a trial, and its outputs, for a validation batch; without `reuse` of outputs."""
+        if not reuse:
+            self._trials[b].reuse = ForwardReuse()
         with self._own_outside(b):
             return self._trials[b].validate_batch(batch, tick)
 
