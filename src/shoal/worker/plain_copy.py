@@ -1,7 +1,6 @@
-"""A copy of a trial that trains beside it in plain PyTorch, and leaves no trace."""
+"""A copy of a trial that trains beside it in plain PyTorch."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from shoal.fuse.model_copy import copy_training
 from shoal.task import Task, size_of
 from shoal.worker.comparison import Comparison, TensorKey, is_same_memory, tensors_of
 from shoal.worker.metrics import ValidationMetrics
-from shoal.worker.outside import outside_snapshot
 from shoal.worker.stepper import PlainStepper
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
@@ -34,8 +32,7 @@ def copied_bytes(runtime: TrialRuntime) -> int:
 class PlainCopy:
     """A copy of a trial. Large frozen parameters are not copied.
 
-    What a step of the copy changes outside of it (lists, globals, variables that the task's methods name, and random
-    generators) is restored.
+    The caller restores what its steps change outside of it (lists, globals, variables that the task's methods name).
 
     Raises:
         FusionError: The trial cannot be copied.
@@ -48,10 +45,8 @@ class PlainCopy:
         self.loss = torch.tensor(torch.nan)
         self.error: Exception | None = None
         """What the last step raised."""
-        self.outside = ""
-        """What the last step has changed outside of the model, restored since; "" for nothing."""
         self._task = task
-        self._stepper = PlainStepper(task, [self.runtime], keep_shared=True)
+        self._stepper = PlainStepper(task, [self.runtime], check_draws=True, keep_shared=True)
         self._last: tuple[Any, int] = (None, 0)
 
     def step(self, runtime: TrialRuntime, batch: Any, tick: int) -> None:
@@ -61,8 +56,7 @@ class PlainCopy:
             for own_group, group in zip(own.param_groups, one.param_groups, strict=False):
                 own_group |= {name: value for name, value in group.items() if name != "params"}
         try:
-            with self._without_trace():
-                self.loss = self._stepper.train_step([lazy_clone(batch)], [tick])[0]
+            self.loss = self._stepper.train_step([lazy_clone(batch)], [tick])[0]
         except Exception as error:  # raised if the array's step does not raise it
             self.error = error
 
@@ -74,7 +68,7 @@ class PlainCopy:
         self.runtime.set_mode(train=False)
         found = ValidationMetrics(self._task, [self.runtime])
         try:
-            with self._without_trace(), torch.no_grad():
+            with torch.no_grad():
                 for number, batch in enumerate(batches, start=1):
                     values = self._stepper.validate_batch(0, lazy_clone(batch), -number, reuse=False)
                     self.loss = values[0]["valid_loss"]
@@ -82,15 +76,6 @@ class PlainCopy:
         except Exception as error:
             self.error = error
         return found.so_far()[0]
-
-    @contextmanager
-    def _without_trace(self) -> Iterator[None]:
-        outside = outside_snapshot(self._task, set(map(type, self.runtime.model.modules())))
-        try:
-            yield
-        finally:
-            self.outside = outside.changed() or ""
-            outside.restore()
 
     @torch.no_grad()
     def follow(self, runtime: TrialRuntime) -> None:

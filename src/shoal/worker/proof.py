@@ -25,6 +25,7 @@ from shoal.core.trial import Check
 from shoal.cost.activity_clock import during
 from shoal.fuse.array import ModelArray
 from shoal.fuse.per_member import describe_function
+from shoal.fuse.transaction import Transaction
 from shoal.task import Task, size_of
 from shoal.worker.comparison import (
     EPSILON,
@@ -37,6 +38,7 @@ from shoal.worker.comparison import (
 )
 from shoal.worker.failures import outcome_of
 from shoal.worker.metrics import ValidationMetrics
+from shoal.worker.outside import outside_snapshot
 from shoal.worker.plain_copy import PlainCopy, copied_bytes
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
@@ -52,8 +54,8 @@ FIRST_LATE_CHECK = 64
 ALLOWANCE_SECONDS, ALLOWANCE_SHARE = 0.05, 0.01
 """Seconds, and share of the time since the first step, that checks may take in a process before the next one begins."""
 
-CHEAP_SECONDS = 0.05
-"""Seconds of the first copies' first step up to which all of them take the other steps of the window; else one does."""
+CHEAP_SECONDS = 0.02
+"""Seconds of a copy's step up to which further copies take the first step of a window as well."""
 
 MOST_BYTES = 64 << 20
 """Bytes of copies up to which there is more than one at a time."""
@@ -106,7 +108,7 @@ class Proof:
         """Relative differences of tensors that rounding explains, where they were measured in this window."""
         self._outside: list[str] = []  # what the steps of the window have changed outside of models
         self._steps_left = 0
-        self._is_expensive = False
+        self._is_expensive = False  # whether a copy's step takes long
         self._is_compared = True  # whether the copies' last step is that of the array
 
     @property
@@ -156,15 +158,21 @@ class Proof:
             else:
                 self._copies[b] = _copy(self._task, runtimes[b])
         self._is_compared = False
-        for b, one in self._copies.items():
-            one.step(runtimes[b], batches[b], ticks[b])
-        self._outside = [*self._outside, *{one.outside for one in self._copies.values()}]
-        self._record.outside = self._record.outside or any(self._outside)
-        if any(
-            one.error is not None and outcome_of(one.error) is Outcome.OUT_OF_MEMORY for one in self._copies.values()
-        ):
-            self._copies = {}  # the array may have what they need
-        self._is_expensive = self._clock() - began > CHEAP_SECONDS
+        changes = []
+        with self._without_trace(runtimes[0]) as outside:
+            for b, one in list(self._copies.items()):
+                if self._is_expensive:
+                    del self._copies[b]
+                    continue
+                began = self._clock()
+                one.step(runtimes[b], batches[b], ticks[b])
+                self._is_expensive = self._is_expensive or self._clock() - began > CHEAP_SECONDS
+                if one.error is not None and outcome_of(one.error) is Outcome.OUT_OF_MEMORY:
+                    del self._copies[b]  # the array may have the memory that it lacked
+                changes.append(outside.changed() or "")
+                outside.restore()
+        self._outside.append(max(changes, default=""))
+        self._record.outside = self._record.outside or bool(self._outside[-1])
 
     def after_step(self, runtimes: Sequence[TrialRuntime], losses: Tensor, way: str, array: ModelArray | None) -> None:
         """Compare members with their copies after a step.
@@ -195,7 +203,7 @@ class Proof:
             self._copies = {}
             if len(runtimes) > 1:
                 self._record.proven |= self._ways
-        elif self._is_expensive:
+        else:  # one copy shows what is carried from step to step
             self._copies = dict([next(iter(self._copies.items()))])
 
     def wants_validation(self) -> bool:
@@ -217,11 +225,10 @@ class Proof:
             StepRefusedError: A value differs, or a member cannot be copied.
         """
         chosen, self._due = self._chosen(runtimes), True
-        if self._is_expensive or self._record.validations > 1:
-            chosen = [chosen[self._record.validations % len(chosen)]]
+        several = 1 if self._is_expensive or self._record.validations > 1 else 2
         with self._accounted():
             values = found.so_far()
-            for b in chosen:
+            for b in chosen[:several]:
                 self._compare_validation(runtimes[b], batches, *values[b])
 
     def refuse_unless_own(
@@ -239,7 +246,8 @@ class Proof:
             return
         for b, runtime in enumerate(runtimes):
             one = _copy(self._task, runtime)
-            run(one, b)
+            with self._without_trace(runtime):
+                run(one, b)
             if type(one.error) is type(error):
                 return
         raise StepRefusedError(f"an array raises {type(error).__name__}: {error}; its trials alone do not") from error
@@ -259,19 +267,28 @@ class Proof:
             finally:
                 self._record.seconds += self._clock() - began
 
+    @contextmanager
+    def _without_trace(self, runtime: TrialRuntime) -> Iterator[Transaction]:
+        """Restore at the end what copies of a trial change outside of models, and random generators."""
+        outside = outside_snapshot(self._task, set(map(type, runtime.model.modules())))
+        try:
+            yield outside
+        finally:
+            outside.restore()
+
     def _is_affordable(self) -> bool:
         return self._record.seconds < ALLOWANCE_SECONDS + ALLOWANCE_SHARE * (self._clock() - self._record.began)
 
     def _chosen(self, runtimes: Sequence[TrialRuntime]) -> list[int]:
-        """Return the first member, the last one, and one that the study's seed draws."""
+        """Return a member that the study's seed draws, the first one, and the last one."""
         seed = f"{runtimes[0].trial.data_seed} {self._record.steps} {self._record.validations}"
-        return sorted({0, len(runtimes) - 1, random.Random(seed).randrange(len(runtimes))})
+        return list(dict.fromkeys((random.Random(seed).randrange(len(runtimes)), 0, len(runtimes) - 1)))
 
     def _open(self, runtimes: Sequence[TrialRuntime]) -> None:
         """Begin a window: at first of three members, unless copies are large, later of one."""
         chosen = self._chosen(runtimes)
         if self._record.proven or len(chosen) * copied_bytes(runtimes[0]) > MOST_BYTES:
-            chosen = [chosen[self._record.steps % len(chosen)]]
+            chosen = chosen[:1]
         with self._accounted():
             self._copies = {b: _copy(self._task, runtimes[b]) for b in chosen}
         self._steps_left = LATER_STEPS if self._record.proven else FIRST_STEPS
@@ -307,7 +324,8 @@ class Proof:
 
     def _measure_noise(self, one: PlainCopy, dtype: torch.dtype, where: str) -> None:
         """Measure how rounding changes a step, as a perturbation of the parameters by one rounding unit does."""
-        changes = one.sensitivity(EPSILON[dtype])
+        with self._without_trace(one.runtime):
+            changes = one.sensitivity(EPSILON[dtype])
         if not changes[_LOSS] <= math.sqrt(TOLERANCE[dtype]):
             raise StepRefusedError(
                 f"two runs of a step in plain PyTorch differ by {changes[_LOSS]:.1g} of the loss ({where}), so the "
@@ -322,7 +340,8 @@ class Proof:
     ) -> None:
         where = f"trial {runtime.trial.number}, validation of epoch {runtime.epoch + 1}"
         one = _copy(self._task, runtime)
-        alone, alone_outputs = one.validate(batches)
+        with self._without_trace(runtime):
+            alone, alone_outputs = one.validate(batches)
         if one.error is not None:
             raise StepRefusedError(_raises_alone(one.error, where)) from one.error
         if metrics.keys() != alone.keys():
@@ -331,7 +350,8 @@ class Proof:
         dtype, found = compute_dtype(runtime, one.loss), Comparison.of(got, want)
         wrong = found.beyond(dtype, self._noise)
         if wrong is not None:
-            other = _metric_tensors(one.perturbed(EPSILON[dtype]).validate(batches)[0])
+            with self._without_trace(runtime):
+                other = _metric_tensors(one.perturbed(EPSILON[dtype]).validate(batches)[0])
             for key, change in Comparison.of(other, want).relative().items():
                 counts = 0.0 if dtype == torch.float64 else 2 / sum(map(size_of, batches))  # as an accuracy changes
                 self._noise[key] = max(self._noise.get(key, 0.0), MARGIN * change + counts)
