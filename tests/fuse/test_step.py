@@ -216,7 +216,9 @@ def test_short_steps_take_turns_in_bursts(seconds: float, bursts: list[int]) -> 
     step = TrainingStep(array, optimizer, loss, clock=clock)
     clock.watch(step)
     for _ in range(sum(bursts)):
+        announced = step.next_way
         step((X, Y))
+        assert step.last_way == announced
     assert [(way, len(list(run))) for way, run in groupby(clock.took)] == [
         *zip(("eager", "plain", "eager", "plain"), bursts, strict=True)
     ]
