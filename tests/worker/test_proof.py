@@ -192,11 +192,15 @@ def neighbours(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "plant", "message"),
     [
-        (Momentum, transposed, r"fused gradient of `4.weight` .* \(trial 0, step 1 of epoch 1, eager, Program.loss \("),
-        (Program, transposed, "fused gradient of `4.weight` .*trial 0, step 1"),
+        (
+            Momentum,
+            transposed,
+            r"fused gradient of `4.weight` .* \(trial \d, step 1 of epoch 1, eager, Program.loss \(",
+        ),
+        (Program, transposed, r"fused gradient of `4.weight` .*trial \d, step 1"),
         (Momentum, forgetful, r"fused parameter of `.*step 2 of epoch 1"),
         (Momentum, kept, "`seen` is 0 in the array, and 1 alone .*step 1"),
-        (Momentum, neighbours, r"fused metric '\w+' is .*, alone .*trial 0, validation of epoch 1"),
+        (Momentum, neighbours, r"fused metric '\w+' is .*, alone .*trial \d, validation of epoch 1"),
     ],
     ids=["gradient", "gradient with Adam", "momentum", "attribute", "metric"],
 )
@@ -224,7 +228,7 @@ def test_rounding_is_not_refused(task: Program, largest: float) -> None:
     run = Run(task)
     run.stepper.train_step([run.batch] * 3, [0] * 3)
     rows = run.proof.take_rows()
-    assert [(row.trial, row.what) for row in rows] == [(b, "step, eager") for b in range(3)]
+    assert {(row.trial, row.what) for row in rows} == {(b, "step, eager") for b in range(3)}
     assert all(row.difference <= largest for row in rows)
     run.step = 1
     run.train(5)
@@ -267,22 +271,22 @@ def test_a_copy_leaves_the_trial_as_it_is() -> None:
     assert (runtime.model.seen, one.runtime.model.seen, len(runtime.optimizer.state)) == (0, 1, 0)
 
 
-EAGER = ("0 step, eager", "1 step, eager", "2 step, eager")
+EAGER = {"0 step, eager", "1 step, eager", "2 step, eager"}
 
 
 def test_windows_begin_with_the_array_and_at_steps_that_double() -> None:
     found = Run(Momentum()).train(132)
-    assert list(found) == [1, 2, 3, 64, 65, 66, 128, 129, 130]
-    assert [found[step] for step in (1, 2, 3)] == [EAGER] * 3
-    assert all(len(found[step]) == 1 for step in (64, 65, 66, 128, 129, 130))
+    assert list(found) == [1, 2, 3, 64, 65, 128, 129]
+    assert set(found[1]) == EAGER
+    assert all(len(found[step]) == 1 for step in (2, 3, 64, 65, 128, 129)), "one copy goes on"
 
 
 def test_a_window_begins_with_the_first_step_of_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_stepper, "TrainingStep", Ways)
     run = Run(Momentum())
     found = run.train(10)
-    assert list(found) == [1, 2, 3, 6, 7, 8]
-    assert found[6] == ("0 step, plain", "1 step, plain", "2 step, plain")
+    assert list(found) == [1, 2, 3, 6, 7]
+    assert [text.partition(" ")[2] for text in (*found[6], *found[7])] == ["step, plain"] * 2
     assert run.record.proven == {"eager", "plain"}
 
 
@@ -291,7 +295,7 @@ def test_a_window_follows_a_compared_validation() -> None:
     run.train(4)
     run.validate()
     assert {row.what for row in run.proof.take_rows()} == {"validation"}
-    assert list(run.train(5)) == [5, 6, 7]
+    assert list(run.train(5)) == [5, 6]
     run.validate()  # the second
     run.train(4)
     run.proof.take_rows()
@@ -304,7 +308,7 @@ def test_a_new_array_is_checked_with_one_member() -> None:
     record = ProofRecord(0.0)
     assert list(Run(Momentum(), record).train(5)) == [1, 2, 3]
     again = Run(Momentum(), record).train(5)
-    assert list(again) == [1, 2, 3]
+    assert list(again) == [1, 2]
     assert {len(rows) for rows in again.values()} == {1}
 
 
@@ -315,11 +319,11 @@ def test_no_window_is_opened_once_the_allowance_is_spent(monkeypatch: pytest.Mon
     record.seconds = 1.0
     assert run.train(64) == {}
     assert Run(Momentum(), record, clock).train(3) == {}
-    clock.now = 60.0  # of which 1.5 % are 0.9 seconds
-    assert list(Run(Momentum(), record, clock).train(4)) == [1, 2, 3]
+    clock.now = 100.0  # of which 1 % is a second
+    assert list(Run(Momentum(), record, clock).train(4)) == [1, 2]
     record.seconds = 100.0
     monkeypatch.setattr(fused_stepper, "TrainingStep", Ways)
-    assert list(Run(Momentum(), record, clock).train(10)) == [6, 7, 8]  # the first plain steps are checked nevertheless
+    assert list(Run(Momentum(), record, clock).train(10)) == [6, 7]  # the first plain steps are checked nevertheless
 
 
 @dataclass
