@@ -200,7 +200,7 @@ def neighbours(patch: pytest.MonkeyPatch) -> None:
         (Program, transposed, r"fused gradient of `4.weight` .*trial \d, step 1"),
         (Momentum, forgetful, r"fused parameter of `.*step 2 of epoch 1"),
         (Momentum, kept, "`seen` is 0 in the array, and 1 alone .*step 1"),
-        (Momentum, neighbours, r"fused metric '\w+' is .*, alone .*trial \d, validation of epoch 1"),
+        (Momentum, neighbours, r"fused metric '\w+' has size .*, alone .*trial \d, validation of epoch 1"),
     ],
     ids=["gradient", "gradient with Adam", "momentum", "attribute", "metric"],
 )

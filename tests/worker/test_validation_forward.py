@@ -23,12 +23,13 @@ class Counted(nn.Module):
         self.linear = nn.Linear(3, 2)
         self.adapted = True
         self.switches = {"scale": 2.0}
+        self.extras: dict[str, float] = {}
         self.register_buffer("shift", torch.zeros(()))
         self.passes = lambda: passes.append(1)
 
     def forward(self, x: Tensor, scale: float = 1.0, head: str = "a", other: str = "") -> Tensor:
         self.passes()
-        shift = self.shift + (head == "b") + 2 * (other == "a")
+        shift = self.shift + self.extras.get("shift", 0.0) + (head == "b") + 2 * (other == "a")
         return self.linear(x) * scale * (self.switches["scale"] if self.adapted else 1.0) + shift
 
 
@@ -46,6 +47,14 @@ def switched(model: nn.Module) -> Tensor:
         return model(X)
     finally:
         model.switches["scale"] = 2.0
+
+
+def added(model: nn.Module) -> Tensor:
+    model.extras["shift"] = 1.0
+    try:
+        return model(X)
+    finally:
+        model.extras.clear()
 
 
 def shifted(model: nn.Module) -> Tensor:
@@ -70,6 +79,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "another head": (lambda m: m(X, head="a"), lambda m: m(X, head="b"), 2 * BATCHES),
     "a switch": (lambda m: m(X), unadapted, 2 * BATCHES),
     "a switch in a dict": (lambda m: m(X), switched, 2 * BATCHES),
+    "an entry of an empty dict": (lambda m: m(X), added, 2 * BATCHES),
     "a buffer changed in place": (lambda m: m(X), shifted, 2 * BATCHES),
     "a replaced buffer": (lambda m: m(X), replaced_buffer, 2 * BATCHES),
     "noise": (lambda m: m(X), lambda m: m(X) + torch.rand(()), 1 + BATCHES),

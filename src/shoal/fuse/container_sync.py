@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import lazy_clone
@@ -125,7 +124,8 @@ def _is_held(value: Any) -> bool:
 def contents_of(value: Any) -> _Contents | None:
     """Return the leaves of a value, or None if it is not to be synchronised.
 
-    That are values too large, guarded ones, and those that hold modules, parameters, optimizers or floats with slots.
+    That are values too large or too deep, guarded ones, and those with modules, parameters, optimizers or floats that
+    have slots.
     """
     found: _Contents = []
     to_do: list[tuple[tuple[Any, ...], Any]] = [((), value)]
@@ -135,7 +135,9 @@ def contents_of(value: Any) -> _Contents | None:
             return None
         if isinstance(inner, Stacked) and inner.floats is not None:  # it has a slot
             return None
-        if len(key) < _DEPTH and _is_held(inner):
+        if _is_held(inner):
+            if len(key) == _DEPTH:
+                return None
             entries = _entries(inner)
             found.append(((*key, type(inner)), len(entries)))
             to_do += [((*key, name), entry) for name, entry in entries.items()]
@@ -179,27 +181,15 @@ def _update(attributes: dict[str, Any], name: str, value: Any, before: _Contents
 
 
 def _copied(value: Any, b: int) -> Any:
-    with _Rows(b):
-        return copy.deepcopy(value)
-
-
-class _Rows(TorchFunctionMode):
-    """Copies stacked tensors as rows of a member, and others lazily; none of them with its graph."""
-
-    def __init__(self, b: int) -> None:
-        super().__init__()
-        self._b = b
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is not Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
-        tensor, memo = args
-        with torch._C.DisableTorchFunction():
-            own = tensor.whole[self._b].detach().clone() if isinstance(tensor, Stacked) else lazy_clone(tensor.detach())
-        memo[id(tensor)] = own
-        return own
+    """Copy a value for member b, with its rows of stacked tensors; no tensor keeps its graph."""
+    memo: dict[int, Any] = {}
+    with torch._C.DisableTorchFunction():
+        for _, leaf in contents_of(value) or ():
+            if isinstance(leaf, Stacked):
+                memo[id(leaf)] = leaf.whole[b].detach().clone()
+            elif isinstance(leaf, Tensor):
+                memo[id(leaf)] = lazy_clone(leaf.detach())
+        return copy.deepcopy(value, memo)
 
 
 class _DifferError(Exception):

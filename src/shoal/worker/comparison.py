@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf, isclose, isnan
@@ -76,15 +76,14 @@ class Comparison:
         """Return the norm of each difference relative to the norm of the copy's tensor, at most infinite."""
         return {key: off and (off / want if want else inf) for key, (_, want, off) in self.norms.items()}
 
-    @property
-    def largest(self) -> float:
-        """The largest relative difference of all tensors of a kind together."""
-        return max((off / norm if norm else off for norm, off in self._totals.values()), default=0.0)
+    def largest(self, noise: Collection[TensorKey]) -> float:
+        """Return the largest relative difference of all tensors of a kind together, without those in `noise`."""
+        return max((off / norm if norm else off for norm, off in self._totals(noise).values()), default=0.0)
 
-    @property
-    def _totals(self) -> dict[Kind, tuple[float, float]]:
+    def _totals(self, left_out: Collection[TensorKey] = ()) -> dict[Kind, tuple[float, float]]:
+        """Norms of all tensors of a kind, and of their differences."""
         squares: dict[Kind, list[float]] = {}
-        for (kind, _), (_, want, off) in self.norms.items():
+        for kind, (_, want, off) in ((key[0], norms) for key, norms in self.norms.items() if key not in left_out):
             total = squares.setdefault(kind, [0.0, 0.0])
             total[0] += want**2
             total[1] += off**2
@@ -96,7 +95,7 @@ class Comparison:
         Args:
             noise: Relative differences that rounding explains, where they were measured.
         """
-        totals = self._totals
+        totals = self._totals()
         for key, (_, want, off) in self.norms.items():
             # An update is small beside its parameter; statistics of a batch are not beside theirs.
             tolerance = TOLERANCE[dtype] / 10 if key[0] == "parameter" else TOLERANCE[dtype]
@@ -110,9 +109,7 @@ class Comparison:
         kind, name = key
         got, want, off = self.norms[key]
         if kind in ("loss", "metric"):
-            return (
-                f"fused {kind}{name and f' {name!r}'} is {got:.6g}, alone {want:.6g} (sizes; they differ by {off:.2g})"
-            )
+            return f"fused {kind}{name and f' {name!r}'} has size {got:.6g}, alone {want:.6g}; they differ by {off:.2g}"
         if isnan(off) or off == inf:
             return f"fused {kind} of `{name}` and that of the trial alone differ in shape, or one is not finite"
         if f"{got:.2g}" != f"{want:.2g}":

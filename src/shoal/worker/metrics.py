@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -211,10 +212,12 @@ class ForwardReuse:
         self._passes, self._next_proof = 0, 1
         self._proving = True
         self._allowed: frozenset[str] = frozenset()
+        self._state: _State | None = None
 
     def begin_pass(self) -> None:
         """Begin a pass over the validation set."""
         self._passes += 1
+        self._state = None
         self._proving = self._passes >= self._next_proof
         if self._proving:
             self._next_proof *= 2
@@ -222,6 +225,10 @@ class ForwardReuse:
     @contextmanager
     def batch(self, model: nn.Module) -> Iterator[Callable[[str], None]]:
         """Context manager for a batch; it yields a function to call with the name of each method of the task."""
+        if not self._proving and not self._allowed:
+            yield lambda called: None
+            return
+        state = self._state = self._state or _State(model)
         own, forward = vars(model), model.forward
         before, method = own.get("forward"), "loss"
         calls: list[_Call] = []
@@ -232,7 +239,7 @@ class ForwardReuse:
 
         def observed_forward(*args: Any, **kwargs: Any) -> Any:
             given, spec = pytree.tree_flatten((args, kwargs))
-            call = _Call(method, _versions(given), spec, _state(model), None, [])
+            call = _Call(method, _versions(given), spec, state.read(), None, [])
             if method in self._allowed and not self._proving:
                 first = calls[0] if calls and (len(calls) == 1 or calls[1].method != "loss") else None
                 if first is not None and first.method == "loss" and first.equals(call) and first.intact:
@@ -279,39 +286,44 @@ def _equal_leaf(a: Any, b: Any) -> bool:
     return plain and (torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b))
 
 
-def _state(model: nn.Module) -> tuple[list[Any], list[int]]:
-    """All attributes of a model, with the entries of containers and objects in them, and the versions of its tensors.
+class _State:
+    """Reads all attributes of a model, with the entries of containers and objects in them."""
 
-    The attributes are to be compared by identity.
-    """
-    found: list[Any] = []
-    versions: list[int] = []
-    seen: set[int] = set()
-    for module in modules_of(model):
-        for name, value in vars(module).items():
-            if name == "forward":
-                continue
-            found.append(value)
-            if type(value) not in _PLAIN and (inner := _entries(value)) and id(value) not in seen:
-                seen.add(id(value))
-                found += inner
-                if name in ("_parameters", "_buffers"):
-                    versions += map(_version_of, inner)
-    return found, versions
+    def __init__(self, model: nn.Module) -> None:
+        self._attributes = [vars(module) for module in modules_of(model)]
+        found = (item for held in self._attributes for item in held.items() if type(item[1]) not in _PLAIN)
+        own = {id(value): value for name, value in found if _is_container(value) and (value or name not in _OF_MODULES)}
+        self._containers = list(own.values())
+        self._registered = [held[name] for held in self._attributes for name in ("_parameters", "_buffers")]
 
+    def read(self) -> tuple[list[Any], list[int]]:
+        """Return the values, to be compared by identity, and the versions of tensors."""
+        found = list(chain.from_iterable(held.values() for held in self._attributes))
+        found += chain.from_iterable(map(_entries, self._containers))
+        return found, [_version_of(each) for held in self._registered for each in held.values()]
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes of every module, most of which are empty dicts."""
 
 _PLAIN = {bool, int, float, str, type(None)}
+
+
+def _is_container(value: Any) -> bool:
+    """Whether a value is a container or an object with attributes."""
+    return isinstance(value, _CONTAINERS) or (
+        hasattr(value, "__dict__") and not isinstance(value, (nn.Module, Tensor, type))
+    )
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
 def _entries(value: Any) -> Collection[Any]:
     """The entries of a container, or the attributes of an object."""
     if isinstance(value, dict):
         return value.values()
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return value
-    if isinstance(value, (nn.Module, Tensor, type)):
-        return ()
-    return getattr(value, "__dict__", {}).values()
+    return value if isinstance(value, _CONTAINERS) else vars(value).values()
 
 
 def _versioned_leaves(tree: Any) -> _VersionedLeaves:

@@ -1,6 +1,7 @@
 """A copy of a trial that trains beside it in plain PyTorch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -100,12 +101,19 @@ class PlainCopy:
                 each.add_(each * signs * relative)
         return other
 
-    def sensitivity(self, relative: float) -> dict[TensorKey, float]:
-        """Measure how a relative change of the parameters changes what the next step computes, relative to that."""
+    def sensitivity(
+        self, relative: float, without_trace: Callable[[], AbstractContextManager[Any]]
+    ) -> dict[TensorKey, float]:
+        """Measure how a relative change of the parameters changes what the next step computes, relative to that.
+
+        Args:
+            without_trace: Function that returns a context for each of the steps.
+        """
         batch, tick = self._last
         pair = PlainCopy(self._task, self.runtime), self.perturbed(relative)
         for one in pair:
-            one.step(self.runtime, batch, tick)
+            with without_trace():
+                one.step(self.runtime, batch, tick)
         found = [{("loss", ""): one.loss, **tensors_of(one.runtime)} for one in pair]
         return Comparison.of(found[1], found[0]).relative()
 

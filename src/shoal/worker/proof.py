@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -320,12 +321,13 @@ class Proof:
             raise StepRefusedError(f"{differing} ({where}, {_location(self._task, runtime, _LOSS)})")
         one.follow(runtime)
         trial = runtime.trial.number
-        self._rows.append(Check(trial, runtime.epoch, runtime.step + 1, f"step, {self._way}", found.largest))
+        self._rows.append(
+            Check(trial, runtime.epoch, runtime.step + 1, f"step, {self._way}", found.largest(self._noise))
+        )
 
     def _measure_noise(self, one: PlainCopy, dtype: torch.dtype, where: str) -> None:
         """Measure how rounding changes a step, as a perturbation of the parameters by one rounding unit does."""
-        with self._without_trace(one.runtime):
-            changes = one.sensitivity(EPSILON[dtype])
+        changes = one.sensitivity(EPSILON[dtype], partial(self._without_trace, one.runtime))
         if not changes[_LOSS] <= math.sqrt(TOLERANCE[dtype]):
             raise StepRefusedError(
                 f"two runs of a step in plain PyTorch differ by {changes[_LOSS]:.1g} of the loss ({where}), so the "
@@ -360,7 +362,9 @@ class Proof:
             raise StepRefusedError(f"{found.describe(wrong)} ({where}, {_location(self._task, runtime, wrong)})")
         if (differing := first_difference(outputs, alone_outputs, TOLERANCE[dtype], "outputs")) is not None:
             raise StepRefusedError(f"{differing} ({where})")
-        self._rows.append(Check(runtime.trial.number, runtime.epoch, runtime.step, "validation", found.largest))
+        self._rows.append(
+            Check(runtime.trial.number, runtime.epoch, runtime.step, "validation", found.largest(self._noise))
+        )
 
 
 def _copy(task: Task, runtime: TrialRuntime) -> PlainCopy:
