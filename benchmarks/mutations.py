@@ -46,7 +46,7 @@ from shoal.worker import array_trainer, fused_stepper, plain_copy, run
 from shoal.worker.array_members import ArrayMembers
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.loss_tracker import LossTracker
-from shoal.worker.proof import Proof, ProofRecord
+from shoal.worker.proof import Proof, ProofCost, ProofRecord
 
 RATES = (0.03, 0.05, 0.07, 0.1)
 EPOCHS, BURST = 6, 4
@@ -144,7 +144,7 @@ def search(program: str, fault: Fault | None, exact: bool, ways: tuple[StepMode,
         clock.counting(fused_stepper.CustomStep, "__call__", lambda step: len(step._array))
         clock.counting(plain_copy.PlainCopy, "step", lambda copy: 1)
         array_trainer.Proof = functools.partial(Proof, clock=clock)  # type: ignore[misc, assignment]
-        array_trainer.ProofRecord = lambda began: ProofRecord(clock())  # type: ignore[misc, assignment]
+        array_trainer.ProofRecord = lambda cost: ProofRecord(ProofCost(clock()))  # type: ignore[misc, assignment]
         logging.disable(logging.WARNING)
         watched(seen)
         with tempfile.TemporaryDirectory() as folder, fault.planted() if fault else contextlib.nullcontext():

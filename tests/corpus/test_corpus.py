@@ -17,7 +17,7 @@ from corpus_more import Counted
 FUSED = {
     "corpus_state": """
         CumulativeMean BuffersInPlace BuffersSwapped WeightAverage TargetNetwork Curriculum SmoothingSchedule
-        MomentumSchedule TensorMean MemoryBank Codebook CachedPositions HiddenState
+        MomentumSchedule TensorMean MemoryBank Codebook CachedPositions HiddenState CachedMask MeterObject
     """,
     "corpus_random": """
         ManualDropout Gumbel StochasticDepth MixupNumpy MixupDistribution CutOut Variational ShuffledChannels
@@ -42,7 +42,6 @@ FUSED = {
 REFUSED = {
     "corpus_state": """
         FloatMean ActivationsInList ActivationsInDict LossHistory FloatWindow Locked MeterOfTensors ModelCopied
-        CachedMask MeterObject
     """,
     "corpus_random": "OwnGenerator NumpyGenerator",
     "corpus_structure": """
@@ -121,5 +120,5 @@ def test_the_table_has_every_program_once() -> None:
     ]
     assert sorted(listed) == sorted(written)
     assert set(listed) >= {*THOROUGH.split(), *COMPILED.split(), *FAILING}
-    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED)] == [62, 43]
+    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED)] == [64, 41]
     assert len(set(listed) - {*THOROUGH.split()}) == 60

@@ -27,7 +27,7 @@ from shoal.worker.comparison import first_difference
 from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.metrics import MetricMeans
 from shoal.worker.plain_copy import PlainCopy, copied_bytes
-from shoal.worker.proof import Proof, ProofRecord
+from shoal.worker.proof import Proof, ProofCost, ProofRecord
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, build
 
@@ -123,7 +123,7 @@ class Run:
         self, task: Program, record: ProofRecord | None = None, clock: Callable[[], float] | None = None
     ) -> None:
         self.batch = X.to(task.dtype)
-        self.record = ProofRecord(0.0) if record is None else record
+        self.record = ProofRecord(ProofCost(0.0)) if record is None else record
         self.proof = Proof(task, self.record, clock or Clock())
         self.stepper = FusedStepper(task, runtimes(task), proof=self.proof)
         self.step = 0
@@ -305,7 +305,7 @@ def test_a_window_follows_a_compared_validation() -> None:
 
 
 def test_a_new_array_is_checked_with_one_member() -> None:
-    record = ProofRecord(0.0)
+    record = ProofRecord(ProofCost(0.0))
     assert list(Run(Momentum(), record).train(5)) == [1, 2, 3]
     again = Run(Momentum(), record).train(5)
     assert list(again) == [1, 2]
@@ -313,15 +313,15 @@ def test_a_new_array_is_checked_with_one_member() -> None:
 
 
 def test_no_window_is_opened_once_the_allowance_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, record = Clock(), ProofRecord(0.0)
+    clock, record = Clock(), ProofRecord(ProofCost(0.0))
     run = Run(Momentum(), record, clock)
     run.train(4)
-    record.seconds = 1.0
+    record.cost.seconds = 1.0
     assert run.train(64) == {}
     assert Run(Momentum(), record, clock).train(3) == {}
     clock.now = 100.0  # of which 1 % is a second
     assert list(Run(Momentum(), record, clock).train(4)) == [1, 2]
-    record.seconds = 100.0
+    record.cost.seconds = 100.0
     monkeypatch.setattr(fused_stepper, "TrainingStep", Ways)
     assert list(Run(Momentum(), record, clock).train(10)) == [6, 7]  # the first plain steps are checked nevertheless
 

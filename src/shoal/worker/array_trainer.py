@@ -134,7 +134,7 @@ class ArrayTrainer:
         self._told: dict[int, str] = {}  # trials of reported arrays -> why they train in plain PyTorch
         self._proof: Proof | None = None
         if worker_state.task.exact and not timing_only:
-            record = worker_state.proofs.setdefault(array.key, ProofRecord(time.perf_counter()))
+            record = worker_state.proofs.setdefault(array.key, ProofRecord(worker_state.proof_cost))
             self._proof = Proof(worker_state.task, record)
         self._training = self._train_all()
 

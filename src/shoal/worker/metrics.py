@@ -1,7 +1,7 @@
 """Computes loss and metrics of validation batches, and their means over a validation set."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -181,7 +181,7 @@ class _Call:
 
     method: str
     given: _VersionedLeaves
-    spec: pytree.TreeSpec
+    spec: pytree.TreeSpec | None
     state: tuple[list[Any], list[int]]
     result: Any
     returned: _VersionedLeaves
@@ -238,7 +238,10 @@ class ForwardReuse:
             method = called
 
         def observed_forward(*args: Any, **kwargs: Any) -> Any:
-            given, spec = pytree.tree_flatten((args, kwargs))
+            if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # the common case
+                given, spec = [args[0]], None
+            else:
+                given, spec = pytree.tree_flatten((args, kwargs))
             call = _Call(method, _versions(given), spec, state.read(), None, [])
             if method in self._allowed and not self._proving:
                 first = calls[0] if calls and (len(calls) == 1 or calls[1].method != "loss") else None
@@ -290,17 +293,21 @@ class _State:
     """Reads all attributes of a model, with the entries of containers and objects in them."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._attributes = [vars(module) for module in modules_of(model)]
-        found = (item for held in self._attributes for item in held.items() if type(item[1]) not in _PLAIN)
+        modules = [vars(module) for module in modules_of(model)]
+        found = (item for held in modules for item in held.items() if type(item[1]) not in _PLAIN)
         own = {id(value): value for name, value in found if _is_container(value) and (value or name not in _OF_MODULES)}
-        self._containers = list(own.values())
-        self._registered = [held[name] for held in self._attributes for name in ("_parameters", "_buffers")]
+        tables = [value if isinstance(value, (dict, *_SEQUENCES)) else vars(value) for value in own.values()]
+        self._dicts = [*modules, *(table for table in tables if isinstance(table, dict))]
+        self._sequences = [table for table in tables if not isinstance(table, dict)]
+        registered = [each for held in modules for name in ("_parameters", "_buffers") for each in held[name].values()]
+        wholes = [each.whole if isinstance(each, Stacked) else each for each in registered if each is not None]
+        self._tensors = [each for each in wholes if not each.is_inference()]
 
     def read(self) -> tuple[list[Any], list[int]]:
-        """Return the values, to be compared by identity, and the versions of tensors."""
-        found = list(chain.from_iterable(held.values() for held in self._attributes))
-        found += chain.from_iterable(map(_entries, self._containers))
-        return found, [_version_of(each) for held in self._registered for each in held.values()]
+        """Return the values, to be compared by identity, and the versions of parameters and buffers."""
+        found = list(chain.from_iterable(map(dict.values, self._dicts)))
+        found += chain.from_iterable(self._sequences)
+        return found, [tensor._version for tensor in self._tensors]
 
 
 _OF_MODULES = frozenset(vars(nn.Module()))
@@ -309,21 +316,14 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 _PLAIN = {bool, int, float, str, type(None)}
 
 
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+
+
 def _is_container(value: Any) -> bool:
     """Whether a value is a container or an object with attributes."""
-    return isinstance(value, _CONTAINERS) or (
-        hasattr(value, "__dict__") and not isinstance(value, (nn.Module, Tensor, type))
-    )
-
-
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-
-
-def _entries(value: Any) -> Collection[Any]:
-    """The entries of a container, or the attributes of an object."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, _CONTAINERS) else vars(value).values()
+    if isinstance(value, (dict, *_SEQUENCES)):
+        return True
+    return hasattr(value, "__dict__") and not isinstance(value, (nn.Module, Tensor, type))
 
 
 def _versioned_leaves(tree: Any) -> _VersionedLeaves:

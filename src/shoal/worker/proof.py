@@ -44,7 +44,7 @@ from shoal.worker.plain_copy import PlainCopy, copied_bytes
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
 
-__all__ = ["Proof", "ProofRecord"]
+__all__ = ["Proof", "ProofCost", "ProofRecord"]
 
 FIRST_STEPS, LATER_STEPS = 3, 2
 """Steps of the first window, in a row, so that carried state shows, and of a later one."""
@@ -68,18 +68,29 @@ _LOSS: TensorKey = ("loss", "")
 
 
 @dataclass
-class ProofRecord:
-    """What the checks of all arrays of one structure in one process have shown.
+class ProofCost:
+    """What the checks of all structures in one process cost.
 
     Args:
         began: Time of the first array, in seconds.
         seconds: Seconds that the checks have taken.
-        outside: Whether a step has changed something outside of models.
-        proven: Ways with which a window of several members is complete.
     """
 
     began: float
     seconds: float = 0.0
+
+
+@dataclass
+class ProofRecord:
+    """What the checks of all arrays of one structure in one process have shown.
+
+    Args:
+        cost: Of all structures; shared.
+        outside: Whether a step has changed something outside of models.
+        proven: Ways with which a window of several members is complete.
+    """
+
+    cost: ProofCost
     outside: bool = False
     proven: set[str] = field(default_factory=set)
     steps: int = 0
@@ -266,7 +277,7 @@ class Proof:
             try:
                 yield
             finally:
-                self._record.seconds += self._clock() - began
+                self._record.cost.seconds += self._clock() - began
 
     @contextmanager
     def _without_trace(self, runtime: TrialRuntime) -> Iterator[Transaction]:
@@ -278,7 +289,8 @@ class Proof:
             outside.restore()
 
     def _is_affordable(self) -> bool:
-        return self._record.seconds < ALLOWANCE_SECONDS + ALLOWANCE_SHARE * (self._clock() - self._record.began)
+        cost = self._record.cost
+        return cost.seconds < ALLOWANCE_SECONDS + ALLOWANCE_SHARE * (self._clock() - cost.began)
 
     def _chosen(self, runtimes: Sequence[TrialRuntime]) -> list[int]:
         """Return a member that the study's seed draws, the first one, and the last one."""

@@ -1,5 +1,6 @@
 """State of a worker process that outlives a job: the task, its data sets, and a cache of trials."""
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from shoal.fuse.rows import bytes_of
 from shoal.task import Task
 from shoal.worker.checkpoint_paths import checkpoint_files
 from shoal.worker.outside import OutsideState
-from shoal.worker.proof import ProofRecord
+from shoal.worker.proof import ProofCost, ProofRecord
 from shoal.worker.trial_runtime import TrialRuntime, state_tensors
 
 __all__ = ["TrialCache", "WorkerState"]
@@ -95,6 +96,7 @@ class WorkerState:
     directory: Path
     plain_keys: dict[FusionKey, str] = field(default_factory=dict)
     proofs: dict[FusionKey, ProofRecord] = field(default_factory=dict)
+    proof_cost: ProofCost = field(default_factory=lambda: ProofCost(time.perf_counter()))
     global_rng: set[int] = field(default_factory=set)
     outside: OutsideState = field(init=False)
 
