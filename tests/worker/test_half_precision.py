@@ -23,7 +23,6 @@ from shoal.task import Task
 from shoal.worker import array_trainer
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.checkpoint_paths import copy_checkpoint
-from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.stepper import PlainStepper
 from shoal.worker.worker_state import TrialCache
 
@@ -345,16 +344,6 @@ class Draws(torch.optim.SGD):
 class DrawsInSteps(Half):
     def optimizer(self, model: nn.Module, config: Any) -> Any:
         return Draws(model.parameters(), lr=config["lr"])
-
-
-def test_a_first_step_that_is_taken_back_and_repeated_counts_once() -> None:
-    chosen = runtimes(DrawsInSteps(), [trial(0), trial(1, weight=OVERFLOWS)])
-    stepper = FusedStepper(DrawsInSteps(), chosen)
-    batch = (X[4:8].float(), Y[4:8].float(), HARD[4:8])
-    stepper.train_step([batch, batch], [0, 0])
-    assert "random numbers of Python's" in stepper.refusal
-    scales = [runtime.loss_scale.state_dict() for runtime in chosen if runtime.loss_scale is not None]
-    assert [(state["scale"], state["_growth_tracker"]) for state in scales] == [(2.0**16, 1), (2.0**15, 0)]
 
 
 class Metrics(Half):

@@ -1,7 +1,6 @@
-"""A fused step that fails halfway is rolled back completely."""
+"""A step that cannot be taken at once is refused, and trials go on from their checkpoints."""
 
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from shoal.core.array import Member
 from shoal.core.trial import Trial
 from shoal.task import Task
-from shoal.worker.fused_stepper import FusedStepper, make_stepper
+from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.stepper import PlainStepper, Stepper, StepRefusedError
 from shoal.worker.trial_runtime import build
 
@@ -122,21 +121,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("kind", CASES.values(), ids=CASES)
-def test_trials_that_prove_no_array_in_their_first_step_are_as_alone(kind: type[Task]) -> None:
-    together, alone = runtimes(kind()), runtimes(kind())
-    stepper = FusedStepper(kind(), together)
-    losses = history(stepper)
-    assert stepper.settled
-    each = torch.cat([history(make_stepper(kind(), [runtime])) for runtime in alone], dim=1)
-    torch.testing.assert_close(losses, each, rtol=1e-12, atol=0)
-    for mine, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("kind", CASES.values(), ids=CASES)
-def test_a_first_step_is_not_taken_back_where_others_have_shown_that_they_are_an_array(kind: type[Task]) -> None:
+def test_a_first_step_that_cannot_be_taken_at_once_is_refused(kind: type[Task]) -> None:
     with pytest.raises(StepRefusedError):
-        history(FusedStepper(kind(), runtimes(kind()), fused_before=True), steps=1)
+        history(FusedStepper(kind(), runtimes(kind())))
 
 
 class Accumulating(ByHand):
@@ -201,8 +188,7 @@ class Scheduled(LooksAtAnUpdate):
 
 
 @pytest.mark.parametrize("kind", [Accumulating, LooksAtAnUpdate, LooksAtTheFirstUpdate, Cools, Scheduled])
-def test_a_step_that_asks_is_refused_and_plain_from_the_first_step_on(kind: type[Accumulating]) -> None:
-    """A step that reads a number in its first call is rolled back; a later one is left incomplete."""
+def test_a_step_that_asks_is_refused(kind: type[Accumulating]) -> None:
     together, alone = runtimes(kind()), runtimes(kind())
     stepper, plain = FusedStepper(kind(), together), PlainStepper(kind(), alone)
     for number in range(9):
@@ -210,15 +196,12 @@ def test_a_step_that_asks_is_refused_and_plain_from_the_first_step_on(kind: type
             runtime.optimizer.param_groups[0]["lr"] *= 0.9
         batch: list[Any] = [X, number]
         each = plain.train_step([batch] * 3, [number] * 3)
-        if number == kind.looks > 0:
+        if number == kind.looks:
             with pytest.raises(StepRefusedError, match=r"`step`, \w+\.step \(test_\w+\.py:\d+\): a plain value is"):
                 stepper.train_step([batch] * 3, [number] * 3)
             return
         torch.testing.assert_close(stepper.train_step([batch] * 3, [number] * 3), each, rtol=1e-9, atol=0)
-    assert kind is Cools
-    for mine, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict(), rtol=1e-9, atol=1e-12)
-        assert mine.optimizer.param_groups[0]["lr"] == other.optimizer.param_groups[0]["lr"]
+    raise AssertionError("no step asked")
 
 
 class LooksLate(Mixed):
@@ -245,7 +228,7 @@ def test_a_job_goes_on_from_checkpoints_as_if_it_had_trained_plainly(
 ) -> None:
     together = reports_in(Shop(LooksLate(calls), tmp_path / "one").run([whole(0), whole(1), whole(8)], seconds=seconds))
     if calls:  # plain copies of members call it as well, so one call may be over at the first step
-        assert re.search("go back to their checkpoints|cannot be one array", caplog.text)
+        assert "go back to their checkpoints" in caplog.text
     found = {(report.trial, report.epoch): report.metrics for report in together}
     for number in (0, 1, 8):
         for report in reports_in(Shop(LooksLate(0), tmp_path / str(number)).run([whole(number)])):

@@ -127,7 +127,6 @@ class ArrayTrainer:
         self._later, self._size = array.later, len(array.members)
         self._group: list[TrialRuntime] = []  # trials in the current epoch
         self._mixed_epochs = True  # whether trials at different epochs train as one array
-        self._fused_before = False  # whether several trials have taken a fused step
         self._began, self._spent = 0.0, 0.0  # start of the current call, and seconds of the epoch before it
         self._lockstep = False
         self._plan: StepPlan | None = None
@@ -313,7 +312,6 @@ class ArrayTrainer:
                 losses = self._take_step(stepper, [batches[runtime.epoch] for runtime in self._group], ticks)
                 update_averages(self._group)
                 self._losses.add(self._group, losses)
-                self._fused_before = self._fused_before or (len(self._group) > 1 and not stepper.refusal)
                 self._heartbeat()
                 for runtime in self._group:
                     runtime.end_step()
@@ -381,7 +379,6 @@ class ArrayTrainer:
                 self._group,
                 self._profile,
                 compiling,
-                self._fused_before,
                 plain,
                 state.global_rng,
                 self._proof,

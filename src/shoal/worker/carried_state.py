@@ -140,7 +140,7 @@ class CarriedState:
         if not content:
             return
         try:
-            changed, removed = _Unpickler(io.BytesIO(content), self).load()
+            changed, removed = _StateUnpickler(io.BytesIO(content), self).load()
         except (pickle.UnpicklingError, ImportError, AttributeError, TypeError) as error:
             raise CheckpointError(f"its state outside of state dicts cannot be loaded: {error}") from error
         parts = {part.path: part for part in self.parts.values()}
@@ -223,13 +223,13 @@ def _pickled(value: Any, state: CarriedState) -> bytes | Exception:
     """Pickle a value; returns the error, which may be any error of user code, if it cannot be pickled."""
     with io.BytesIO() as file:
         try:
-            _Pickler(file, state).dump(value)
+            _StatePickler(file, state).dump(value)
         except Exception as error:
             return error
         return file.getvalue()
 
 
-class _Pickler(pickle.Pickler):
+class _StatePickler(pickle.Pickler):
     def __init__(self, file: Any, state: CarriedState) -> None:
         super().__init__(file, protocol=5)
         self._state = state
@@ -261,7 +261,7 @@ class _Pickler(pickle.Pickler):
         return _made_tensor, (content, value.dtype, value.shape, moves, trained, type(value) is nn.Parameter)
 
 
-class _Unpickler(pickle.Unpickler):
+class _StateUnpickler(pickle.Unpickler):
     def __init__(self, file: Any, state: CarriedState) -> None:
         super().__init__(file)
         self._state = state

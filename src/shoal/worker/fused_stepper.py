@@ -23,7 +23,7 @@ from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
 from shoal.fuse.compile_decision import CompileDecision
-from shoal.fuse.frozen import is_shared, unshare_small
+from shoal.fuse.frozen import unshare_small
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
 from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
@@ -32,7 +32,6 @@ from shoal.fuse.per_member import error_location
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.step import TrainingStep, ways_to_try
-from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.failures import outcome_of
 from shoal.worker.metrics import ForwardReuse, Precision, ValidationMetrics, task_loss, validation_values
@@ -53,9 +52,7 @@ COMPARED_BATCHES = 2
 class FusedStepper(Stepper):
     """Trains trials of one structure as one array, unless plain steps prove faster.
 
-    If the first step cannot be fused, it is rolled back, and the trials train in plain PyTorch; after `fused_before`,
-    which says that such trials have taken fused steps, no snapshot is taken for this. `proof` compares members with
-    plain copies.
+    `proof` compares members with plain copies.
     """
 
     def __init__(
@@ -64,7 +61,6 @@ class FusedStepper(Stepper):
         runtimes: Sequence[TrialRuntime],
         profile: Profile | None = None,
         compiling: CompileDecision | None = None,
-        fused_before: bool = False,
         proof: Proof | None = None,
     ) -> None:
         self._task = task
@@ -75,7 +71,7 @@ class FusedStepper(Stepper):
         for runtime in runtimes:  # former members of another array still share its memory
             unshare_small(runtime.model)
         self._profile, self._compiling = profile, compiling
-        self._fused_before = fused_before
+        self._begun = False  # whether a step was taken
         self._new_profile: Profile | None = None
         self._gain: float | None = None
         self._fuse()
@@ -128,8 +124,8 @@ class FusedStepper(Stepper):
         return self._plain is not None or not isinstance(self._steps, TrainingStep) or self._steps.way is not None
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-        """Take one step: fused, or in plain PyTorch if that was faster or the first step could not be fused."""
-        if self._proof is None or self.refusal:
+        """Take one step: fused, or in plain PyTorch if that was faster."""
+        if self._proof is None:
             return self._step(batches, ticks)
         self._proof.before_step(self.runtimes, batches, ticks, self._next_way)
         try:
@@ -142,8 +138,7 @@ class FusedStepper(Stepper):
                     error, self.runtimes, lambda one, b: one.step(self.runtimes[b], batches[b], ticks[b])
                 )
             raise
-        if not self.refusal:
-            self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
+        self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
         return losses
 
     @property
@@ -165,24 +160,16 @@ class FusedStepper(Stepper):
             return self._plain.train_step(batches, ticks)
         mixed, batch = self._mixed_batch(batches)
         self._array.ticks = tuple(ticks)
-        before = None if self._fused_before else self._transaction()
-        self._fused_before = True
+        self._begun = True
         try:
             with self._checked_draws(ticks, mixed):
                 losses = self._steps(batch)
-            if before is not None and before.values_changed(self._shared_memory()):
-                raise FusionError("a frozen parameter is written to through `.data`, and members share it")
         except FusionError as error:
-            if before is not None:
-                before.restore()
             if mixed:
-                raise MixedEpochsError(error, corrupted=before is None) from error
-            if before is None:
-                raise StepRefusedError(str(error)) from error
-            self.refusal = _log_refusal(self.runtimes, error)
-            return self._switch_to_plain(keep_shared=False).train_step(batches, ticks)
+                raise MixedEpochsError(error, corrupted=True) from error
+            raise StepRefusedError(str(error)) from error
         if isinstance(self._steps, TrainingStep) and self._steps.stays_plain:
-            self._switch_to_plain(keep_shared=True)
+            self._switch_to_plain()
         return losses
 
     @property
@@ -196,7 +183,7 @@ class FusedStepper(Stepper):
 
     def team_step(self, gradients: TeamGradients, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor | None:
         """As for `Stepper`; the first step is taken without helpers."""
-        if not self._fused_before:
+        if not self._begun:
             return None
         if self._plain is not None:
             self._profile = self._new_profile or self._profile  # which names the fastest mode of the lone steps
@@ -230,26 +217,13 @@ class FusedStepper(Stepper):
         except FusionError as reason:
             raise MixedEpochsError(reason) from reason
 
-    def _switch_to_plain(self, keep_shared: bool) -> PlainStepper:
-        """Drop the array and train in plain PyTorch; `keep_shared` as for `PlainStepper`."""
+    def _switch_to_plain(self) -> None:
+        """Drop the array and train in plain PyTorch."""
         self._new_profile, self._gain = self.new_profile, self.gain
-        self._plain = PlainStepper(self._task, self.runtimes, keep_shared=keep_shared)
+        self._plain = PlainStepper(self._task, self.runtimes, keep_shared=True)
         for parameter in self._array.parameters():
             parameter.grad = None
         del self._array, self._steps, self._validate_batch, self._reuse
-        return self._plain
-
-    def _shared_memory(self) -> set[int]:
-        """Return the addresses of the frozen parameters that all members share."""
-        return {own.data_ptr() for _, _, members in self._array.shared_parameters() for own in members}
-
-    def _transaction(self) -> Transaction:
-        """Return a snapshot of all state that a step may change. Memory that members share is copied once."""
-        models = [runtime.model for runtime in self.runtimes]
-        optimizers = [one for runtime in self.runtimes for one in optimizers_in(runtime.optimizer)]
-        tensors = [each for model in models for each in (*model.parameters(), *model.buffers())]
-        once = {each.data_ptr() if is_shared(each) else id(each): each for each in tensors}
-        return Transaction(models, tensors=once.values(), owners=[*optimizers, *_loss_scales(self.runtimes)])
 
     @contextmanager
     def _checked_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
@@ -366,7 +340,6 @@ def make_stepper(
     runtimes: Sequence[TrialRuntime],
     profile: Profile | None = None,
     compiling: CompileDecision | None = None,
-    fused_before: bool = False,
     plain: bool = False,
     global_rng: AbstractSet[int] = frozenset(),
     proof: Proof | None = None,
@@ -387,7 +360,7 @@ def make_stepper(
     if len(runtimes) == 1 and type(task).step is not Task.step:
         return PlainStepper(task, runtimes)
     try:
-        return FusedStepper(task, runtimes, profile, compiling, fused_before, proof)
+        return FusedStepper(task, runtimes, profile, compiling, proof)
     except StepRefusedError:
         raise
     except Exception as reason:  # also one that Shoal did not foresee: plain PyTorch raises what is the user's own

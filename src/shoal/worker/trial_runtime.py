@@ -179,6 +179,16 @@ class TrialRuntime:
         self.saved = (self.epoch, self.step)
         return note
 
+    def _check_restorable(self) -> None:
+        for optimizer in optimizers_in(self.optimizer):
+            if isinstance(optimizer, Optimizer):  # else schedulers warn that they step before the optimizer
+                optimizer._opt_called = True  # type: ignore[attr-defined]
+            if not hasattr(optimizer, "load_state_dict"):
+                raise TaskError(
+                    f"trial {self.trial.number} cannot go on from its checkpoint: the task's `optimizer` returns "
+                    f"{type(optimizer).__name__}, which has no `load_state_dict`"
+                )
+
     def restore(self, directory: Path, epoch_steps: int) -> None:
         """Restore the newest checkpoint, if there is one.
 
@@ -200,14 +210,7 @@ class TrialRuntime:
             _log.warning("trial %d %s: its checkpoint lacks %s", self.trial.number, begins, state.lost)
             if own:
                 return
-        for optimizer in optimizers_in(self.optimizer):
-            if isinstance(optimizer, Optimizer):  # else schedulers warn that they step before the optimizer
-                optimizer._opt_called = True  # type: ignore[attr-defined]
-            if not hasattr(optimizer, "load_state_dict"):
-                raise TaskError(
-                    f"trial {self.trial.number} cannot go on from its checkpoint: the task's `optimizer` returns "
-                    f"{type(optimizer).__name__}, which has no `load_state_dict`"
-                )
+        self._check_restorable()
         self._set_mode_of_optimizers(train=False)  # in which checkpoints are saved
         try:
             _load_model(self.model, state.model)
