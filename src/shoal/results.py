@@ -119,7 +119,7 @@ class Study:
             ShoalError: there is no such trial.
         """
         with JournalView.read(self.directory) as journal:
-            self._row(journal, number)
+            _row(journal, number)
             return [row for row in journal.checks(number) if row.what]
 
     def grid(self) -> StudyGrid:
@@ -171,7 +171,7 @@ class Study:
             CheckpointError: the trial has no intact checkpoint.
         """
         with JournalView.read(self.directory) as journal:
-            row = self._row(journal, number)
+            row = _row(journal, number)
             if journal.study["opaque"]:
                 raise ShoalError(
                     f"the study in {self.directory} trained a program of yours, whose model Shoal cannot build; what "
@@ -184,12 +184,6 @@ class Study:
 
             with applied(journal.study.get("settings", {})):
                 return trained_model(journal.blob("task"), row.trial, self.directory)
-
-    def _row(self, journal: JournalView, number: int) -> TrialRow:
-        rows = {row.number: row for row in journal.trials()}
-        if number not in rows:
-            raise ShoalError(f"the study in {self.directory} has no trial {number}; it has {len(rows)} trials, from 0")
-        return rows[number]
 
     def retry(self, numbers: int | Iterable[int] | None = None) -> list[int]:
         """Retry failed trials: in the process that runs the study, or else once it is resumed.
@@ -433,3 +427,10 @@ class Study:
         """Return the study for a notebook: its state, the best value over time, and the best trials."""
         with JournalView.read(self.directory) as journal:
             return notebook_html(overview(journal, time.time()))
+
+
+def _row(journal: JournalView, number: int) -> TrialRow:
+    rows = {row.number: row for row in journal.trials()}
+    if number not in rows:
+        raise ShoalError(f"the study in {journal.directory} has no trial {number}; it has {len(rows)} trials, from 0")
+    return rows[number]

@@ -185,7 +185,7 @@ class Journal(LockedJournal):
                 job.resumes,
                 job.assists,
             )
-            self._insert_reservations(now, {job.id: job.demand})
+            self._execute_many(_INSERT_RESERVATION, _reservation_rows(now, {job.id: job.demand}))
             if job.purpose is Purpose.TRAIN:
                 _mark_running(self.tables, job.id, device, numbers)
 
@@ -209,7 +209,7 @@ class Journal(LockedJournal):
     def record_reservations(self, demands: Mapping[str, Demand]) -> None:
         """Record new reservations of jobs, where a memory or cores of 0 mean unknown."""
         if demands:
-            self._insert_reservations(self._clock(), demands)
+            self._execute_many(_INSERT_RESERVATION, _reservation_rows(self._clock(), demands))
 
     def record_quantum(self, job: str, number: int, losses: TurnStats) -> None:
         """Record the losses of a turn of a job."""
@@ -363,15 +363,6 @@ class Journal(LockedJournal):
             )
             self.tables.rows("UPDATE trials SET state = ? WHERE state = ?", TrialState.PENDING, TrialState.RUNNING)
 
-    def _insert_reservations(self, now: float, demands: Mapping[str, Demand | None]) -> None:
-        self._execute_many(
-            "INSERT INTO reservations (job, time, compute, memory, cores) VALUES (?, ?, ?, ?, ?)",
-            [
-                (job, now, None if demand is None else demand.compute, *_memory_and_cores(demand))
-                for job, demand in demands.items()
-            ],
-        )
-
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
@@ -412,3 +403,13 @@ def _trials_by_key(arrays: Iterable[Array]) -> dict[str, list[int]]:
     for array in arrays:
         found.setdefault(array.key.steps, []).extend(member.trial.number for member in array.members)
     return found
+
+
+_INSERT_RESERVATION = "INSERT INTO reservations (job, time, compute, memory, cores) VALUES (?, ?, ?, ?, ?)"
+
+
+def _reservation_rows(now: float, demands: Mapping[str, Demand | None]) -> list[tuple[object, ...]]:
+    return [
+        (job, now, None if demand is None else demand.compute, *_memory_and_cores(demand))
+        for job, demand in demands.items()
+    ]

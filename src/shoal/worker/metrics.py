@@ -295,7 +295,7 @@ class _State:
     def __init__(self, model: nn.Module) -> None:
         modules = [vars(module) for module in modules_of(model)]
         found = (item for held in modules for item in held.items() if type(item[1]) not in _PLAIN)
-        own = {id(value): value for name, value in found if _is_container(value) and (value or name not in _OF_MODULES)}
+        own = {id(value): value for name, value in found if _is_container(value) and (name not in _OF_MODULES or value)}
         tables = [value if isinstance(value, (dict, *_SEQUENCES)) else vars(value) for value in own.values()]
         self._dicts = [*modules, *(table for table in tables if isinstance(table, dict))]
         self._sequences = [table for table in tables if not isinstance(table, dict)]

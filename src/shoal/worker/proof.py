@@ -303,7 +303,11 @@ class Proof:
         if self._record.proven or len(chosen) * copied_bytes(runtimes[0]) > MOST_BYTES:
             chosen = chosen[:1]
         with self._accounted():
-            self._copies = {b: _copy(self._task, runtimes[b]) for b in chosen}
+            try:
+                self._copies = {b: _copy(self._task, runtimes[b]) for b in chosen}
+            except StepRefusedError:
+                if len(runtimes) > 1:  # one trial alone may train as it is
+                    raise
         self._steps_left = LATER_STEPS if self._record.proven else FIRST_STEPS
         self._due, self._is_compared = False, True
         self._noise.clear()
