@@ -92,6 +92,7 @@ def test_an_edit_is_told_and_has_to_be_accepted(tmp_path: Path, module: Path, ca
     assert f"edited since the study last ran, so that this may be another task: {module}\n" in done.stderr
     shown = json.loads(CliRunner().invoke(app, ["rerun", str(study.directory), "0", "--json"]).stdout)
     assert (shown["changed"], [edit["open"] for edit in shown["edits"]]) == ([str(module)], [[0]])
+    caplog.clear()
     with caplog.at_level("WARNING", "shoal.study"):
         study.best_model()
     assert caplog.messages == [

@@ -132,6 +132,12 @@ class ArrayState:
                 self.version += 1
         self._changes.check_tensors(self.tick % len(self.members))
 
+    def sync_completed(self) -> None:
+        """Synchronise, including containers that the members' first runs may have completed."""
+        self.sync_slots()
+        if self._attributes.pull_completed():
+            self.version += 1
+
     def check_all_members(self) -> None:
         """Refuse members whose parameters or buffers are no longer rows of the array's tensors."""
         for b in range(len(self.members)):

@@ -31,6 +31,9 @@ _SEARCHES = 3
 _MANAGED = {*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"}
 """Attributes that torch keeps itself."""
 
+_VERSION = object()
+"""Key of a tensor's version."""
+
 _Place = tuple[int, Any]
 """The index of a module, and the name of its attribute."""
 
@@ -105,6 +108,13 @@ class ContainerSync:
             changed = True
         return changed
 
+    def include_completed(self) -> None:
+        """Let `pull` join also what runs of members alone have changed, as when models complete their configs."""
+        for place, value in self._values(self._members[0]):
+            now, before = contents_of(value), self._found.get(place)
+            if place not in self._carried and now and before and _plain_values(now) != _plain_values(before):
+                self._carried[place] = [None] * len(self._members)
+
     @staticmethod
     def _now(modules: Sequence[nn.Module], places: Collection[_Place]) -> list[tuple[_Place, Any]]:
         return [((i, name), vars(modules[i])[name]) for i, name in places if name in vars(modules[i])]
@@ -143,7 +153,7 @@ def contents_of(value: Any) -> _Contents | None:
             to_do += [((*key, name), entry) for name, entry in entries.items()]
         elif isinstance(inner, Tensor):
             whole = inner.whole if isinstance(inner, Stacked) else inner
-            found += [(key, inner), (key, 0 if whole.is_inference() else whole._version)]
+            found += [(key, inner), ((*key, _VERSION), 0 if whole.is_inference() else whole._version)]
         else:
             found.append((key, inner))
     return found
@@ -163,6 +173,10 @@ def same_contents(contents: _Contents, others: _Contents) -> bool:
         key == other_key and (a is b or (isinstance(a, _PLAIN) and type(a) is type(b) and a == b))
         for (key, a), (other_key, b) in zip(contents, others, strict=True)
     )
+
+
+def _plain_values(contents: _Contents) -> _Contents:
+    return [(key, leaf) for key, leaf in contents if isinstance(leaf, _PLAIN) and _VERSION not in key]
 
 
 def _update(attributes: dict[str, Any], name: str, value: Any, before: _Contents | None, b: int) -> None:

@@ -86,6 +86,11 @@ class AttributeSync:
             self._compared[b] = self._snapshot(self._members[b])
         return changed
 
+    def pull_completed(self) -> bool:
+        """As `pull`, with containers that only runs of members have changed, as when models complete their configs."""
+        self._containers.include_completed()
+        return self.pull()
+
     def push(self) -> None:
         """Copy attributes that a run has changed in the template to the members."""
         self._containers.push()
