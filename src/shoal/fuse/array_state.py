@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
 from shoal.fuse.checks import check_structure
+from shoal.fuse.container_sync import MODULE_ATTRIBUTES
 from shoal.fuse.guard import guard
 from shoal.fuse.intercept import FunctionInterceptor, RowLookup
-from shoal.fuse.member_changes import MODULE_ATTRIBUTES, AttributeSync, ModuleChangeDetector
+from shoal.fuse.member_changes import AttributeSync, ModuleChangeDetector
 from shoal.fuse.model_copy import copy_model
 from shoal.fuse.randomness import RandomSource, member_keys, use_source
 from shoal.fuse.rows import forget_missing_grads, storage_address

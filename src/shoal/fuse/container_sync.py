@@ -18,7 +18,7 @@ from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.guard import is_guarded
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["ContainerSync", "contents_of", "same_contents"]
+__all__ = ["MANAGED_ATTRIBUTES", "MODULE_ATTRIBUTES", "ContainerSync", "contents_of", "same_contents"]
 
 _CONTAINERS = (list, tuple, dict, set, deque)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -28,8 +28,11 @@ _LARGE = 1000
 """Largest number of entries of a container that is kept equal."""
 _SEARCHES = 3
 """Runs after which only containers are compared that a run has changed before."""
-_MANAGED = {*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"}
-"""Attributes that torch keeps itself."""
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes of every `nn.Module`, which torch manages itself."""
+
+MANAGED_ATTRIBUTES = MODULE_ATTRIBUTES | {"_flat_weights", "_flat_weight_refs"}
+"""The same, and lists that recurrent layers keep of their parameters."""
 
 _VERSION = object()
 """Key of a tensor's version."""
@@ -45,7 +48,7 @@ class ContainerSync:
     """Synchronises containers and objects in attributes between the template and the members.
 
     Args:
-        names: Attributes of each module that are left out, such as those with a slot.
+        left_out: `id` of a container and key of each value that is left out, such as those with a slot.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class ContainerSync:
         seen: set[int] = set()
         for i, module in enumerate(modules):
             for name, value in vars(module).items():
-                if name in _MANAGED or not _is_held(value) or id(value) in seen:
+                if name in MANAGED_ATTRIBUTES or not _is_held(value) or id(value) in seen:
                     continue
                 if (id(vars(module)), name) not in self._left_out:
                     seen.add(id(value))
@@ -75,10 +78,7 @@ class ContainerSync:
     def push(self) -> None:
         """Give the members what a run has changed in the template's containers."""
         self._runs += 1
-        searching = self._runs <= _SEARCHES
-        for place, value in (
-            list(self._values(self._template)) if searching else self._now(self._template, self._carried)
-        ):
+        for place, value in self._candidates():
             contents = contents_of(value)
             before = self._found.get(place)
             if contents is None or (before is not None and same_contents(contents, before)):
@@ -115,9 +115,12 @@ class ContainerSync:
             if place not in self._carried and now and before and _plain_values(now) != _plain_values(before):
                 self._carried[place] = [None] * len(self._members)
 
-    @staticmethod
-    def _now(modules: Sequence[nn.Module], places: Collection[_Place]) -> list[tuple[_Place, Any]]:
-        return [((i, name), vars(modules[i])[name]) for i, name in places if name in vars(modules[i])]
+    def _candidates(self) -> list[tuple[_Place, Any]]:
+        """The template's values that a run may have changed: after the first runs only those that one has changed."""
+        if self._runs <= _SEARCHES:
+            return list(self._values(self._template))
+        held = [vars(module) for module in self._template]
+        return [((i, name), held[i][name]) for i, name in self._carried if name in held[i]]
 
     def _contents_of_members(self, place: _Place) -> list[_Contents | None]:
         return [contents_of(vars(modules[place[0]]).get(place[1])) for modules in self._members]

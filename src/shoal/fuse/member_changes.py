@@ -8,16 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.container_sync import ContainerSync, contents_of, same_contents
+from shoal.fuse.container_sync import MODULE_ATTRIBUTES, ContainerSync, contents_of, same_contents
 from shoal.fuse.rows import unstackable
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import UnfusedModule
 
-__all__ = ["MODULE_ATTRIBUTES", "AttributeSync", "ModuleChangeDetector", "attributes_changed", "user_attributes"]
-
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes of every `nn.Module`, which torch manages itself."""
+__all__ = ["AttributeSync", "ModuleChangeDetector", "attributes_changed", "user_attributes"]
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -111,19 +108,20 @@ class AttributeSync:
 
     def _check_attribute(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
-            path = f"{self._paths[i]}.{name}".lstrip(".")
-            raise FusionError(f"members 0 and {b} now differ in {path!r}; fuse them again")
+            raise FusionError(f"members 0 and {b} now differ in {self._path(i, name)!r}; fuse them again")
 
     def _stack_attribute(self, place: _Place, values: list[Any]) -> None:
         i, name = place
         if not all(isinstance(value, Tensor) and value.shape == values[0].shape for value in values):
-            path = f"{self._paths[i]}.{name}".lstrip(".")
-            raise FusionError(f"the members now differ in the shape of {path!r}; fuse them again")
+            raise FusionError(f"the members now differ in the shape of {self._path(i, name)!r}; fuse them again")
         if kind := unstackable(values[0]):
-            path = f"{self._paths[i]}.{name}".lstrip(".")
+            path = self._path(i, name)
             raise FusionError(f"the members now have {path!r} of their own, {kind}, which cannot be stacked")
         setattr(self._template[i], name, Stacked(torch.stack(values)))
         self._stacked_attributes[place] = (vars(self._template[i])[name], values)
+
+    def _path(self, i: int, name: str) -> str:
+        return f"{self._paths[i]}.{name}".lstrip(".")
 
     def _member_values(self, i: int, name: str) -> list[Any]:
         return [vars(modules[i]).get(name) for modules in self._members]

@@ -64,7 +64,6 @@ class Transaction:
             the depth `_DEPTH`.
         tensors: Parameters and buffers, whose values and gradients are copied.
         places: (`id` of a container, key) of entries that other code restores.
-        owners: Other objects, such as optimizers, whose contents are included at any depth.
         classes: Classes whose plain attributes (numbers, strings) are included; those of libraries are left out.
     """
 
@@ -74,7 +73,6 @@ class Transaction:
         functions: Iterable[Callable[..., Any]] = (),
         tensors: Iterable[Tensor] = (),
         places: Collection[tuple[int, Any]] = (),
-        owners: Iterable[object] = (),
         classes: Iterable[type] = (),
     ) -> None:
         models, tensors = list(models), list(tensors)
@@ -89,7 +87,7 @@ class Transaction:
             self._values = [(tensor, _version(tensor), tensor.detach().clone()) for tensor in tensors]
             self._gradients = [(each, each.grad, _copied(each.grad)) for each in tensors if each.is_leaf]
             self._generators = (DrawDetector(_device(tensors)), PythonRngSnapshot())
-            self._traverse((root, type(root).__name__, inf) for root in (*models, *owners))
+            self._traverse((root, type(root).__name__, inf) for root in models)
             self._traverse((fn, "", _DEPTH) for fn in functions)
 
     def changed(self) -> str | None:
@@ -104,12 +102,9 @@ class Transaction:
             return "a tensor"
         for kind, before in self._classes:
             if (now := _plain_attributes(kind)) != before:
-                return next(f"{kind.__name__}.{name}" for name in now if now[name] != before.get(name, _MISSING))
+                names = (each for each in {**before, **now} if before.get(each, _MISSING) != now.get(each, _MISSING))
+                return f"{kind.__name__}.{next(names)}"
         return None
-
-    def values_changed(self, addresses: Collection[int]) -> bool:
-        """Whether one of the given `tensors` at these addresses has other values, also if its version is the same."""
-        return any(each.data_ptr() in addresses and not torch.equal(each, saved) for each, _, saved in self._values)
 
     def find_member_effect(self) -> str | None:
         """Describe the first effect of a run at once that must happen once per member; None if there is none."""

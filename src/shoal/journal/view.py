@@ -394,7 +394,7 @@ class JournalView(OpenJournal):
         return [CheckRow(*row) for row in self.tables.rows(sql, *([] if trial is None else [trial]))]
 
     def verdicts(self, key: str | None = None) -> list[Verdict]:
-        """What follows from the comparisons for each key, by key: of all keys, or of one."""
+        """Verdicts on the structures, by key: of all keys, or of one."""
         where = "" if key is None else "WHERE key = ?"
         sql = (
             "SELECT key, trials, members, checks, difference, newest, refusal, epoch, step "

@@ -88,7 +88,9 @@ class CarriedState:
         return {joined(place): value for place, value in changed.items()}
 
     def attributes(self) -> dict[Place, object]:
-        """What tells whether attributes have changed since another call, other than tensors in place."""
+        """Fingerprints of attributes, which differ between two calls if an attribute has changed, but not in place of a
+        tensor.
+        """
         parts = [part for part in self.parts.values() if part.kind is not Kind.TENSOR]
         return {
             (part.path, name): _Fingerprint.of(value, self)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.fuse.array import ModelArray
-from shoal.fuse.member_changes import MODULE_ATTRIBUTES
+from shoal.fuse.container_sync import MODULE_ATTRIBUTES
 from shoal.fuse.rows import members_without_grad
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
@@ -126,13 +126,12 @@ def is_same_memory(got: Tensor | None, want: Tensor | None) -> bool:
 
 
 def _alike(got: Tensor | None, want: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Return two tensors as dense real ones of one floating dtype; None if their shapes differ."""
-    if got is None or want is None:
-        there = got if want is None else want
-        assert there is not None
-        zero = torch.zeros_like(_real(there))
-        return (zero, _real(there)) if got is None else (_real(there), zero)
-    mine, theirs = _real(got), _real(want)
+    """Return two tensors, one of which may be None, as dense real ones of one dtype; None if their shapes differ."""
+    present = [_real(each) for each in (got, want) if each is not None]
+    if len(present) == 1:
+        there, zero = present[0], torch.zeros_like(present[0])
+        return (zero, there) if got is None else (there, zero)
+    mine, theirs = present
     if mine.shape != theirs.shape:
         return None
     mine = mine.to(theirs.device, torch.promote_types(mine.dtype, theirs.dtype))
@@ -212,16 +211,15 @@ def first_difference(got: Any, want: Any, tolerance: float, path: str = "") -> s
 def _differences(got: Any, want: Any, tolerance: float, path: str, seen: set[int]) -> Iterator[str]:
     if got is want or id(want) in seen:
         return
-    if isinstance(want, (*_PLAIN, float, complex, np.generic)) or want is None:
+    if isinstance(want, (*_PLAIN, float, complex, np.generic)):
         if type(got) is not type(want) or not _close(got, want, tolerance):
             yield f"`{path}` is {_shown(got)} in the array, and {_shown(want)} alone"
         return
     seen.add(id(want))
     if isinstance(want, nn.Module):
         if isinstance(got, nn.Module):
-            children = dict(want.named_children())
             yield from _entries(_user_attributes(got), _user_attributes(want), tolerance, path, seen, ".")
-            for name, child in children.items():
+            for name, child in want.named_children():
                 yield from _differences(getattr(got, name, None), child, tolerance, _joined(path, name), seen)
         return
     if isinstance(got, Tensor) and isinstance(want, Tensor):  # one of them may be a row in place of a parameter

@@ -31,7 +31,7 @@ from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.per_member import error_location
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked
-from shoal.fuse.step import TrainingStep, ways_to_try
+from shoal.fuse.step import StepMode, TrainingStep, ways_to_try
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.failures import outcome_of
 from shoal.worker.metrics import ForwardReuse, Precision, ValidationMetrics, task_loss, validation_values
@@ -144,16 +144,12 @@ class FusedStepper(Stepper):
     @property
     def _way(self) -> str:
         """The way in which the last step was taken."""
-        if self._plain is not None:
-            return "plain"
-        return self._steps.last_way if isinstance(self._steps, TrainingStep) else "eager"
+        return self._steps.last_way if self._plain is None else "plain"
 
     @property
     def _next_way(self) -> str:
         """The way in which the next step is to be taken."""
-        if self._plain is not None:
-            return "plain"
-        return self._steps.next_way if isinstance(self._steps, TrainingStep) else "eager"
+        return self._steps.next_way if self._plain is None else "plain"
 
     def _step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         if self._plain is not None:
@@ -279,6 +275,9 @@ class FusedStepper(Stepper):
 
 class CustomStep:
     """Takes steps of all members at once by the task's own `step`, with the array as its model and joint optimizers."""
+
+    last_way: StepMode = "eager"
+    next_way: StepMode = "eager"
 
     def __init__(self, array: ModelArray, runtimes: Sequence[TrialRuntime], task: Task) -> None:
         self._array = array

@@ -18,6 +18,7 @@ from shoal.core.errors import TaskError
 from shoal.core.objective import metric_fault
 from shoal.core.space import is_number
 from shoal.core.trial import step_seed
+from shoal.fuse.container_sync import MODULE_ATTRIBUTES
 from shoal.fuse.generators import seed_all
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import modules_of
@@ -295,7 +296,11 @@ class _State:
     def __init__(self, model: nn.Module) -> None:
         modules = [vars(module) for module in modules_of(model)]
         found = (item for held in modules for item in held.items() if type(item[1]) not in _PLAIN)
-        own = {id(value): value for name, value in found if _is_container(value) and (name not in _OF_MODULES or value)}
+        own = {
+            id(value): value
+            for name, value in found
+            if _is_container(value) and (name not in MODULE_ATTRIBUTES or value)
+        }
         tables = [value if isinstance(value, (dict, *_SEQUENCES)) else vars(value) for value in own.values()]
         self._dicts = [*modules, *(table for table in tables if isinstance(table, dict))]
         self._sequences = [table for table in tables if not isinstance(table, dict)]
@@ -310,12 +315,7 @@ class _State:
         return found, [tensor._version for tensor in self._tensors]
 
 
-_OF_MODULES = frozenset(vars(nn.Module()))
-"""Attributes of every module, most of which are empty dicts."""
-
 _PLAIN = {bool, int, float, str, type(None)}
-
-
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.frozen import is_shared, is_worth_sharing, record_shared
 from shoal.fuse.model_copy import copy_training
+from shoal.fuse.rows import bytes_of
 from shoal.task import Task, size_of
 from shoal.worker.comparison import Comparison, TensorKey, is_same_memory, tensors_of
 from shoal.worker.metrics import ValidationMetrics
@@ -25,9 +26,9 @@ __all__ = ["PlainCopy", "copied_bytes"]
 
 def copied_bytes(runtime: TrialRuntime) -> int:
     """Return the bytes of a copy of a trial, with gradients and optimizer state as large as its parameters."""
-    trained = sum(each.nbytes for each in runtime.model.parameters() if each.requires_grad)
-    frozen = sum(each.nbytes for each in runtime.model.parameters() if not each.requires_grad)
-    return 4 * trained + (0 if is_worth_sharing(runtime.model) else frozen)
+    parameters = list(runtime.model.parameters())
+    trained = bytes_of(each for each in parameters if each.requires_grad)
+    return 4 * trained + (0 if is_worth_sharing(runtime.model) else bytes_of(parameters) - trained)
 
 
 class PlainCopy:
@@ -45,7 +46,7 @@ class PlainCopy:
             self.runtime.set_mode(train=True)  # as after the build, or after a validation
         self.loss = torch.tensor(torch.nan)
         self.error: Exception | None = None
-        """What the last step raised."""
+        """Exception of the last step; None without one."""
         self._task = task
         self._stepper = PlainStepper(task, [self.runtime], check_draws=True, keep_shared=True)
         self._last: tuple[Any, int] = (None, 0)

@@ -136,7 +136,7 @@ class _ArrayBenchmark:
         """Return a stepper of `members` members, taken in a cycle from all members or from `some`."""
         runtimes: list[TrialRuntime] = []
         for member in islice(cycle(some or self.array.members), members):
-            runtimes.append(build(self.task, member, self.device))
+            runtimes.append(build(self.task, member, self.device, saved=False))
             share_frozen(runtimes[0].model, runtimes[-1].model)
         if not self.refusal:
             return make_stepper(self.task, sort_by_optimizer(runtimes))

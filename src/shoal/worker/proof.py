@@ -69,7 +69,7 @@ _LOSS: TensorKey = ("loss", "")
 
 @dataclass
 class ProofCost:
-    """What the checks of all structures in one process cost.
+    """Time of the checks of all structures in one process.
 
     Args:
         began: Time of the first array, in seconds.
@@ -82,7 +82,7 @@ class ProofCost:
 
 @dataclass
 class ProofRecord:
-    """What the checks of all arrays of one structure in one process have shown.
+    """State and results of the checks of all arrays of one structure in one process.
 
     Args:
         cost: Of all structures; shared.
@@ -113,7 +113,6 @@ class Proof:
         self._record = record
         self._clock = clock
         self._due = False
-        self._way = ""
         self._ways: set[str] = set()  # that were checked since the array was built
         self._copies: dict[int, PlainCopy] = {}
         self._noise: dict[TensorKey, float] = {}
@@ -160,7 +159,6 @@ class Proof:
                 self._step_copies(runtimes, batches, ticks)
 
     def _step_copies(self, runtimes: Sequence[TrialRuntime], batches: Sequence[Any], ticks: Sequence[int]) -> None:
-        began = self._clock()
         for b, one in self._copies.items():
             if self._is_compared and one.runtime.epoch == runtimes[b].epoch:
                 continue
@@ -197,14 +195,13 @@ class Proof:
         Raises:
             StepRefusedError: A member differs from its copy.
         """
-        self._way = way
         if not self._copies:
             return
         self._ways.add(way)
         self._is_compared = True
         with self._accounted():
             for b in list(self._copies):
-                self._compare(b, runtimes[b], losses[b], array)
+                self._compare(b, runtimes[b], losses[b], way, array)
         if len(self._outside) >= FIRST_STEPS and all(self._outside):
             raise StepRefusedError(
                 f"each step changes `{self._outside[-1]}`, outside of the models, which all trials of a process "
@@ -313,35 +310,44 @@ class Proof:
         self._noise.clear()
         self._outside = []
 
-    def _compare(self, b: int, runtime: TrialRuntime, loss: Tensor, array: ModelArray | None) -> None:
+    def _compare(self, b: int, runtime: TrialRuntime, loss: Tensor, way: str, array: ModelArray | None) -> None:
         one = self._copies[b]
-        where = f"trial {runtime.trial.number}, step {runtime.step + 1} of epoch {runtime.epoch + 1}, {self._way}"
+        where = f"trial {runtime.trial.number}, step {runtime.step + 1} of epoch {runtime.epoch + 1}, {way}"
         if one.error is not None:
             raise StepRefusedError(_raises_alone(one.error, where)) from one.error
         if not (one.loss.isfinite() or loss.isfinite()):
             del self._copies[b]  # what follows is not finite either
             return
-        got = {_LOSS: loss, **tensors_of(runtime, b, None if self._way == "plain" else array)}
+        got = {_LOSS: loss, **tensors_of(runtime, b, None if way == "plain" else array)}
         want = {_LOSS: one.loss, **tensors_of(one.runtime)}
-        if self._way in ("captured", "compiled") or all(v is None for k, v in got.items() if k[0] == "gradient"):
+        if way in ("captured", "compiled") or all(v is None for k, v in got.items() if k[0] == "gradient"):
             # a graph leaves those of an earlier step, and a step after which an array is dropped leaves none
             got, want = ({k: v for k, v in each.items() if k[0] != "gradient"} for each in (got, want))
         dtype, found = compute_dtype(runtime, loss), Comparison.of(got, want)
-        wrong = found.beyond(dtype, self._noise)
-        if wrong is not None:
-            self._measure_noise(one, dtype, where)
-            wrong = found.beyond(dtype, self._noise)
-        if wrong is not None:
-            raise StepRefusedError(f"{found.describe(wrong)} ({where}, {_location(self._task, runtime, wrong)})")
+        self._check(found, dtype, runtime, where, lambda: self._noise_of_step(one, dtype, where))
         if (differing := first_difference(runtime.model, one.runtime.model, TOLERANCE[dtype])) is not None:
             raise StepRefusedError(f"{differing} ({where}, {_location(self._task, runtime, _LOSS)})")
         one.follow(runtime)
         trial = runtime.trial.number
-        self._rows.append(
-            Check(trial, runtime.epoch, runtime.step + 1, f"step, {self._way}", found.largest(self._noise))
-        )
+        self._rows.append(Check(trial, runtime.epoch, runtime.step + 1, f"step, {way}", found.largest(self._noise)))
 
-    def _measure_noise(self, one: PlainCopy, dtype: torch.dtype, where: str) -> None:
+    def _check(
+        self,
+        found: Comparison,
+        dtype: torch.dtype,
+        runtime: TrialRuntime,
+        where: str,
+        measure: Callable[[], Mapping[TensorKey, float]],
+    ) -> None:
+        """Check that rounding explains a comparison; `measure` finds how much it explains, where that is in doubt."""
+        if found.beyond(dtype, self._noise) is None:
+            return
+        for key, change in measure().items():
+            self._noise[key] = max(self._noise.get(key, 0.0), change)
+        if (wrong := found.beyond(dtype, self._noise)) is not None:
+            raise StepRefusedError(f"{found.describe(wrong)} ({where}, {_location(self._task, runtime, wrong)})")
+
+    def _noise_of_step(self, one: PlainCopy, dtype: torch.dtype, where: str) -> dict[TensorKey, float]:
         """Measure how rounding changes a step, as a perturbation of the parameters by one rounding unit does."""
         changes = one.sensitivity(EPSILON[dtype], partial(self._without_trace, one.runtime))
         if not changes[_LOSS] <= math.sqrt(TOLERANCE[dtype]):
@@ -350,8 +356,16 @@ class Proof:
                 "program depends on more than data and seeds (a clock, a file, the order of atomic additions); set "
                 "`exact = False` in the task to train its trials as one nevertheless"
             )
-        for key, change in changes.items():
-            self._noise[key] = max(self._noise.get(key, 0.0), MARGIN * change)
+        return {key: MARGIN * change for key, change in changes.items()}
+
+    def _noise_of_validation(
+        self, one: PlainCopy, dtype: torch.dtype, batches: Sequence[Any], want: Mapping[TensorKey, Tensor | None]
+    ) -> dict[TensorKey, float]:
+        """Measure how rounding changes metrics, in the same way; those that count samples change by whole ones."""
+        with self._without_trace(one.runtime):
+            other = _metric_tensors(one.perturbed(EPSILON[dtype]).validate(batches)[0])
+        counts = 0.0 if dtype == torch.float64 else 2 / sum(map(size_of, batches))
+        return {key: MARGIN * change + counts for key, change in Comparison.of(other, want).relative().items()}
 
     def _compare_validation(
         self, runtime: TrialRuntime, batches: Sequence[Any], metrics: Mapping[str, float], outputs: Any
@@ -366,16 +380,7 @@ class Proof:
             raise StepRefusedError(f"fused metrics are {[*metrics]}, alone {[*alone]} ({where})")
         got, want = _metric_tensors(metrics), _metric_tensors(alone)
         dtype, found = compute_dtype(runtime, one.loss), Comparison.of(got, want)
-        wrong = found.beyond(dtype, self._noise)
-        if wrong is not None:
-            with self._without_trace(runtime):
-                other = _metric_tensors(one.perturbed(EPSILON[dtype]).validate(batches)[0])
-            for key, change in Comparison.of(other, want).relative().items():
-                counts = 0.0 if dtype == torch.float64 else 2 / sum(map(size_of, batches))  # as an accuracy changes
-                self._noise[key] = max(self._noise.get(key, 0.0), MARGIN * change + counts)
-            wrong = found.beyond(dtype, self._noise)
-        if wrong is not None:
-            raise StepRefusedError(f"{found.describe(wrong)} ({where}, {_location(self._task, runtime, wrong)})")
+        self._check(found, dtype, runtime, where, lambda: self._noise_of_validation(one, dtype, batches, want))
         if (differing := first_difference(outputs, alone_outputs, TOLERANCE[dtype], "outputs")) is not None:
             raise StepRefusedError(f"{differing} ({where})")
         self._rows.append(

@@ -16,13 +16,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from shoal.fuse.member_changes import MODULE_ATTRIBUTES
+from shoal.fuse.container_sync import MANAGED_ATTRIBUTES
 
 __all__ = ["WHOLE", "Kind", "Part", "Place", "find_parts", "held_values", "is_atom", "joined"]
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 _CONTAINERS = (list, deque, dict, set)
-_MANAGED = MODULE_ATTRIBUTES | {"_flat_weights", "_flat_weight_refs"}  # of recurrent layers: their parameters
 _REDUCERS = ("__reduce__", "__reduce_ex__", "__getstate__")
 WHOLE = ""
 """Name of the entry that is all of a part: the items of a container, the values of a tensor."""
@@ -32,14 +31,14 @@ Place = tuple[str, str]
 
 
 class Kind(Enum):
-    """What a part is, which says how its state is read and set."""
+    """Kinds of parts, by how their state is read and set."""
 
     MODULE = "module"
     OBJECT = "object"
     CONTAINER = "container"
     TENSOR = "tensor"
     OPAQUE = "opaque"
-    """What is only referred to: the task, data sets, and what cannot be pickled."""
+    """Objects that are only referred to: the task, data sets, and those that cannot be pickled."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Part:
         match self.kind:
             case Kind.MODULE:
                 names = sorted(value._non_persistent_buffers_set & value._buffers.keys())
-                return _attributes(value, _MANAGED) | {name: value._buffers[name] for name in names}
+                return _attributes(value, MANAGED_ATTRIBUTES) | {name: value._buffers[name] for name in names}
             case Kind.OBJECT:
                 return _attributes(value, self.left_out)
             case Kind.CONTAINER:
@@ -114,7 +113,9 @@ def find_parts(roots: dict[str, Any]) -> dict[int, Part]:
         elif isinstance(value, nn.Module):
             kind, left_out = Kind.MODULE, frozenset[str]()
             registered = value._parameters | value._buffers | value._modules
-            inner = [(name, held, False) for name, held in {**registered, **_attributes(value, _MANAGED)}.items()]
+            inner = [
+                (name, held, False) for name, held in {**registered, **_attributes(value, MANAGED_ATTRIBUTES)}.items()
+            ]
         elif isinstance(value, Tensor):
             kind, left_out, inner = Kind.TENSOR, frozenset({WHOLE} if id(value) in kept else ()), []
         elif isinstance(value, _CONTAINERS):

@@ -245,8 +245,12 @@ class TrialRuntime:
         self.saved = (state.epoch, state.step)
 
 
-def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
-    """Build a trial at its start: seed all generators with its seed, and call the task's methods."""
+def build(task: Task, member: Member, device: torch.device, saved: bool = True) -> TrialRuntime:
+    """Build a trial at its start: seed all generators with its seed, and call the task's methods.
+
+    Args:
+        saved: Whether the trial will be saved; else nothing records what it carries from step to step.
+    """
     check_interval(task)
     config = member.trial.config
     settings = StepSettings.of(task, config)
@@ -268,7 +272,8 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
         scale = LossScale()
     runtime = TrialRuntime(member, model, optimizer, scheduler, device, settings, by_step, loss_scale=scale)
     runtime.set_mode(train=True)
-    runtime.carried = CarriedState(task, model, optimizer, scheduler, device)
+    if saved:
+        runtime.carried = CarriedState(task, model, optimizer, scheduler, device)
     return runtime
 
 
