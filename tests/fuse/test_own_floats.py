@@ -49,15 +49,6 @@ NUMBERS: dict[str, Callable[[Any], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_arithmetic_is_pythons(name: str) -> None:
-    models = [Warm(rate) for rate in RATES]
-    want = torch.stack([NUMBERS[name](model).detach() for model in models])
-    array = fuse(copy.deepcopy(models))
-    torch.testing.assert_close(array.map(NUMBERS[name]).detach(), want, rtol=1e-15, atol=0)
-    assert not array.state.by_member
-
-
 BY_MEMBER: dict[str, Callable[[Any], Tensor]] = {
     "complex": lambda m: m.weight * abs((-m.rate) ** 0.5),
     "compared": lambda m: m.weight * 2 if m.rate > 0.2 else m.weight,
@@ -65,13 +56,14 @@ BY_MEMBER: dict[str, Callable[[Any], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", BY_MEMBER)
-def test_what_differs_in_kind_runs_member_by_member(name: str) -> None:
+@pytest.mark.parametrize("name", [*NUMBERS, *BY_MEMBER])
+def test_arithmetic_is_pythons_and_what_differs_in_kind_runs_member_by_member(name: str) -> None:
+    use = {**NUMBERS, **BY_MEMBER}[name]
     models = [Warm(rate) for rate in RATES]
-    want = torch.stack([BY_MEMBER[name](model).detach() for model in models])
+    want = torch.stack([use(model).detach() for model in models])
     array = fuse(copy.deepcopy(models))
-    torch.testing.assert_close(array.map(BY_MEMBER[name]).detach(), want, rtol=1e-15, atol=0)
-    assert array.state.by_member
+    torch.testing.assert_close(array.map(use).detach(), want, rtol=1e-15, atol=0)
+    assert bool(array.state.by_member) == (name in BY_MEMBER)
 
 
 DISTRIBUTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {

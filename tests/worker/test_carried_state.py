@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract_samples import StopsAfter
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
@@ -120,20 +121,6 @@ class Habit(Task):
         return loss.detach()
 
 
-class After(JobControl):
-    """Stops a job after a number of looks at its control."""
-
-    def __init__(self, looks: int) -> None:
-        super().__init__(prompt=True)
-        self.left = looks
-
-    def stopping(self) -> bool:
-        self.left -= 1
-        if self.left <= 0:
-            self.stop()
-        return super().stopping()
-
-
 def member(number: int = 0, start: int = 0) -> Member:
     return Member(Trial(number, {"lr": 0.05 / (number + 1)}, seed=number, data_seed=5), start, EPOCHS)
 
@@ -157,7 +144,7 @@ def whole(task: Task, directory: Path, *members: Member) -> dict[tuple[int, int]
 
 def parts(task: Task, directory: Path, looks: int, *members: Member) -> dict[tuple[int, int], float]:
     """Metrics of trials that are stopped after some steps, and go on in what may be another process."""
-    control = After(looks)
+    control = StopsAfter(looks - 1)
     events = events_of(task, directory / "parts", control, *members)
     assert control.stop_noticed
     gc.collect()
@@ -392,7 +379,7 @@ def test_what_cannot_be_pickled_is_named_once_and_the_trial_begins_anew(
     task = Habit(lambda model: setattr(model, "count", 0), counts_with_a_lambda)
     wanted = whole(task, tmp_path)
     caplog.clear()
-    control = After(7)
+    control = StopsAfter(6)
     events = events_of(task, tmp_path / "parts", control)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_carried_state import CPU, EPOCHS, STEPS, After, Habit, member, metrics
+from contract_samples import StopsAfter
+from test_carried_state import CPU, EPOCHS, STEPS, Habit, member, metrics
 from torch import Tensor, nn
 
 from shoal.core.array import Array, FusionKey, Member
@@ -144,7 +145,7 @@ def test_it_is_the_same_alone_and_in_an_array(hook: str, tmp_path: Path) -> None
 def test_a_resume_calls_it_once_for_each_epoch(looks: int, tmp_path: Path) -> None:
     task = Ends(weighted, append)
     wanted = metrics(run(task, tmp_path / "whole", [member()], plain=True))
-    control = After(looks)
+    control = StopsAfter(looks - 1)
     events = run(task, tmp_path / "parts", [member()], plain=True, control=control)
     assert control.stop_noticed
     assert metrics(events + run(task, tmp_path / "parts", [member()], plain=True)) == wanted

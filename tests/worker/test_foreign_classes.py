@@ -192,11 +192,7 @@ class Stepping(Foreign):
     """Takes its steps itself."""
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
-        optimizer.zero_grad()
-        loss = self.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return super().step(model, batch, optimizer)
 
 
 def plain_loss(task: Small, of: Trial, epochs: int = EPOCHS) -> float:

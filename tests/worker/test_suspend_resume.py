@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from contract_samples import StopsAfter
 from pack_samples import CONFIGS, CPU, Mixed
 
 from shoal.core.array import Array, FusionKey, Member
@@ -28,20 +29,6 @@ from shoal.worker.trial_runtime import build
 from shoal.worker.worker_state import TrialCache, WorkerState
 
 EPOCHS = 3
-
-
-class After(JobControl):
-    """Stops a job after a number of steps."""
-
-    def __init__(self, looks: int) -> None:
-        super().__init__(prompt=True)
-        self.left = looks
-
-    def stopping(self) -> bool:
-        self.left -= 1
-        if self.left <= 0:
-            self.stop()
-        return super().stopping()
 
 
 def job(*numbers: int, start: dict[int, int]) -> Job:
@@ -80,7 +67,7 @@ def whole() -> dict[tuple[int, int], Any]:
 def test_who_goes_on_learns_what_it_would_have_learnt(
     looks: int, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial_cache, control = TrialCache(), After(looks)
+    trial_cache, control = TrialCache(), StopsAfter(looks - 1)
     told = train(tmp_path / "parts", trial_cache, control, 0, 3)
     assert control.stop_noticed
     built: list[int] = []
@@ -102,7 +89,7 @@ def test_the_losses_are_told_of_the_best_member_with_each_epoch_and_when_it_stop
     assert [quantum.steps for quantum in losses] == [7, 7, 7], "14 samples in batches of 2"
     assert all(quantum.lowest <= quantum.last <= quantum.highest for quantum in losses)
     assert all(quantum.seconds > 0 for quantum in losses)
-    stopped = train(tmp_path / "stopped", TrialCache(), After(5), 0)
+    stopped = train(tmp_path / "stopped", TrialCache(), StopsAfter(4), 0)
     assert [event.losses.steps for event in stopped if event.losses] == [stopped[-1].losses.steps]
     assert stopped[-1].reports == ()
 
@@ -125,7 +112,7 @@ def test_quanta_add_up() -> None:
 
 def test_what_is_kept_holds_no_gradients_and_no_rows_of_an_array(tmp_path: Path) -> None:
     trial_cache = TrialCache()
-    train(tmp_path, trial_cache, After(4), 0, 1)
+    train(tmp_path, trial_cache, StopsAfter(3), 0, 1)
     member = job(0, start={}).members[0]
     runtime = trial_cache.take(member, tmp_path)
     assert runtime is not None
@@ -152,7 +139,7 @@ def test_no_lane_is_alive_when_a_suspended_job_frees_its_device(
 
     monkeypatch.setattr(ArrayTrainer, "suspend", suspended)
     monkeypatch.setattr(run_module, "release_cached_memory", release)
-    train(tmp_path, TrialCache(), After(4), 0, 3)
+    train(tmp_path, TrialCache(), StopsAfter(3), 0, 3)
     assert alive == [None, None]
 
 
