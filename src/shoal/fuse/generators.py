@@ -6,17 +6,19 @@ member (`seed_member`), so that user code draws the same numbers as in a run of 
 
 import pickle
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import ne
 from threading import RLock
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 __all__ = [
+    "GENERATOR_STATES",
     "DrawDetector",
     "PythonRngSnapshot",
     "forked_rng",
@@ -29,6 +31,14 @@ __all__ = [
 
 generator_lock = RLock()
 """Lock for seeding and restoring the default generators, which all threads share, and for the draws in between."""
+
+GENERATOR_STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
+    random.Random: (random.Random.getstate, random.Random.setstate),
+    np.random.Generator: (lambda one: one.bit_generator.state, lambda one, to: setattr(one.bit_generator, "state", to)),
+    np.random.RandomState: (lambda one: one.get_state(legacy=False), np.random.RandomState.set_state),
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+}
+"""Class of random generators -> functions that get and set the state of one."""
 
 _seeds: ContextVar[tuple[Sequence[int], torch.device] | None] = ContextVar("seeds", default=None)
 

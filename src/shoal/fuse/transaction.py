@@ -2,24 +2,29 @@
 
 import logging
 import sys
+import sysconfig
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from math import inf
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from shoal.core.errors import FusionError
+from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.frozen import same_values
-from shoal.fuse.generators import DrawDetector, PythonRngSnapshot
+from shoal.fuse.generators import GENERATOR_STATES, DrawDetector, PythonRngSnapshot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import modules_of
 
@@ -27,13 +32,17 @@ __all__ = ["Transaction", "refuse_changes"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (type, Enum, ModuleType, logging.Logger)
+_OPTIMIZATION = (Optimizer, LRScheduler)
 _CONTAINERS = (list, deque, dict, set)
 _REGISTERED = ("_parameters", "_buffers")
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy", "shoal", "torch"})
+_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _DEPTH = 5
 """Number of levels of nested containers and objects that are followed from the names in a function."""
 _LARGE = 1000
 """Largest size of a container named in a function at which its entries are followed."""
+_MOST_BYTES = 16 << 20
+"""Largest tensor or array outside of models whose values are kept."""
 _MISSING = object()
 
 
@@ -64,7 +73,11 @@ class Transaction:
             the depth `_DEPTH`.
         tensors: Parameters and buffers, whose values and gradients are copied.
         places: (`id` of a container, key) of entries that other code restores.
-        classes: Classes whose plain attributes (numbers, strings) are included; those of libraries are left out.
+        classes: Classes whose attributes and methods are included, except those of installed packages.
+        left_out: Models that are left out where functions refer to them.
+
+    Outside of models the values of tensors and arrays of at most `_MOST_BYTES`, and states of random generators, are
+    included. Larger ones, and tensors of other models that are found there, are only watched.
     """
 
     def __init__(
@@ -74,14 +87,21 @@ class Transaction:
         tensors: Iterable[Tensor] = (),
         places: Collection[tuple[int, Any]] = (),
         classes: Iterable[type] = (),
+        left_out: Iterable[nn.Module] = (),
     ) -> None:
         models, tensors = list(models), list(tensors)
         registered = [held for model in models for module in modules_of(model) for held in _registered(module)]
         self._places = places
         self._snapshots: dict[int, _ContainerSnapshot] = {}
         self._visited = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
+        self._visited |= {
+            id(each) for one in left_out for each in (*one.modules(), *one.parameters(), *one.buffers())
+        }
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
-        bases = {base for kind in classes for base in kind.__mro__ if _top_package(base) not in _LIBRARIES}
+        self._outside: list[tuple[str, Tensor, int, Tensor]] = []
+        self._arrays: list[tuple[str, Any, Any]] = []
+        self._watched: list[tuple[str, Tensor, int]] = []
+        bases = dict.fromkeys(base for kind in classes for base in kind.__mro__ if not _is_of_library(base))
         self._classes = [(base, _plain_attributes(base)) for base in bases]
         with _without_tracing():
             self._values = [(tensor, _version(tensor), tensor.detach().clone()) for tensor in tensors]
@@ -89,6 +109,11 @@ class Transaction:
             self._generators = (DrawDetector(_device(tensors)), PythonRngSnapshot())
             self._traverse((root, type(root).__name__, inf) for root in models)
             self._traverse((fn, "", _DEPTH) for fn in functions)
+            self._traverse(
+                (getattr(held, "__func__", held), f"{base.__name__}.{name}", _DEPTH)
+                for base in bases
+                for name, held in list(vars(base).items())
+            )
 
     def changed(self) -> str | None:
         """The name of the first change since the snapshot, or None; of parameters and buffers only `tensors` count."""
@@ -100,11 +125,21 @@ class Transaction:
                 return seen.label or _entry_name("", next(keys, ""))
         if any(_version(tensor) != version for tensor, version, _ in (*self._tensors, *self._values)):
             return "a tensor"
+        for label, tensor, version, _ in self._outside:
+            if _version(tensor) != version:
+                return label
+        for label, value, saved in self._arrays:
+            if not _equal_state(_state(value), saved):
+                return label
         for kind, before in self._classes:
             if (now := _plain_attributes(kind)) != before:
                 names = (each for each in {**before, **now} if before.get(each, _MISSING) != now.get(each, _MISSING))
                 return f"{kind.__name__}.{next(names)}"
         return None
+
+    def changed_for_good(self) -> str | None:
+        """The name of the first tensor outside of models that has changed and that `restore` leaves; else None."""
+        return next((label for label, tensor, version in self._watched if _version(tensor) != version), None)
 
     def find_member_effect(self) -> str | None:
         """Describe the first effect of a run at once that must happen once per member; None if there is none."""
@@ -133,6 +168,14 @@ class Transaction:
                 # fused optimizer kernels do not change versions
                 if _version(tensor) != version or not same_values(tensor, saved):
                     tensor.detach().copy_(saved)
+            for _, tensor, version, saved in self._outside:
+                if _version(tensor) != version:
+                    tensor.detach().copy_(saved)
+            for _, value, kept in self._arrays:
+                if isinstance(value, np.ndarray):
+                    value[...] = kept
+                else:
+                    GENERATOR_STATES[type(value)][1](value, kept)
             for tensor, _, saved in self._values:  # includes writes that do not change versions
                 if not same_values(tensor, saved):  # an equal tensor must keep its version, which is compared
                     tensor.detach().copy_(saved)
@@ -166,22 +209,41 @@ class Transaction:
                 if of_model:
                     whole = value.whole if isinstance(value, Stacked) else value
                     self._tensors.append((whole, _version(whole), whole.detach().clone()))
+                else:
+                    self._record_tensor(value, label)
+            elif isinstance(value, np.ndarray) or type(value) in GENERATOR_STATES:
+                if not of_model and getattr(value, "nbytes", 0) <= _MOST_BYTES and getattr(value, "dtype", 0) != object:
+                    self._arrays.append((label, value, _state(value)))
             elif isinstance(value, nn.Module):
                 if of_model:
                     to_do += self._traverse_module(value, label)
+                else:
+                    self._watched += [
+                        (f"{label}.{name}", tensor, _version(tensor))
+                        for name, tensor in (*value.named_parameters(), *value.named_buffers())
+                        if id(tensor) not in self._visited
+                    ]
             elif isinstance(value, (FunctionType, MethodType, partial)):
                 if not of_model:
                     to_do += self._traverse_function(value, label, depth)
             elif isinstance(value, (*_CONTAINERS, CellType)):
                 to_do += self._traverse_container(value, label, depth)
             elif isinstance(attributes := getattr(value, "__dict__", None), dict):
+                if not of_model and isinstance(value, _OPTIMIZATION):  # those of a trial, which its checkpoint holds
+                    continue
                 if of_model:
                     to_do += self._traverse_container(attributes, label, depth)
-                elif (package := _top_package(type(value))) != "shoal":
+                elif _top_package(type(value)) != "shoal":
                     to_do += self._traverse_container(attributes, type(value).__name__, depth)
-                    if package not in _LIBRARIES:
+                    if not _is_of_library(type(value)):
                         methods = [each for base in type(value).__mro__ for each in vars(base).values()]
                         to_do += ((each, label, depth - 1) for each in methods if isinstance(each, FunctionType))
+
+    def _record_tensor(self, tensor: Tensor, label: str) -> None:
+        if tensor.nbytes <= _MOST_BYTES:
+            self._outside.append((label, tensor, _version(tensor), lazy_clone(tensor.detach())))
+        else:
+            self._watched.append((label, tensor, _version(tensor)))
 
     def _traverse_module(self, module: nn.Module, label: str) -> Iterator[tuple[Any, str, float]]:
         self._record(vars(module), label, attributes=True, of_model=True)
@@ -204,7 +266,7 @@ class Transaction:
         elif isinstance(fn, MethodType):
             yield fn.__func__, label, depth
             yield fn.__self__, label, depth
-        elif depth == _DEPTH or _top_package(fn) not in _LIBRARIES:
+        elif depth == _DEPTH or not _is_of_library(fn):
             for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
                 yield cell, name, depth
             yield (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()), fn.__name__, depth + 1
@@ -315,9 +377,32 @@ def _copied(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
+def _state(value: Any) -> Any:
+    """Return a copy of an array, or the state of a random generator."""
+    return value.copy() if isinstance(value, np.ndarray) else GENERATOR_STATES[type(value)][0](value)
+
+
+def _equal_state(state: Any, other: Any) -> bool:
+    if isinstance(state, np.ndarray):
+        return state.tobytes() == other.tobytes()
+    return torch.equal(state, other) if isinstance(state, Tensor) else bool(repr(state) == repr(other))
+
+
 def _top_package(of: Any) -> str:
     """Name of the top-level package of a class or function."""
     return str(of.__module__).partition(".")[0]
+
+
+def _is_of_library(of: Any) -> bool:
+    """Whether a class or function is of Python, torch, NumPy, Shoal or an installed package."""
+    package = _top_package(of)
+    return package in _LIBRARIES or _is_installed(package)
+
+
+@cache
+def _is_installed(package: str) -> bool:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file is not None and file.startswith(_INSTALLED)
 
 
 def _device(tensors: Sequence[Tensor]) -> torch.device:

@@ -11,6 +11,7 @@ from shoal.core.array import Member
 from shoal.core.trial import Report, TrialState
 from shoal.cost.activity_clock import during
 from shoal.fuse.frozen import is_worth_sharing, share_frozen
+from shoal.worker.checkpoint_paths import remove_later_checkpoints
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.trial_runtime import TrialRuntime, build, sort_by_optimizer
@@ -90,6 +91,7 @@ class ArrayMembers:
         runtime = self._state.trial_cache.take(member, self._state.directory)
         if runtime is None:
             runtime = build(self._state.task, member, self._state.device)
+            self._state.outside.begin(member.trial.number, runtime.model)
             runtime.restore(self._state.directory, self._epoch_steps(member))
         return runtime if self._use_schedulers else dataclasses.replace(runtime, scheduler=None)
 
@@ -161,9 +163,11 @@ class ArrayMembers:
         return gone
 
     def rebuild(self, group: Sequence[TrialRuntime]) -> None:
-        """Restart trials from their newest checkpoints: they join again before all others."""
+        """Restart trials from the newest checkpoints that are known to be right: they join again before all others."""
         self.runtimes = [runtime for runtime in self.runtimes if runtime not in group]
-        self.joining = [*(runtime.member for runtime in group), *self.joining]
+        for runtime in group:
+            remove_later_checkpoints(self._state.directory, runtime.trial.number, *runtime.proven)
+        self.joining = [*(dataclasses.replace(one.member, checkpoint="") for one in group), *self.joining]
         self._epoch_due.clear()
 
     def save(self) -> None:
@@ -184,7 +188,7 @@ class ArrayMembers:
         """Save a trial, unless it has failed: restored from its last checkpoint, it fails again at the same step."""
         if not runtime.failure:
             with during(Activity.CHECKPOINTS):
-                note = runtime.save(self._state.directory)
+                note = runtime.save(self._state.directory, self._state.outside.changed)
             if note:
                 self._note(note)
 

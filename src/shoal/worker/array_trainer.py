@@ -24,6 +24,7 @@ from shoal.worker.array_members import ArrayMembers
 from shoal.worker.epoch_hook import call_end_epoch
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
+from shoal.worker.outside import outside_snapshot, shares_outside
 from shoal.worker.proof import Proof, ProofRecord
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
@@ -231,7 +232,8 @@ class ArrayTrainer:
         self._spent = self._began - time.perf_counter()
         self._lockstep = train.lockstep
         try:
-            yield from self._train_steps(group, plan)
+            with self._watched_outside(group[0].model):
+                yield from self._train_steps(group, plan)
         except MixedEpochsError as reason:
             _log.warning("trials at different epochs take turns: %s", reason)
             self._mixed_epochs = False
@@ -271,6 +273,19 @@ class ArrayTrainer:
         if self._members.runtimes and any(report.state is not TrialState.RUNNING for report in reports):
             self.join_wait = min(JOIN_WAIT_SHARE * seconds, MAX_JOIN_WAIT_SECONDS)
         yield False
+
+    @contextmanager
+    def _watched_outside(self, model: nn.Module) -> Iterator[None]:
+        """Refuse the rest of an epoch that changes something outside of models while trials share it."""
+        outside = self._state.outside
+        if self._proof is None or (outside.changed and self.key in self._state.plain_keys):
+            yield
+            return
+        before, builds = outside_snapshot(self._state.task, model), outside.builds
+        yield
+        if (label := before.changed()) is not None and builds == outside.builds:
+            outside.changed = label
+            raise StepRefusedError(shares_outside(label))
 
     def _report_checks(self, refusal: str, step: int = 0) -> None:
         """Report that the group is an array, its checks since the last report, or why it trains in plain PyTorch."""
@@ -350,11 +365,12 @@ class ArrayTrainer:
             self._state.plain_keys[self.key] = str(reason)
         else:
             self._state.global_rng.add(reason.trial)
-        self._state.outside.active |= self._proof is not None and self._proof.saw_outside
+        if self._proof is not None and not self._state.outside.changed:
+            self._state.outside.changed = self._proof.changed_outside
         self._roll_back()
 
     def _roll_back(self) -> None:
-        """Restart the group from its checkpoints, which were written before the failed step."""
+        """Restart the group from its checkpoints before the failed step, and before the last check that passed."""
         self._drop_stepper()  # first, since it holds as much memory as the models that are built next
         self._members.rebuild(self._group)
         self._group = []

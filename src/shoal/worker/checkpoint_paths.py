@@ -24,6 +24,7 @@ __all__ = [
     "copy_checkpoint",
     "program_checkpoints",
     "program_directory",
+    "remove_later_checkpoints",
     "wait_for_checkpoint",
 ]
 
@@ -49,6 +50,13 @@ def checkpoint_files(directory: Path, trial: int) -> list[Path]:
 def checkpoint_stem(epoch: int, step: int) -> str:
     """Return the beginning of a checkpoint's name: epochs finished, and steps done of the next epoch."""
     return f"{epoch:06d}-{step:06d}"
+
+
+def remove_later_checkpoints(directory: Path, trial: int, epoch: int, step: int) -> None:
+    """Remove a trial's checkpoints of later steps than this one."""
+    for path in checkpoint_files(directory, trial):
+        if path.name[:13] > checkpoint_stem(epoch, step):
+            path.unlink(missing_ok=True)
 
 
 def wait_for_checkpoint(

@@ -357,7 +357,7 @@ def make_stepper(
     if plain:
         return PlainStepper(task, runtimes, global_rng, check_draws=True, outside=outside)
     if len(runtimes) == 1 and type(task).step is not Task.step:
-        return PlainStepper(task, runtimes)
+        return PlainStepper(task, runtimes, outside=outside)
     try:
         return FusedStepper(task, runtimes, profile, compiling, proof)
     except StepRefusedError:
@@ -367,7 +367,7 @@ def make_stepper(
             raise
         if _epochs_differ(runtimes):
             raise MixedEpochsError(reason) from reason
-        stepper = PlainStepper(task, runtimes)
+        stepper = PlainStepper(task, runtimes, outside=outside)
         stepper.refusal = _log_refusal(runtimes, reason)
         return stepper
 

@@ -1,53 +1,91 @@
 """State that a task keeps outside of its models: globals, variables of closures, containers of the task, classes."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
+from shoal.core.errors import TaskError
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task
 
-__all__ = ["OutsideState", "outside_snapshot"]
+__all__ = ["OutsideState", "outside_snapshot", "refuse_lasting_change", "shares_outside"]
+
+WATCHED_CALLS = 3
+"""Steps and validation batches of a trial in plain PyTorch that are watched for changes of such state."""
 
 
-def outside_snapshot(task: Task, classes: Iterable[type]) -> Transaction:
-    """Return a snapshot of what the methods of a task, and classes of modules, keep outside of models."""
-    return Transaction(functions=(task.step, task.loss, task.metrics, task.outputs), classes=classes)
+def outside_snapshot(task: Task, model: nn.Module) -> Transaction:
+    """Return a snapshot of what the methods of a task, and those of a model's classes, keep outside of models."""
+    return _snapshot(task, set(map(type, model.modules())), [model])
+
+
+def shares_outside(label: str) -> str:
+    """Return why trials whose steps change something outside of their models train one by one."""
+    return (
+        f"steps change `{label}`, outside of the models, which all trials of a process share; they train one by one, "
+        "each with its own values; keep what belongs to a trial on its model"
+    )
+
+
+def refuse_lasting_change(snapshot: Transaction) -> None:
+    """Refuse a change of what no snapshot restores.
+
+    Raises:
+        TaskError: There is one.
+    """
+    if (label := snapshot.changed_for_good()) is not None:
+        raise TaskError(
+            f"a step changes `{label}`, which all trials of a process share, and which is too large, or a model, so that "
+            "each trial cannot have its own values; make it a part of the model that `model` returns"
+        )
+
+
+def _snapshot(task: Task, classes: Iterable[type], left_out: Iterable[nn.Module] = ()) -> Transaction:
+    methods = (task.step, task.loss, task.metrics, task.outputs)
+    return Transaction(functions=methods, classes=classes, left_out=left_out)
 
 
 class OutsideState:
     """Gives each trial of a process its own state outside of models, once a step was seen to change such state.
 
-    It begins for each trial as it was when this object was made, before any training. It is not in checkpoints.
+    It begins for each trial as it was when the first one was built. It is not in checkpoints.
     """
 
     def __init__(self, task: Task) -> None:
-        self.active = False
-        """Whether trials have their own state."""
+        self.changed = ""
+        """What a step was seen to change; "" for nothing, so that trials share all state outside of models."""
+        self.builds = 0
+        """Number of trials that were built, which may have changed such state as well."""
         self._task = task
-        self._first = outside_snapshot(task, _subclasses(nn.Module))
+        self._classes: set[type] = set()
+        self._first: list[Transaction] = []
         self._own: dict[int, Transaction] = {}
+        self._watched: Counter[int] = Counter()
 
-    def forget(self, trial: int) -> None:
-        """Let a trial begin with the first state."""
+    def begin(self, trial: int, model: nn.Module) -> None:
+        """Let a trial that was just built begin with the first state."""
+        self.builds += 1
         self._own.pop(trial, None)
+        classes = set(map(type, model.modules())) - self._classes
+        if classes or not self._first:
+            self._first.append(_snapshot(self._task, classes))
+            self._classes |= classes
 
     @contextmanager
     def of(self, trial: int, model: nn.Module) -> Iterator[None]:
-        """Context manager in which a trial has its own state, if that is `active`."""
-        if not self.active:
-            yield
-            return
-        self._own.get(trial, self._first).restore()
-        try:
-            yield
-        finally:
-            self._own[trial] = outside_snapshot(self._task, set(map(type, model.modules())))
-
-
-def _subclasses(kind: type) -> Iterator[type]:
-    below: list[type] = kind.__subclasses__()
-    for each in below:
-        yield each
-        yield from _subclasses(each)
+        """Context manager for a call of a trial's methods, in which it has its own state if that was seen to change."""
+        before = None
+        if self.changed:
+            for each in [self._own[trial]] if trial in self._own else reversed(self._first):
+                each.restore()
+        elif self._watched[trial] < WATCHED_CALLS:
+            self._watched[trial] += 1
+            before = outside_snapshot(self._task, model)
+        yield
+        if before is not None:
+            refuse_lasting_change(before)
+            self.changed = before.changed() or ""
+        if self.changed:
+            self._own[trial] = outside_snapshot(self._task, model)

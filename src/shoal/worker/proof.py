@@ -39,7 +39,7 @@ from shoal.worker.comparison import (
 )
 from shoal.worker.failures import outcome_of
 from shoal.worker.metrics import ValidationMetrics
-from shoal.worker.outside import outside_snapshot
+from shoal.worker.outside import outside_snapshot, refuse_lasting_change, shares_outside
 from shoal.worker.plain_copy import PlainCopy, copied_bytes
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
@@ -86,12 +86,12 @@ class ProofRecord:
 
     Args:
         cost: Of all structures; shared.
-        outside: Whether a step has changed something outside of models.
+        outside: What a step has changed outside of models; "" for nothing.
         proven: Ways with which a window of several members is complete.
     """
 
     cost: ProofCost
-    outside: bool = False
+    outside: str = ""
     proven: set[str] = field(default_factory=set)
     steps: int = 0
     next_step: int = FIRST_LATE_CHECK
@@ -123,8 +123,8 @@ class Proof:
         self._is_compared = True  # whether the copies' last step is that of the array
 
     @property
-    def saw_outside(self) -> bool:
-        """Whether a step has changed something outside of models."""
+    def changed_outside(self) -> str:
+        """What a step has changed outside of models; "" for nothing."""
         return self._record.outside
 
     def begin(self, runtimes: Sequence[TrialRuntime]) -> None:
@@ -181,8 +181,9 @@ class Proof:
                     del self._copies[b]  # the array may have the memory that it lacked
                 changes.append(outside.changed() or "")
                 outside.restore()
+                refuse_lasting_change(outside)
         self._outside.append(max(changes, default=""))
-        self._record.outside = self._record.outside or bool(self._outside[-1])
+        self._record.outside = self._record.outside or self._outside[-1]
 
     def after_step(self, runtimes: Sequence[TrialRuntime], losses: Tensor, way: str, array: ModelArray | None) -> None:
         """Compare members with their copies after a step.
@@ -203,10 +204,7 @@ class Proof:
             for b in list(self._copies):
                 self._compare(b, runtimes[b], losses[b], way, array)
         if len(self._outside) >= FIRST_STEPS and all(self._outside):
-            raise StepRefusedError(
-                f"each step changes `{self._outside[-1]}`, outside of the models, which all trials of a process "
-                "share; they train one by one, each with its own values; keep what belongs to a trial on its model"
-            )
+            raise StepRefusedError(shares_outside(self._outside[-1]))
         self._steps_left -= 1
         if self._steps_left <= 0 or not self._copies:
             self._copies = {}
@@ -214,6 +212,7 @@ class Proof:
                 self._record.proven |= self._ways
         else:  # one copy shows what is carried from step to step
             self._copies = dict([next(iter(self._copies.items()))])
+        self._mark(runtimes, 0, runtimes[0].step + 1)
 
     def wants_validation(self) -> bool:
         """Count a validation, and return whether its first batch is to be checked."""
@@ -239,6 +238,12 @@ class Proof:
             values = found.so_far()
             for b in chosen[:several]:
                 self._compare_validation(runtimes[b], batches, *values[b])
+        self._mark(runtimes, 1, 0)
+
+    def _mark(self, runtimes: Sequence[TrialRuntime], epochs: int, step: int) -> None:
+        """Record that trials are right until this step, unless what they change outside of models is shared."""
+        for runtime in () if self._record.outside else runtimes:
+            runtime.proven = (runtime.epoch + epochs, step)
 
     def refuse_unless_own(
         self, error: Exception, runtimes: Sequence[TrialRuntime], run: Callable[[PlainCopy, int], None]
@@ -279,7 +284,7 @@ class Proof:
     @contextmanager
     def _without_trace(self, runtime: TrialRuntime) -> Iterator[Transaction]:
         """Restore at the end what copies of a trial change outside of models, and random generators."""
-        outside = outside_snapshot(self._task, set(map(type, runtime.model.modules())))
+        outside = outside_snapshot(self._task, runtime.model)
         try:
             yield outside
         finally:

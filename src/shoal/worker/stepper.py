@@ -145,9 +145,6 @@ class PlainStepper(Stepper):
         self.runtimes = list(runtimes)
         self._task = task
         self._outside = outside
-        for runtime in runtimes:
-            if outside is not None and (runtime.epoch, runtime.step) == (0, 0):
-                outside.forget(runtime.trial.number)
         self._trials = [
             _PlainTrial(task, runtime, runtime.trial.number not in global_rng, check_draws, keep_shared)
             for runtime in runtimes

@@ -24,7 +24,7 @@ from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.unfused_step import mode_setter, required_argument
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
-from shoal.worker.carried_state import CarriedState
+from shoal.worker.carried_state import CarriedState, Lost
 from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message, save
 from shoal.worker.checkpoint_paths import checkpoint_directory, checkpoint_stem
 from shoal.worker.failures import user_traceback
@@ -77,6 +77,8 @@ class TrialRuntime:
     reports: list[Report] = field(default_factory=list)
     failure: str = ""
     saved: tuple[int, int] = (0, 0)
+    proven: tuple[int, int] = (0, 0)
+    """Epoch and step until which the training is known to be right: that of the last check, or of the restore."""
     average: dict[str, Tensor] = field(default_factory=dict)
     loss_scale: LossScale | None = None
     carried: CarriedState | None = None
@@ -142,15 +144,20 @@ class TrialRuntime:
             if (method := mode_setter(one, train)) is not None:
                 method()
 
-    def save(self, directory: Path) -> str:
+    def save(self, directory: Path, outside: str = "") -> str:
         """Write a checkpoint if the trial has trained since the last one; return a note for the user, mostly "".
 
         Optimizers are saved in evaluation mode.
+
+        Args:
+            outside: What the trial changes outside of its model and optimizer; "" for nothing.
         """
         if self.saved == (self.epoch, self.step):
             return ""
         self._set_mode_of_optimizers(train=False)
         content, lost = (b"", []) if self.carried is None else self.carried.dump()
+        if outside:
+            lost.append(Lost(outside, "which is not the model's or the optimizer's"))
         note = ""
         if lost and not self.lossy:
             note = (
@@ -242,7 +249,7 @@ class TrialRuntime:
             self.loss_scale.load_state_dict(state.scaler)
         self._set_mode_of_optimizers(train=True)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
-        self.saved = (state.epoch, state.step)
+        self.saved = self.proven = (state.epoch, state.step)
 
 
 def build(task: Task, member: Member, device: torch.device, saved: bool = True) -> TrialRuntime:
