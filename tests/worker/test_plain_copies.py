@@ -175,7 +175,7 @@ def forgetful(patch: pytest.MonkeyPatch) -> None:
 
 def kept(patch: pytest.MonkeyPatch) -> None:
     """Attributes that the array changes do not come to its members."""
-    patch.setattr(AttributeSync, "push", lambda self: None)
+    patch.setattr(AttributeSync, "push", lambda self, search=False: None)
 
 
 def neighbours(patch: pytest.MonkeyPatch) -> None:

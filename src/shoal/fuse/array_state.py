@@ -113,10 +113,18 @@ class ArrayState:
             raise
         self._attributes.push()
 
-    def sync_from_members(self) -> None:
-        """Copy changes of the members since the last run to the template: `requires_grad`, modes, plain attributes."""
+    def sync_to_members(self) -> None:
+        """Copy all changes that runs have made in attributes of the template to the members, before these are used."""
+        self._attributes.push(search=True)
+
+    def sync_from_members(self, search: bool = False) -> None:
+        """Copy changes of the members since the last run to the template: `requires_grad`, modes, plain attributes.
+
+        Args:
+            search: Whether to look also for containers that runs of members have changed for the first time.
+        """
         self.sync_slots()
-        if self._attributes.pull():
+        if self._attributes.pull(search):
             self.version += 1
 
     def sync_before_member_runs(self) -> None:
@@ -132,12 +140,6 @@ class ArrayState:
             if slot.sync_from_members():
                 self.version += 1
         self._changes.check_tensors(self.tick % len(self.members))
-
-    def sync_completed(self) -> None:
-        """Synchronise, including containers that the members' first runs may have completed."""
-        self.sync_slots()
-        if self._attributes.pull_completed():
-            self.version += 1
 
     def check_all_members(self) -> None:
         """Refuse members whose parameters or buffers are no longer rows of the array's tensors."""

@@ -67,7 +67,7 @@ class CapturedStep:
         limits: Tensor | None = None,
     ) -> None:
         array.check_batch(batch)
-        array.state.sync_completed()
+        array.state.sync_from_members(search=True)
         self._array = array
         self._optimizer = optimizer
         self._loss = loss

@@ -5,10 +5,12 @@ its own copy of what the template's have become, with its rows of stacked tensor
 """
 
 import copy
+import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,11 +25,11 @@ __all__ = ["MANAGED_ATTRIBUTES", "MODULE_ATTRIBUTES", "ContainerSync", "contents
 _CONTAINERS = (list, tuple, dict, set, deque)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _FOREIGN = (nn.Module, nn.Parameter, Optimizer)
-_DEPTH = 4
+_DEPTH = 8
 _LARGE = 1000
-"""Largest number of entries of a container that is kept equal."""
+"""Largest number of entries of a container that are compared one by one; of a larger one, their identities."""
 _SEARCHES = 3
-"""Runs after which only containers are compared that a run has changed before."""
+"""Runs after which only containers are compared that a run has changed before, until `push` is to search again."""
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 """Attributes of every `nn.Module`, which torch manages itself."""
 
@@ -62,6 +64,8 @@ class ContainerSync:
         self._runs = 0
         self._found = {place: contents_of(value) for place, value in self._values(template)}
         """Place -> contents of the template's value when it was equal to those of members."""
+        self._first = {place: contents_of(value) for place, value in self._values(members[0])}
+        """Place -> contents of the first member's value then."""
         self._carried: dict[_Place, list[_Contents | None]] = {}
         """Place that a run has changed -> contents of the members' values then."""
 
@@ -69,16 +73,17 @@ class ContainerSync:
         seen: set[int] = set()
         for i, module in enumerate(modules):
             for name, value in vars(module).items():
-                if name in MANAGED_ATTRIBUTES or not _is_held(value) or id(value) in seen:
+                held = _is_held(value) or isinstance(value, np.ndarray)
+                if name in MANAGED_ATTRIBUTES or not held or id(value) in seen:
                     continue
                 if (id(vars(module)), name) not in self._left_out:
                     seen.add(id(value))
                     yield (i, name), value
 
-    def push(self) -> None:
-        """Give the members what a run has changed in the template's containers."""
-        self._runs += 1
-        for place, value in self._candidates():
+    def push(self, search: bool) -> None:
+        """Give the members what a run has changed in the template's containers, or, with `search`, any earlier run."""
+        self._runs += not search
+        for place, value in self._candidates(search):
             contents = contents_of(value)
             before = self._found.get(place)
             if contents is None or (before is not None and same_contents(contents, before)):
@@ -87,13 +92,18 @@ class ContainerSync:
                 _update(vars(modules[place[0]]), place[1], value, before, b)
             self._found[place] = contents
             self._carried[place] = self._contents_of_members(place)
+            self._first[place] = self._carried[place][0]
 
-    def pull(self) -> bool:
-        """Join what runs of members have changed in their containers; return whether there was anything.
+    def pull(self, search: bool) -> bool:
+        """Join what the last runs of members, or, with `search`, any, have changed; return whether there was anything.
 
         Raises:
             FusionError: The members' values cannot be joined.
         """
+        for place, value in self._values(self._members[0]) if search else ():
+            now, before = contents_of(value), self._first.get(place)
+            if place not in self._carried and now and not (before and same_contents(now, before)):
+                self._carried[place] = [None] * len(self._members)
         changed = False
         for place, before in self._carried.items():
             now = self._contents_of_members(place)
@@ -105,19 +115,13 @@ class ContainerSync:
             except _DifferError:
                 raise FusionError(f"the members now differ in {name!r}; fuse them again") from None
             self._found[place], self._carried[place] = contents_of(vars(self._template[i])[name]) or [], now
+            self._first[place] = now[0]
             changed = True
         return changed
 
-    def include_completed(self) -> None:
-        """Let `pull` join also what runs of members alone have changed, as when models complete their configs."""
-        for place, value in self._values(self._members[0]):
-            now, before = contents_of(value), self._found.get(place)
-            if place not in self._carried and now and before and _plain_values(now) != _plain_values(before):
-                self._carried[place] = [None] * len(self._members)
-
-    def _candidates(self) -> list[tuple[_Place, Any]]:
+    def _candidates(self, search: bool) -> list[tuple[_Place, Any]]:
         """The template's values that a run may have changed: after the first runs only those that one has changed."""
-        if self._runs <= _SEARCHES:
+        if search or self._runs <= _SEARCHES:
             return list(self._values(self._template))
         held = [vars(module) for module in self._template]
         return [((i, name), held[i][name]) for i, name in self._carried if name in held[i]]
@@ -134,17 +138,19 @@ def _is_held(value: Any) -> bool:
     return not opaque and isinstance(getattr(value, "__dict__", None), dict)
 
 
-def contents_of(value: Any) -> _Contents | None:
+def contents_of(value: Any, whole: bool = False) -> _Contents | None:
     """Return the leaves of a value, or None if it is not to be synchronised.
 
-    That are values too large or too deep, guarded ones, and those with modules, parameters, optimizers or floats that
-    have slots.
+    That are values too deep, guarded ones, and those with modules, parameters, optimizers or floats that have slots.
+
+    Args:
+        whole: Whether the entries of large containers are among the leaves.
     """
     found: _Contents = []
     to_do: list[tuple[tuple[Any, ...], Any]] = [((), value)]
     while to_do:
         key, inner = to_do.pop()
-        if isinstance(inner, _FOREIGN) or is_guarded(inner) or len(found) > _LARGE:
+        if isinstance(inner, _FOREIGN) or is_guarded(inner):
             return None
         if isinstance(inner, Stacked) and inner.floats is not None:  # it has a slot
             return None
@@ -153,10 +159,15 @@ def contents_of(value: Any) -> _Contents | None:
                 return None
             entries = _entries(inner)
             found.append(((*key, type(inner)), len(entries)))
-            to_do += [((*key, name), entry) for name, entry in entries.items()]
+            if whole or len(entries) <= _LARGE:
+                to_do += [((*key, name), entry) for name, entry in entries.items()]
+            else:
+                found.append(((*key, _VERSION), hash(tuple(map(id, entries.values())))))
         elif isinstance(inner, Tensor):
-            whole = inner.whole if isinstance(inner, Stacked) else inner
-            found += [(key, inner), ((*key, _VERSION), 0 if whole.is_inference() else whole._version)]
+            data = inner.whole if isinstance(inner, Stacked) else inner
+            found += [(key, inner), ((*key, _VERSION), 0 if data.is_inference() else data._version)]
+        elif isinstance(inner, np.ndarray):
+            found += [(key, inner), ((*key, _VERSION), zlib.crc32(inner.tobytes()))]
         else:
             found.append((key, inner))
     return found
@@ -178,15 +189,16 @@ def same_contents(contents: _Contents, others: _Contents) -> bool:
     )
 
 
-def _plain_values(contents: _Contents) -> _Contents:
-    return [(key, leaf) for key, leaf in contents if isinstance(leaf, _PLAIN) and _VERSION not in key]
-
-
 def _update(attributes: dict[str, Any], name: str, value: Any, before: _Contents | None, b: int) -> None:
     """Set an attribute of member b to its copy of a value; of a dict or an object only the entries that changed."""
     mine = attributes.get(name)
-    if before is None or type(mine) is not type(value) or isinstance(value, (list, tuple, set, deque)):
+    if before is None or type(mine) is not type(value) or isinstance(value, (tuple, np.ndarray)):
         attributes[name] = _copied(value, b)
+        return
+    if isinstance(mine, (list, set, deque)):  # in place, since other modules and hooks may refer to it
+        copied = _copied(value, b)
+        mine.clear()
+        (mine.update if isinstance(mine, set) else mine.extend)(copied)
         return
     entries, own = _entries(value), mine if isinstance(mine, dict) else vars(mine)
     old = dict(before)
@@ -201,7 +213,7 @@ def _copied(value: Any, b: int) -> Any:
     """Copy a value for member b, with its rows of stacked tensors; no tensor keeps its graph."""
     memo: dict[int, Any] = {}
     with torch._C.DisableTorchFunction():
-        for _, leaf in contents_of(value) or ():
+        for _, leaf in contents_of(value, whole=True) or ():
             if isinstance(leaf, Stacked):
                 memo[id(leaf)] = leaf.whole[b].detach().clone()
             elif isinstance(leaf, Tensor):
@@ -223,7 +235,7 @@ def _joined(values: Sequence[Any]) -> Any:
             raise _DifferError
         return Stacked(torch.stack([value.detach() for value in values]))
     if not _is_held(first):
-        if any(value is not first and value != first for value in values):
+        if not all(value is first or np.array_equal(value, first) for value in values):
             raise _DifferError
         return first
     tables = [_entries(value) for value in values]

@@ -48,10 +48,10 @@ class AttributeSync:
         self._compared: dict[int, _Snapshot] = {}
         """Last compared attributes: of members that agreed with the first one, and of the template if all agreed."""
 
-    def pull(self) -> bool:
+    def pull(self, search: bool = False) -> bool:
         """Copy equal changes of attributes to the template; returns whether any but `training` has changed.
 
-        Each call checks the first member and one other member, in turn.
+        Each call checks the first member and one other member, in turn. See `ContainerSync.pull` for `search`.
         """
         self._next_member = (self._next_member + 1) % len(self._members)
         changed = [] if self._is_unchanged(0) and self._is_unchanged(self._next_member) else self._pull_all()
@@ -60,7 +60,7 @@ class AttributeSync:
             if any(value is not before for value, before in zip(values, theirs, strict=True)):
                 changed.append(place)
                 self._stack_attribute(place, values)
-        if self._containers.pull():
+        if self._containers.pull(search):
             return True
         return any(name != "training" for _, name in changed)
 
@@ -83,14 +83,9 @@ class AttributeSync:
             self._compared[b] = self._snapshot(self._members[b])
         return changed
 
-    def pull_completed(self) -> bool:
-        """As `pull`, with containers that only runs of members have changed, as when models complete their configs."""
-        self._containers.include_completed()
-        return self.pull()
-
-    def push(self) -> None:
-        """Copy attributes that a run has changed in the template to the members."""
-        self._containers.push()
+    def push(self, search: bool = False) -> None:
+        """Copy attributes that a run has changed in the template to the members; see `ContainerSync.push`."""
+        self._containers.push(search)
         if self._is_unchanged(_TEMPLATE):
             return
         for (i, name), value in self._plain_attributes(self._template):

@@ -292,7 +292,16 @@ class TrainingStep:
         self._runs[way] = lambda batch: self._captured(step, batch)
         return True
 
+    def synchronize(self) -> None:
+        """Copy all changes that the last steps have made in attributes to the members, or from them."""
+        if self.last_way == "plain":
+            self.array.state.sync_from_members(search=True)
+        else:
+            self.array.state.sync_to_members()
+
     def _run(self, way: StepMode, batch: Any) -> Tensor:
+        if (way == "plain") != (self.last_way == "plain"):
+            self.synchronize()
         self.last_way = way
         if way != "plain":
             self._plain.drop()

@@ -199,6 +199,7 @@ class ArrayTrainer:
 
     def leave(self, numbers: AbstractSet[int]) -> set[int]:
         """Save and remove the trials with these numbers; return the numbers that were in the array."""
+        self._synchronize()
         return self._members.leave(numbers)
 
     def join(self, members: Iterable[Member]) -> None:
@@ -207,10 +208,12 @@ class ArrayTrainer:
 
     def save(self) -> None:
         """Write checkpoints of all trials."""
+        self._synchronize()
         self._members.save()
 
     def suspend(self) -> None:
         """Save all trials, put them in the cache for the next job of this process, and report the remaining losses."""
+        self._synchronize()
         self._members.suspend()
         self._losses.report_summary()
 
@@ -247,6 +250,7 @@ class ArrayTrainer:
         if not self._group:
             return
         stepper = self._stepper_for(plan.epoch_steps)
+        self._synchronize()
         try:  # nothing is saved between this and the end of the epoch, so a resume does not call it twice
             renew = call_end_epoch(self._state.task, stepper.runtimes)
         except StepRefusedError as reason:
@@ -266,6 +270,7 @@ class ArrayTrainer:
         seconds = self._spent + time.perf_counter() - self._began
         several = len(self._group) > 1
         self._report_checks(self._state.plain_keys.get(self.key, "") or (stepper.refusal if several else ""))
+        self._synchronize()
         reports = self._members.end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
         self._group = []
         self._losses.report(reports)
@@ -379,6 +384,7 @@ class ArrayTrainer:
         """Return the stepper of the group, or a new one if the group has changed."""
         if self._stepper is not None and self._stepper.runtimes == self._group:
             return self._stepper
+        self._synchronize()
         self._drop_stepper()
         self._heartbeat()
         state, size = self._state, len(self._group)
@@ -401,6 +407,10 @@ class ArrayTrainer:
                 state.outside,
             )
         return self._stepper
+
+    def _synchronize(self) -> None:
+        if self._stepper is not None:
+            self._stepper.synchronize()
 
     def _drop_stepper(self) -> None:
         if self._stepper is not None:

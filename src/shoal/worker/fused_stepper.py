@@ -66,12 +66,12 @@ class FusedStepper(Stepper):
         self._task = task
         self.runtimes = list(runtimes)
         self._proof = proof
+        self._begun = False  # whether a step was taken
         if proof is not None:
-            proof.begin(runtimes)
+            proof.begin(runtimes, self.synchronize)
         for runtime in runtimes:  # former members of another array still share its memory
             unshare_small(runtime.model)
         self._profile, self._compiling = profile, compiling
-        self._begun = False  # whether a step was taken
         self._new_profile: Profile | None = None
         self._gain: float | None = None
         self._fuse()
@@ -168,6 +168,11 @@ class FusedStepper(Stepper):
             self._switch_to_plain()
         return losses
 
+    def synchronize(self) -> None:
+        """As for `Stepper`."""
+        if self._begun and self._plain is None:
+            self._steps.synchronize()
+
     @property
     def indivisible(self) -> str:
         """As for `Stepper`."""
@@ -215,6 +220,7 @@ class FusedStepper(Stepper):
 
     def _switch_to_plain(self) -> None:
         """Drop the array and train in plain PyTorch."""
+        self.synchronize()
         self._new_profile, self._gain = self.new_profile, self.gain
         self._plain = PlainStepper(self._task, self.runtimes, keep_shared=True)
         for parameter in self._array.parameters():
@@ -290,6 +296,10 @@ class CustomStep:
         self._optimizer: Any = pytree.tree_unflatten(
             [_FusedOptimizerView(fuse_optimizers(column, array)) for column in columns], specs[0]
         )
+
+    def synchronize(self) -> None:
+        """As for `TrainingStep`."""
+        self._array.state.sync_to_members()
 
     def __call__(self, batch: Any) -> Tensor:
         """Take one step; return the losses, [B], detached. Values that differ between members are refused midway.

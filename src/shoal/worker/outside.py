@@ -64,22 +64,32 @@ class OutsideState:
         self._own: dict[int, Transaction] = {}
         self._watched: Counter[int] = Counter()
 
-    def begin(self, trial: int, model: nn.Module) -> None:
-        """Let a trial that was just built begin with the first state."""
+    def include(self, model: nn.Module) -> None:
+        """Include what the classes of a model that was just built keep."""
         self.builds += 1
-        self._own.pop(trial, None)
         classes = set(map(type, model.modules())) - self._classes
         if classes or not self._first:
             self._first.append(_snapshot(self._task, classes))
             self._classes |= classes
 
+    def begin(self, trial: int, model: nn.Module) -> None:
+        """Let a trial whose model was just built begin with the first state."""
+        self._own.pop(trial, None)
+        self.include(model)
+
+    def restore_first(self) -> None:
+        """Restore the first state."""
+        for each in reversed(self._first):
+            each.restore()
+
     @contextmanager
     def of(self, trial: int, model: nn.Module) -> Iterator[None]:
         """Context manager for a call of a trial's methods, in which it has its own state if that was seen to change."""
         before = None
-        if self.changed:
-            for each in [self._own[trial]] if trial in self._own else reversed(self._first):
-                each.restore()
+        if self.changed and trial in self._own:
+            self._own[trial].restore()
+        elif self.changed:
+            self.restore_first()
         elif self._watched[trial] < WATCHED_CALLS:
             self._watched[trial] += 1
             before = outside_snapshot(self._task, model)

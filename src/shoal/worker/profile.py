@@ -24,6 +24,7 @@ from shoal.fuse.frozen import share_frozen
 from shoal.fuse.rows import bytes_of
 from shoal.task import Task
 from shoal.worker.fused_stepper import make_stepper
+from shoal.worker.outside import OutsideState
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, build, sort_by_optimizer, state_tensors, synchronize
@@ -74,15 +75,16 @@ def measure(
     memory: int,
     free_seconds: float = FREE_SECONDS,
     on_refusal: Callable[[str], None] = lambda reason: None,
+    outside: OutsideState | None = None,
 ) -> Profile:
     """Train members of an array for a few steps at each of `SIZES`, in turns, and return the profile.
 
     Sizes are left out if measuring them would cost a large part of the time that they could save, beyond the
     `free_seconds`, or if all sizes together would take more than half of the device's `memory` in bytes. `on_refusal`
-    gets the reason if the members cannot be one array.
+    gets the reason if the members cannot be one array. The steps may change what `outside` includes.
     """
     train, valid = sets.of(array.members[0].trial.config)
-    bench = _ArrayBenchmark(task, train, valid, array, device)
+    bench = _ArrayBenchmark(task, train, valid, array, device, outside or OutsideState(task))
     first = next(bench.batches())
     pending_bytes = train.pending_bytes + valid.pending_bytes  # first, since it allocates the samples on a GPU
     base = _memory_used(device)
@@ -126,6 +128,7 @@ class _ArrayBenchmark:
     valid: Batches
     array: Array
     device: torch.device
+    outside: OutsideState
     refusal: str = ""
 
     @cached_property
@@ -137,6 +140,7 @@ class _ArrayBenchmark:
         runtimes: list[TrialRuntime] = []
         for member in islice(cycle(some or self.array.members), members):
             runtimes.append(build(self.task, member, self.device, saved=False))
+            self.outside.include(runtimes[-1].model)
             share_frozen(runtimes[0].model, runtimes[-1].model)
         if not self.refusal:
             return make_stepper(self.task, sort_by_optimizer(runtimes))

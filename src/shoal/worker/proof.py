@@ -117,6 +117,7 @@ class Proof:
         self._copies: dict[int, PlainCopy] = {}
         self._noise: dict[TensorKey, float] = {}
         """Relative differences of tensors that rounding explains, where they were measured in this window."""
+        self._synchronize: Callable[[], None] = lambda: None
         self._outside: list[str] = []  # what the steps of the window have changed outside of models
         self._steps_left = 0
         self._is_expensive = False  # whether a copy's step takes long
@@ -127,12 +128,16 @@ class Proof:
         """What a step has changed outside of models; "" for nothing."""
         return self._record.outside
 
-    def begin(self, runtimes: Sequence[TrialRuntime]) -> None:
+    def begin(self, runtimes: Sequence[TrialRuntime], synchronize: Callable[[], None]) -> None:
         """Begin a window before an array of these trials is built.
+
+        Args:
+            synchronize: Function that copies what the array's steps have changed to the trials' models.
 
         Raises:
             StepRefusedError: A member cannot be copied.
         """
+        self._synchronize = synchronize
         self._copies, self._ways, self._due = {}, set(), True
         if (len(runtimes) > 1 and not self._record.proven) or self._is_affordable():
             self._open(runtimes)
@@ -154,6 +159,7 @@ class Proof:
         if self._due and not self._copies and (first or self._is_affordable()):
             self._open(runtimes)
         if self._copies:
+            self._synchronize()
             self._steps_left, self._due = max(self._steps_left, LATER_STEPS * self._due), False
             with self._accounted():
                 self._step_copies(runtimes, batches, ticks)
@@ -200,6 +206,7 @@ class Proof:
             return
         self._ways.add(way)
         self._is_compared = True
+        self._synchronize()
         with self._accounted():
             for b in list(self._copies):
                 self._compare(b, runtimes[b], losses[b], way, array)
@@ -232,6 +239,7 @@ class Proof:
         Raises:
             StepRefusedError: A value differs, or a member cannot be copied.
         """
+        self._synchronize()
         chosen, self._due = self._chosen(runtimes), True
         several = 1 if self._is_expensive or self._record.validations > 1 else 2
         with self._accounted():
@@ -301,6 +309,7 @@ class Proof:
 
     def _open(self, runtimes: Sequence[TrialRuntime]) -> None:
         """Begin a window: at first of three members, unless copies are large, later of one."""
+        self._synchronize()
         chosen = self._chosen(runtimes)
         if self._record.proven or len(chosen) * copied_bytes(runtimes[0]) > MOST_BYTES:
             chosen = chosen[:1]

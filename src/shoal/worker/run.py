@@ -281,8 +281,11 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
                     return
                 control.beat(settled=False)
                 refusals: list[str] = []
-                task, sets, torch_device = worker_state.task, worker_state.sets, worker_state.device
-                profile = measure(task, sets, array, torch_device, device.memory, free_seconds, refusals.append)
+                task, sets, outside = worker_state.task, worker_state.sets, worker_state.outside
+                profile = measure(
+                    task, sets, array, worker_state.device, device.memory, free_seconds, refusals.append, outside
+                )
+                outside.restore_first()
                 trials = {member.trial.number: member.start for member in array.members}
                 yield from (Proven(job.id, array.key, trials, refusal=refusal) for refusal in refusals)
                 yield Profiled(job.id, array.key, profile, _compute_limit())

@@ -97,6 +97,9 @@ class Stepper(ABC):
             StepRefusedError: The stepper cannot train these trials.
         """
 
+    def synchronize(self) -> None:
+        """Copy all that steps have changed to the trials' own models, before these are used otherwise."""
+
     @property
     def indivisible(self) -> str:
         """Reason why helpers cannot compute gradients of these trials; "" if none is known."""
