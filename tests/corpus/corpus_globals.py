@@ -1,8 +1,9 @@
 """Programs that keep something outside of the model: globals, class attributes, containers of the task."""
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from corpus_base import FEATURES, Program
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ CALLS = 0
 TABLES: dict[int, Tensor] = {}
 LOSSES: list[float] = []
 STATE: dict[str, Any] = {}
+CENTRE = torch.zeros(FEATURES, dtype=torch.float64)
+TOTALS = np.zeros(FEATURES)
+NUMBERS = np.random.default_rng(0)
 
 
 class GlobalCounter(Program):
@@ -94,3 +98,72 @@ class GlobalMemo(Program):
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return super().loss(model, (basis(len(batch[0])) @ batch[0], batch[1]))
+
+
+class CounterOfForward(Program):
+    """A global dict counts in the model's `forward`, which no method of the task names."""
+
+    class Net(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                STATE["steps"] = STATE.get("steps", 0) + 1
+            return super().forward(x) / (1 + 0.01 * STATE.get("steps", 0))
+
+    def net(self, config: Any) -> nn.Module:
+        return self.Net(nn.Linear(FEATURES, 1))
+
+
+class ContainerOfClass(Program):
+    """The last features in a dict of the module's class, in which the next step reads them."""
+
+    class Net(nn.Sequential):
+        features: ClassVar[dict[str, Tensor]] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            last = self.features.get("last", 0.0)
+            if self.training:
+                self.features["last"] = y.detach().mean(0)
+            return y - 0.5 * last
+
+    def net(self, config: Any) -> nn.Module:
+        return self.Net(nn.Linear(FEATURES, 1))
+
+
+class GlobalCentre(Program):
+    """A running mean of the inputs in a global tensor, which is changed in place."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        if model.training:
+            CENTRE.mul_(0.5).add_(x.mean(0), alpha=0.5)
+        return super().loss(model, (x - CENTRE, y))
+
+
+class GlobalArray(Program):
+    """Sums of the inputs in a global array, which is changed in place."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        if model.training:
+            np.add(TOTALS, x.numpy().mean(0), out=TOTALS)
+        return super().loss(model, (x - 0.1 * torch.from_numpy(TOTALS.copy()), y))
+
+
+class GlobalGenerator(Program):
+    """A global generator draws a weight for each step."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        return loss * NUMBERS.uniform(0.5, 1.5) if model.training else loss
+
+
+class LateGlobal(Program):
+    """A global changes for the first time in the sixth step."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if not model.training:
+            return super().loss(model, batch)
+        model.steps = getattr(model, "steps", 0) + 1
+        CENTRE.add_(float(model.steps > 5))
+        return super().loss(model, batch) / (1 + CENTRE.mean())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from corpus_base import FEATURES, Labels, Program
@@ -454,3 +455,61 @@ class ModelCopied(Program):
                 loss = loss + 0.1 * F.mse_loss(model(batch[0]), model.old[0](batch[0]).detach())
             model.old[0] = copy.deepcopy(model.head).requires_grad_(False)
         return loss
+
+
+class Late(nn.Module):
+    """Counts its training steps, and in every sixth changes what it holds, which it divides by."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.head, self.held, self.steps = head(), held, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+            if self.steps % 6 == 0:
+                self.change()
+        return self.head(x) / (1 + self.total())
+
+    def change(self) -> None:
+        self.held[0] += 1
+
+    def total(self) -> float:
+        return float(self.held[0])
+
+
+class LateList(Program):
+    """A list changes for the first time in the sixth step."""
+
+    def net(self, config: Any) -> nn.Module:
+        return Late([0])
+
+
+class LateArray(Program):
+    """A NumPy array changes for the first time in the sixth step."""
+
+    def net(self, config: Any) -> nn.Module:
+        return Late(np.zeros(2))
+
+
+class LargeCounter(Program):
+    """A counter of more than a thousand entries changes in place."""
+
+    def net(self, config: Any) -> nn.Module:
+        return Late(dict.fromkeys(range(2000), 0))
+
+
+class SharedClock(Program):
+    """Two modules share a list: the one counts in it, the other reads it."""
+
+    class Reader(nn.Module):
+        def __init__(self, clock: list[int]) -> None:
+            super().__init__()
+            self.inner, self.clock = nn.Linear(FEATURES, FEATURES), clock
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.inner(x)) / (1 + 0.05 * self.clock[0])
+
+    def net(self, config: Any) -> nn.Module:
+        clock = [0]
+        return nn.Sequential(self.Reader(clock), Late(clock))

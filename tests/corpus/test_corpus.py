@@ -18,6 +18,7 @@ FUSED = {
     "corpus_state": """
         CumulativeMean BuffersInPlace BuffersSwapped WeightAverage TargetNetwork Curriculum SmoothingSchedule
         MomentumSchedule TensorMean MemoryBank Codebook CachedPositions HiddenState CachedMask MeterObject
+        LateList LateArray LargeCounter SharedClock
     """,
     "corpus_random": """
         ManualDropout Gumbel StochasticDepth MixupNumpy MixupDistribution CutOut Variational ShuffledChannels
@@ -52,7 +53,10 @@ REFUSED = {
         GradientPenalty Binarised CheckpointedDropout ReentrantCheckpoint GradientHook BackwardHook BranchOnLoss
         NumpyInLoss Reinitialised RateInStep QuasiNewton RaisesOnLargeLoss
     """,
-    "corpus_globals": "GlobalLog GlobalCounter GlobalTensor ClassCounter TaskHistory",
+    "corpus_globals": """
+        GlobalLog GlobalCounter GlobalTensor ClassCounter TaskHistory CounterOfForward ContainerOfClass GlobalCentre
+        GlobalArray GlobalGenerator LateGlobal
+    """,
     "corpus_more": "LayerReplaced HeadDropped LateBuffer SeedByHand SkipsBadSteps HaltsWhenSure",
 }
 """Trained each by itself, with a reason in the log."""

@@ -101,8 +101,8 @@ class ContainerSync:
             FusionError: The members' values cannot be joined.
         """
         for place, value in self._values(self._members[0]) if search else ():
-            now, before = contents_of(value), self._first.get(place)
-            if place not in self._carried and now and not (before and same_contents(now, before)):
+            own, known = contents_of(value), self._first.get(place)
+            if place not in self._carried and own and not (known and same_contents(own, known)):
                 self._carried[place] = [None] * len(self._members)
         changed = False
         for place, before in self._carried.items():
@@ -111,9 +111,10 @@ class ContainerSync:
                 continue
             i, name = place
             try:
-                vars(self._template[i])[name] = _joined([vars(modules[i]).get(name) for modules in self._members])
+                joined = _joined([vars(modules[i]).get(name) for modules in self._members])
             except _DifferError:
                 raise FusionError(f"the members now differ in {name!r}; fuse them again") from None
+            _replace(vars(self._template[i]), name, joined)
             self._found[place], self._carried[place] = contents_of(vars(self._template[i])[name]) or [], now
             self._first[place] = now[0]
             changed = True
@@ -192,13 +193,8 @@ def same_contents(contents: _Contents, others: _Contents) -> bool:
 def _update(attributes: dict[str, Any], name: str, value: Any, before: _Contents | None, b: int) -> None:
     """Set an attribute of member b to its copy of a value; of a dict or an object only the entries that changed."""
     mine = attributes.get(name)
-    if before is None or type(mine) is not type(value) or isinstance(value, (tuple, np.ndarray)):
-        attributes[name] = _copied(value, b)
-        return
-    if isinstance(mine, (list, set, deque)):  # in place, since other modules and hooks may refer to it
-        copied = _copied(value, b)
-        mine.clear()
-        (mine.update if isinstance(mine, set) else mine.extend)(copied)
+    if before is None or type(mine) is not type(value) or isinstance(value, (list, tuple, set, deque, np.ndarray)):
+        _replace(attributes, name, _copied(value, b))
         return
     entries, own = _entries(value), mine if isinstance(mine, dict) else vars(mine)
     old = dict(before)
@@ -207,6 +203,20 @@ def _update(attributes: dict[str, Any], name: str, value: Any, before: _Contents
     for key, entry in entries.items():
         if _is_held(entry) or not same_contents([(None, entry)], [(None, old.get((key,), _copied))]):
             own[key] = _copied(entry, b)
+
+
+def _replace(attributes: dict[str, Any], name: str, new: Any) -> None:
+    """Set an attribute, in place of what it holds if that can be, since other modules and hooks may refer to that."""
+    mine = attributes.get(name)
+    if mine is None or type(mine) is not type(new) or not _is_held(new) or isinstance(new, tuple):
+        attributes[name] = new
+    elif isinstance(mine, (list, set, deque)):
+        mine.clear()
+        (mine.update if isinstance(mine, set) else mine.extend)(new)
+    else:
+        own, entries = _entries(mine), _entries(new)
+        own.clear()
+        dict.update(own, entries)  # a Counter's own adds
 
 
 def _copied(value: Any, b: int) -> Any:

@@ -94,9 +94,7 @@ class Transaction:
         self._places = places
         self._snapshots: dict[int, _ContainerSnapshot] = {}
         self._visited = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
-        self._visited |= {
-            id(each) for one in left_out for each in (*one.modules(), *one.parameters(), *one.buffers())
-        }
+        self._visited |= {id(each) for one in left_out for each in (*one.modules(), *one.parameters(), *one.buffers())}
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
         self._outside: list[tuple[str, Tensor, int, Tensor]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
@@ -115,14 +113,23 @@ class Transaction:
                 for name, held in list(vars(base).items())
             )
 
-    def changed(self) -> str | None:
-        """The name of the first change since the snapshot, or None; of parameters and buffers only `tensors` count."""
+    def changed(self, entries: bool = True) -> str | None:
+        """The name of the first change since the snapshot, or None; of parameters and buffers only `tensors` count.
+
+        Args:
+            entries: Whether a new entry of a dict or set, as of a cache, counts as a change.
+        """
         for seen in self._snapshots.values():
             if not seen.registered and seen.changed(now := seen.now()):
-                keys = (
-                    key for key in {**seen.items, **now} if key not in now or not _same(now[key], seen.items.get(key))
-                )
-                return seen.label or _entry_name("", next(keys, ""))
+                before = seen.items
+                grows = entries or isinstance(seen.container, (list, deque))
+                keys = [
+                    key
+                    for key in ({**before, **now} if grows else before)
+                    if key not in now or key not in before or not _same(now[key], before[key])
+                ]
+                if keys or entries:
+                    return seen.label or _entry_name("", next(iter(keys), ""))
         if any(_version(tensor) != version for tensor, version, _ in (*self._tensors, *self._values)):
             return "a tensor"
         for label, tensor, version, _ in self._outside:
@@ -171,6 +178,7 @@ class Transaction:
             for _, tensor, version, saved in self._outside:
                 if _version(tensor) != version:
                     tensor.detach().copy_(saved)
+            self._outside = [(label, tensor, _version(tensor), saved) for label, tensor, _, saved in self._outside]
             for _, value, kept in self._arrays:
                 if isinstance(value, np.ndarray):
                     value[...] = kept
@@ -209,10 +217,10 @@ class Transaction:
                 if of_model:
                     whole = value.whole if isinstance(value, Stacked) else value
                     self._tensors.append((whole, _version(whole), whole.detach().clone()))
-                else:
+                elif not isinstance(value, Stacked):  # which a step of an array has put there
                     self._record_tensor(value, label)
             elif isinstance(value, np.ndarray) or type(value) in GENERATOR_STATES:
-                if not of_model and getattr(value, "nbytes", 0) <= _MOST_BYTES and getattr(value, "dtype", 0) != object:
+                if not of_model and not (isinstance(value, np.ndarray) and _is_left(value)):
                     self._arrays.append((label, value, _state(value)))
             elif isinstance(value, nn.Module):
                 if of_model:
@@ -377,6 +385,11 @@ def _copied(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
+def _is_left(array: Any) -> bool:
+    """Whether the values of an array are not kept."""
+    return bool(array.nbytes > _MOST_BYTES or array.dtype.hasobject)
+
+
 def _state(value: Any) -> Any:
     """Return a copy of an array, or the state of a random generator."""
     return value.copy() if isinstance(value, np.ndarray) else GENERATOR_STATES[type(value)][0](value)
@@ -384,7 +397,7 @@ def _state(value: Any) -> Any:
 
 def _equal_state(state: Any, other: Any) -> bool:
     if isinstance(state, np.ndarray):
-        return state.tobytes() == other.tobytes()
+        return bool(state.tobytes() == other.tobytes())
     return torch.equal(state, other) if isinstance(state, Tensor) else bool(repr(state) == repr(other))
 
 

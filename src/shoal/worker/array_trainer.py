@@ -288,7 +288,7 @@ class ArrayTrainer:
             return
         before, builds = outside_snapshot(self._state.task, model), outside.builds
         yield
-        if (label := before.changed()) is not None and builds == outside.builds:
+        if (label := before.changed(entries=False)) is not None and builds == outside.builds:
             outside.changed = label
             raise StepRefusedError(shares_outside(label))
 
@@ -366,8 +366,11 @@ class ArrayTrainer:
             reason,
         )
         if reason.trial is None:
-            self._report_checks(str(reason), self._group[0].step)
-            self._state.plain_keys[self.key] = str(reason)
+            text, late = str(reason), [one.proven[0] + 1 for one in self._group if one.epoch > one.proven[0]]
+            if late and self.key not in self._state.plain_keys:
+                text += f"; reports of epoch {min(late)} and later ones were of such steps, and stay recorded"
+            self._report_checks(text, self._group[0].step)
+            self._state.plain_keys[self.key] = text
         else:
             self._state.global_rng.add(reason.trial)
         if self._proof is not None and not self._state.outside.changed:
@@ -384,7 +387,6 @@ class ArrayTrainer:
         """Return the stepper of the group, or a new one if the group has changed."""
         if self._stepper is not None and self._stepper.runtimes == self._group:
             return self._stepper
-        self._synchronize()
         self._drop_stepper()
         self._heartbeat()
         state, size = self._state, len(self._group)
@@ -409,7 +411,8 @@ class ArrayTrainer:
         return self._stepper
 
     def _synchronize(self) -> None:
-        if self._stepper is not None:
+        """Copy what the group's steps have changed to its models; between epochs nothing is left to copy."""
+        if self._stepper is not None and self._stepper.runtimes == self._group:
             self._stepper.synchronize()
 
     def _drop_stepper(self) -> None:

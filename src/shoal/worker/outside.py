@@ -13,7 +13,7 @@ from shoal.task import Task
 __all__ = ["OutsideState", "outside_snapshot", "refuse_lasting_change", "shares_outside"]
 
 WATCHED_CALLS = 3
-"""Steps and validation batches of a trial in plain PyTorch that are watched for changes of such state."""
+"""Calls in a row of a trial's methods that change such state, so that it is not a cache that fills."""
 
 
 def outside_snapshot(task: Task, model: nn.Module) -> Transaction:
@@ -37,8 +37,8 @@ def refuse_lasting_change(snapshot: Transaction) -> None:
     """
     if (label := snapshot.changed_for_good()) is not None:
         raise TaskError(
-            f"a step changes `{label}`, which all trials of a process share, and which is too large, or a model, so that "
-            "each trial cannot have its own values; make it a part of the model that `model` returns"
+            f"a step changes `{label}`, which all trials of a process share; it is too large, or part of a model, so "
+            "that each trial cannot have its own values; make it a part of the model that `model` returns"
         )
 
 
@@ -48,7 +48,7 @@ def _snapshot(task: Task, classes: Iterable[type], left_out: Iterable[nn.Module]
 
 
 class OutsideState:
-    """Gives each trial of a process its own state outside of models, once a step was seen to change such state.
+    """Gives each trial of a process its own state outside of models, if its first calls change such state.
 
     It begins for each trial as it was when the first one was built. It is not in checkpoints.
     """
@@ -84,18 +84,21 @@ class OutsideState:
 
     @contextmanager
     def of(self, trial: int, model: nn.Module) -> Iterator[None]:
-        """Context manager for a call of a trial's methods, in which it has its own state if that was seen to change."""
-        before = None
-        if self.changed and trial in self._own:
+        """Context manager for a call of a trial's methods in plain PyTorch."""
+        if not self.changed and self._watched[trial] >= WATCHED_CALLS:
+            yield
+            return
+        if trial in self._own:
             self._own[trial].restore()
-        elif self.changed:
+        else:
             self.restore_first()
-        elif self._watched[trial] < WATCHED_CALLS:
-            self._watched[trial] += 1
-            before = outside_snapshot(self._task, model)
+        before = outside_snapshot(self._task, model)
         yield
-        if before is not None:
-            refuse_lasting_change(before)
-            self.changed = before.changed() or ""
-        if self.changed:
-            self._own[trial] = outside_snapshot(self._task, model)
+        refuse_lasting_change(before)
+        self._own[trial] = outside_snapshot(self._task, model)
+        if (label := before.changed()) is None:
+            self._watched[trial] = WATCHED_CALLS
+        else:
+            self._watched[trial] += 1
+            if self._watched[trial] == WATCHED_CALLS:
+                self.changed = self.changed or label

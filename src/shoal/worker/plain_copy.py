@@ -11,10 +11,12 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.frozen import is_shared, is_worth_sharing, record_shared
 from shoal.fuse.model_copy import copy_training
 from shoal.fuse.rows import bytes_of
+from shoal.fuse.stacked import Stacked
 from shoal.task import Task, size_of
 from shoal.worker.comparison import Comparison, TensorKey, is_same_memory, tensors_of
 from shoal.worker.metrics import ValidationMetrics
@@ -59,6 +61,8 @@ class PlainCopy:
                 own_group |= {name: value for name, value in group.items() if name != "params"}
         try:
             self.loss = self._stepper.train_step([lazy_clone(batch)], [tick])[0]
+            if isinstance(self.loss, Stacked):
+                raise FusionError("its loss depends on a tensor that a step of the array has put outside of its model")
         except Exception as error:  # raised if the array's step does not raise it
             self.error = error
 

@@ -219,7 +219,8 @@ class Proof:
                 self._record.proven |= self._ways
         else:  # one copy shows what is carried from step to step
             self._copies = dict([next(iter(self._copies.items()))])
-        self._mark(runtimes, 0, runtimes[0].step + 1)
+        for runtime in () if self._record.outside else runtimes:  # what trials share is in none of their checkpoints
+            runtime.proven = (runtime.epoch, runtime.step + 1)
 
     def wants_validation(self) -> bool:
         """Count a validation, and return whether its first batch is to be checked."""
@@ -246,12 +247,6 @@ class Proof:
             values = found.so_far()
             for b in chosen[:several]:
                 self._compare_validation(runtimes[b], batches, *values[b])
-        self._mark(runtimes, 1, 0)
-
-    def _mark(self, runtimes: Sequence[TrialRuntime], epochs: int, step: int) -> None:
-        """Record that trials are right until this step, unless what they change outside of models is shared."""
-        for runtime in () if self._record.outside else runtimes:
-            runtime.proven = (runtime.epoch + epochs, step)
 
     def refuse_unless_own(
         self, error: Exception, runtimes: Sequence[TrialRuntime], run: Callable[[PlainCopy, int], None]

@@ -97,7 +97,7 @@ class Stepper(ABC):
             StepRefusedError: The stepper cannot train these trials.
         """
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027  # plain steps change the models themselves
         """Copy all that steps have changed to the trials' own models, before these are used otherwise."""
 
     @property

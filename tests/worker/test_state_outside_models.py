@@ -1,0 +1,220 @@
+"""What trials keep outside of their models, and late state, after jobs that stop in the middle."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contract_samples import StopsAfter
+from test_carried_state import CPU, member, metrics
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from shoal.core.array import Array, FusionKey
+from shoal.core.errors import TaskError
+from shoal.core.event import Noted, Proven, Reported
+from shoal.core.job import Job, WorkerContext
+from shoal.data.datasets import DataSets
+from shoal.fuse.optim.fused import FusedOptimizer
+from shoal.fuse.transaction import Transaction
+from shoal.task import Task
+from shoal.worker import fused_stepper
+from shoal.worker.checkpoint_paths import checkpoint_files, remove_later_checkpoints
+from shoal.worker.control import JobControl
+from shoal.worker.outside import OutsideState
+from shoal.worker.proof import Proof
+from shoal.worker.run import Trainer
+from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.worker_state import TrialCache, WorkerState
+
+KEY = FusionKey("one", "data", 4)
+CENTRE = torch.zeros((), dtype=torch.float64)
+TEACHER = nn.Linear(1, 1)
+COUNTS = {"steps": 0}
+TABLES: dict[int, Tensor] = {}
+NUMBERS = np.random.default_rng(0)
+ARRAY = np.zeros(1)
+
+
+class Net(nn.Module):
+    """Divides by what `held` gives."""
+
+    def __init__(self, held: Any = None) -> None:
+        super().__init__()
+        self.layer, self.held, self.steps = nn.Linear(4, 1), held, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+            if self.steps % 3 == 0 and self.held is not None:
+                self.held[0] += 1
+        return self.layer(x) / (1 + (0.0 if self.held is None else float(self.held[0])))
+
+
+class Sums(Task):
+    """Regression with four steps in each of three epochs."""
+
+    def __init__(self, held: Any = None) -> None:
+        self.held = held
+
+    def data(self, config: Any) -> tuple[Any, Any]:
+        x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return (both := TensorDataset(x, x.sum(1, keepdim=True))), both
+
+    def batch_size(self, config: Any) -> int:
+        return 4
+
+    def model(self, config: Any) -> nn.Module:
+        return Net(None if self.held is None else self.held()).double()
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.5)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return (model(batch[0]) - batch[1]).square().mean()
+
+
+class Centred(Sums):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if model.training:
+            CENTRE.add_(0.1)
+        return super().loss(model, (batch[0] - CENTRE, batch[1]))
+
+
+class MeanTeacher(Sums):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        with torch.no_grad():
+            TEACHER.weight.add_(0.1)
+        return super().loss(model, batch)
+
+
+def jobs(task: Task, directory: Path, *controls: JobControl, plain: bool = False) -> tuple[dict[Any, float], list[Any]]:
+    """Metrics by trial and epoch, and all events, of jobs one after another, each in a process of its own."""
+    found: dict[Any, float] = {}
+    events: list[Any] = []
+    before = CENTRE.clone()
+    for control in (*controls, JobControl(prompt=True)):
+        CENTRE.copy_(before)  # as a new process has it
+        sets = DataSets(task, CPU)
+        state = WorkerState(task, sets, TrialCache(), CPU, directory, plain_keys={KEY: "a reason"} if plain else {})
+        context = WorkerContext(directory, b"", checkpoint_seconds=0.0)
+        job = Job("job", (Array(KEY, tuple(member(number) for number in range(3))),))
+        events += Trainer(job, state, SignatureBuilder(task, sets), control, context).run()
+        found |= metrics(events)
+    CENTRE.copy_(before)
+    return found, events
+
+
+@pytest.mark.parametrize("held", [lambda: [0], lambda: np.zeros(1), lambda: {0: 0}], ids=["list", "array", "dict"])
+@pytest.mark.parametrize("stop", [5, 9])
+def test_state_that_changes_now_and_then_is_in_checkpoints(held: Any, stop: int, tmp_path: Path) -> None:
+    alone, _ = jobs(Sums(held), tmp_path / "alone", plain=True)
+    assert alone != jobs(Sums(), tmp_path / "without", plain=True)[0]
+    found, events = jobs(Sums(held), tmp_path / "array", StopsAfter(stop))
+    assert found == pytest.approx(alone, rel=1e-9)
+    assert not [event.refusal for event in events if isinstance(event, Proven) and event.refusal]
+
+
+def test_what_changes_outside_is_each_trials_own_and_told_as_not_resumable(tmp_path: Path) -> None:
+    alone, _ = jobs(Centred(), tmp_path / "alone", plain=True)
+    assert alone != jobs(Sums(), tmp_path / "without", plain=True)[0]
+    found, events = jobs(Centred(), tmp_path / "array", StopsAfter(7))
+    assert found == pytest.approx(alone, rel=1e-9)
+    notes = [event.note for event in events if isinstance(event, Noted)]
+    for trial in range(3):
+        assert any(text.startswith(f"trial {trial} cannot be resumed") and "`CENTRE`" in text for text in notes)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_model_outside_that_a_step_changes_is_a_clear_error(plain: bool, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"changes `TEACHER.weight`, which all trials of a process share.*part of the"):
+        jobs(MeanTeacher(), tmp_path, plain=plain)
+
+
+def test_a_late_refusal_goes_back_before_what_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the sixth step on an array's steps are wrong, and the next check is beside the ninth one."""
+    alone, _ = jobs(Sums(), tmp_path / "alone", plain=True)
+    right, taken = FusedOptimizer.step, 0
+
+    def faulty(self: FusedOptimizer, *arguments: Any, **options: Any) -> None:
+        nonlocal taken
+        taken += 1
+        right(self, *arguments, **options)
+        if taken > 5:
+            with torch.no_grad():
+                for each in self.array.parameters():
+                    each.mul_(1.01)
+
+    monkeypatch.setattr(FusedOptimizer, "step", faulty)
+    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda *arguments: ("eager",))
+    monkeypatch.setattr(Proof, "_is_affordable", lambda self: taken >= 8)
+    found, events = jobs(Sums(), tmp_path / "array")
+    reasons = [event.refusal for event in events if isinstance(event, Proven) and event.refusal]
+    assert reasons
+    assert "fused parameter of `layer.weight`" in reasons[0]
+    assert reasons[0].endswith("; reports of epoch 1 and later ones were of such steps, and stay recorded")
+    assert taken == 9
+    ends = [report.metrics for event in events if isinstance(event, Reported) for report in event.reports]
+    assert len(ends) == 3 * 2 + 3 * 3
+    assert {key: found[key] for key in alone} == pytest.approx(alone, rel=1e-9)
+
+
+def test_later_checkpoints_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "000007"
+    folder.mkdir(parents=True)
+    for name in ("000001-000000-00000000.pt", "000001-000003-00000000.pt", "000002-000000-00000000.pt"):
+        (folder / name).touch()
+    remove_later_checkpoints(tmp_path, 7, 1, 2)
+    assert [path.name for path in checkpoint_files(tmp_path, 7)] == ["000001-000000-00000000.pt"]
+
+
+def count() -> None:
+    COUNTS["steps"] += 1
+
+
+def fill() -> None:
+    TABLES[len(TABLES)] = torch.zeros(1)
+
+
+def centre() -> None:
+    CENTRE.add_(1)
+
+
+def draw() -> None:
+    NUMBERS.random()
+
+
+def fill_array() -> None:
+    ARRAY[0] += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(count, "COUNTS"), (centre, "CENTRE"), (draw, "NUMBERS"), (fill_array, "ARRAY"), (fill, "TABLES")],
+    ids=["dict", "tensor", "generator", "array", "cache"],
+)
+def test_a_snapshot_sees_and_restores_what_a_function_changes(change: Any, name: str) -> None:
+    before = str(NUMBERS.bit_generator.state), COUNTS.copy(), CENTRE.clone(), ARRAY.copy(), TABLES.copy()
+    snapshot = Transaction(functions=[change])
+    assert snapshot.changed() is None
+    change()
+    assert snapshot.changed() == name
+    assert snapshot.changed(entries=False) == (None if name == "TABLES" else name)
+    snapshot.restore()
+    assert snapshot.changed() is None
+    assert (str(NUMBERS.bit_generator.state), COUNTS, CENTRE, ARRAY, TABLES) == before
+
+
+def test_trials_are_apart_while_their_first_calls_change_something() -> None:
+    state, model = OutsideState(Centred()), Net()
+    state.begin(0, model)
+    state.begin(1, model)
+    for call in range(1, 4):
+        for trial in (0, 1):
+            with state.of(trial, model):
+                CENTRE.add_(1.0)
+                assert call == CENTRE
+    assert state.changed == "CENTRE"
+    state.restore_first()
+    assert CENTRE == 0
