@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -194,12 +195,12 @@ def test_who_comes_within_an_epoch_catches_up_and_shares_the_samples(
 @pytest.mark.in_turns
 @pytest.mark.parametrize("number", EVERYBODY)
 def test_every_member_sees_each_sample_once_in_an_epoch(number: int, tmp_path: Path) -> None:
-    seen: list[list[int]] = []
+    queue: SimpleQueue[list[float]] = SimpleQueue()  # a list would be each trial's own
 
     class Watched(Mixed):
         def loss(self, model: nn.Module, batch: Any) -> Tensor:
             if model.training and getattr(model, "watched", False):
-                seen.append([round(float(value), 9) for value in batch[0][:, 0]])
+                queue.put([round(float(value), 9) for value in batch[0][:, 0]])
             return super().loss(model, batch)
 
         def model(self, config: Any) -> nn.Module:
@@ -212,6 +213,7 @@ def test_every_member_sees_each_sample_once_in_an_epoch(number: int, tmp_path: P
     size = CONFIGS[number]["batch_size"]
     steps = -(-SAMPLES // size)
     samples = sorted(round(float(x[0]), 9) for x, _ in Mixed().data({})[0])
+    seen = [queue.get() for _ in range(queue.qsize())]
     batches = [batch for place, batch in enumerate(seen) if place == 0 or batch != seen[place - 1]]
     assert len(batches) == EPOCHS * steps
     for epoch in range(EPOCHS):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "DEFAULT_GENERATORS",
     "GENERATOR_STATES",
     "DrawDetector",
     "PythonRngSnapshot",
@@ -39,6 +40,9 @@ GENERATOR_STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], ob
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
 }
 """Class of random generators -> functions that get and set the state of one."""
+
+DEFAULT_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
+"""Those of Python, NumPy and torch, which Shoal seeds."""
 
 _seeds: ContextVar[tuple[Sequence[int], torch.device] | None] = ContextVar("seeds", default=None)
 

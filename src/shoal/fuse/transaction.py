@@ -20,11 +20,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import DataLoader, Dataset
 
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.frozen import same_values
-from shoal.fuse.generators import GENERATOR_STATES, DrawDetector, PythonRngSnapshot
+from shoal.fuse.generators import DEFAULT_GENERATORS, GENERATOR_STATES, DrawDetector, PythonRngSnapshot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import modules_of
 
@@ -32,7 +33,7 @@ __all__ = ["Transaction", "refuse_changes"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (type, Enum, ModuleType, logging.Logger)
-_OPTIMIZATION = (Optimizer, LRScheduler)
+_TRAINING = (Optimizer, LRScheduler, Dataset, DataLoader)
 _CONTAINERS = (list, deque, dict, set)
 _REGISTERED = ("_parameters", "_buffers")
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy", "shoal", "torch"})
@@ -94,6 +95,7 @@ class Transaction:
         self._places = places
         self._snapshots: dict[int, _ContainerSnapshot] = {}
         self._visited = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
+        self._visited |= set(map(id, DEFAULT_GENERATORS))
         self._visited |= {id(each) for one in left_out for each in (*one.modules(), *one.parameters(), *one.buffers())}
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
         self._outside: list[tuple[str, Tensor, int, Tensor]] = []
@@ -237,8 +239,8 @@ class Transaction:
             elif isinstance(value, (*_CONTAINERS, CellType)):
                 to_do += self._traverse_container(value, label, depth)
             elif isinstance(attributes := getattr(value, "__dict__", None), dict):
-                if not of_model and isinstance(value, _OPTIMIZATION):  # those of a trial, which its checkpoint holds
-                    continue
+                if not of_model and (isinstance(value, _TRAINING) or hasattr(type(value), "__getitem__")):
+                    continue  # a trial's own, which checkpoints hold, and data sets, which batches come from
                 if of_model:
                     to_do += self._traverse_container(attributes, label, depth)
                 elif _top_package(type(value)) != "shoal":
