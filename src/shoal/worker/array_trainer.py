@@ -246,11 +246,12 @@ class ArrayTrainer:
             return
         stepper = self._stepper_for(plan.epoch_steps)
         try:  # nothing is saved between this and the end of the epoch, so a resume does not call it twice
-            renew = call_end_epoch(self._state.task, stepper.runtimes)
+            fused = not isinstance(stepper, PlainStepper)
+            renew = call_end_epoch(self._state.task, stepper.runtimes, fused)
         except StepRefusedError as reason:
             self._fall_back_to_plain(reason)
             return
-        if renew and not isinstance(stepper, PlainStepper):
+        if renew:
             self._drop_stepper()
             stepper = self._stepper_for(plan.epoch_steps)
         order = valid.order(lead.data_seed, None)
