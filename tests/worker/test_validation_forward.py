@@ -227,6 +227,14 @@ def test_an_error_of_a_metric_leaves_the_class_as_it_was() -> None:
     assert "__call__" not in vars(Counted)
 
 
+def test_a_model_that_is_no_more_than_its_modules() -> None:
+    model = nn.Module()
+    model.body, model.head = nn.Linear(3, 2), nn.Linear(2, 1)
+    found = values(Uses(lambda m: m.body(X), lambda m: m.head(m.body(X))), model, ForwardReuse())
+    with torch.no_grad():
+        assert found == [float(model.body(X).mean()), float(model.head(model.body(X)).mean())]
+
+
 def test_a_plain_copy_of_the_proof_calls_the_model_as_user_code_does() -> None:
     found: list[Any] = []
     task = Uses(lambda m: m(X), lambda m: found.append(type(m).__call__) or m(X))

@@ -390,6 +390,8 @@ class ArrayTrainer:
     def _drop_stepper(self) -> None:
         if self._stepper is not None:
             self._profile = self._stepper.new_profile or self._profile
+            for runtime in self._stepper.runtimes:
+                runtime.gradients.leave()
             self._stepper = None
             if self._state.device.type == "cuda":
                 gc.collect()  # its array is a reference cycle that holds device memory

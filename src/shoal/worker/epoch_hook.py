@@ -39,8 +39,12 @@ def call_end_epoch(task: Task, runtimes: Sequence[TrialRuntime], fused: bool) ->
             continue
         before = _attributes(runtime) if fused else None
         seed_all(derive_seed(runtime.trial.seed, "end_epoch", runtime.epoch), runtime.device)
+        array = runtime.gradients.array
+        runtime.gradients.leave()
         with _shared_unchanged(runtime.model), _in_place(runtime.model) if fused else nullcontext():
             call(task, "end_epoch", runtime.model, config=runtime.trial.config)
+        if array is not None:
+            runtime.gradients.enter(*array)
         changed = changed or (fused and _attributes(runtime) != before)
     return changed
 

@@ -84,6 +84,8 @@ class FusedStepper(Stepper):
         self._steps: TrainingStep | CustomStep
         if type(task).step is not Task.step:
             self._steps = CustomStep(self._array, runtimes, task)
+            for b, runtime in enumerate(runtimes):
+                runtime.gradients.enter(self._array, b)
         else:
             optimizer = fuse_optimizers([x.optimizer for x in runtimes], self._array)
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)

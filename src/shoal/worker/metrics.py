@@ -240,7 +240,7 @@ class ForwardReuse:
         """Context manager for a batch; it yields a function to call with the name of each method of the task."""
         state = self._state = self._state or _State(model)
         kind: Any = type(model)
-        if not (self._proving or self._allowed) or kind.__call__ is not _CALL:
+        if not (self._proving or self._allowed) or kind is nn.Module or kind.__call__ is not _CALL:
             yield lambda called: None
             return
         method = "loss"
