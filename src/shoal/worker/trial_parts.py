@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,11 +19,26 @@ from torch.utils.data import DataLoader, Dataset
 
 from shoal.fuse.container_sync import MANAGED_ATTRIBUTES
 
-__all__ = ["WHOLE", "Kind", "Part", "Place", "find_parts", "held_values", "is_atom", "joined"]
+__all__ = [
+    "LARGE",
+    "WHOLE",
+    "Kind",
+    "Part",
+    "Place",
+    "consists_of_atoms",
+    "find_parts",
+    "held_values",
+    "is_atom",
+    "joined",
+]
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 _CONTAINERS = (list, deque, dict, set)
+_LEVELS = 5
 _REDUCERS = ("__reduce__", "__reduce_ex__", "__getstate__")
+LARGE = 1000
+"""Most items of a container that may be parts themselves; a larger one is taken as a whole."""
+
 WHOLE = ""
 """Name of the entry that is all of a part: the items of a container, the values of a tensor."""
 
@@ -120,9 +136,10 @@ def find_parts(roots: dict[str, Any]) -> dict[int, Part]:
             kind, left_out, inner = Kind.TENSOR, frozenset({WHOLE} if id(value) in kept else ()), []
         elif isinstance(value, _CONTAINERS):
             kind, left_out = Kind.CONTAINER, frozenset()
-            inner = [(*each, saved) for each in _items(value)]
+            inner = [(*each, saved) for each in _items(value)] if len(value) <= LARGE else []
         elif isinstance(value, tuple):
-            pending += [(path + name, held, saved) for name, held in reversed(list(_items(value)))]
+            if len(value) <= LARGE:
+                pending += [(path + name, held, saved) for name, held in reversed(list(_items(value)))]
             continue
         elif isinstance(value, (Dataset, DataLoader)) or path == "task":
             kind, left_out, inner = Kind.OPAQUE, frozenset(), []
@@ -153,10 +170,11 @@ def held_values(parts: Iterable[Part]) -> Iterator[tuple[str, Any]]:
         for name, value in () if part.kind is Kind.TENSOR else part.entries().items():
             path = joined((part.path, name))
             if part.kind is Kind.CONTAINER and name == WHOLE:
-                yield from ((path + key, held) for key, held in _items(part.value) if not is_atom(held))
+                items = _items(part.value) if len(part.value) <= LARGE else ()
+                yield from ((path + key, held) for key, held in items if not is_atom(held))
             elif not is_atom(value):
                 yield path, value
-            if isinstance(value, tuple):
+            if isinstance(value, tuple) and len(value) <= LARGE:
                 yield from ((path + key, held) for key, held in _items(value) if not is_atom(held))
 
 
@@ -200,6 +218,21 @@ def _slots(value: Any) -> dict[str, Any]:
 def is_atom(value: Any) -> bool:
     """Whether a value cannot change and equals what has an equal `repr`."""
     return type(value) in _ATOMS or (type(value) is tuple and all(map(is_atom, value)))
+
+
+def consists_of_atoms(value: Any) -> bool:
+    """Whether a value is of built-in containers, to a few levels, and atoms alone."""
+    inner = [value]
+    for _ in range(_LEVELS):
+        kinds = set(map(type, inner)) - _ATOMS
+        if not kinds <= {list, tuple, dict}:
+            return False
+        if not kinds:
+            return True
+        sequences = [each for each in inner if type(each) in (list, tuple)]
+        tables = [each for each in inner if type(each) is dict]
+        inner = list(chain(*sequences, *tables, *map(dict.values, tables)))
+    return False
 
 
 def joined(place: Place) -> str:
