@@ -136,10 +136,9 @@ def find_parts(roots: dict[str, Any]) -> dict[int, Part]:
             kind, left_out, inner = Kind.TENSOR, frozenset({WHOLE} if id(value) in kept else ()), []
         elif isinstance(value, _CONTAINERS):
             kind, left_out = Kind.CONTAINER, frozenset()
-            inner = [(*each, saved) for each in _items(value)] if len(value) <= LARGE else []
+            inner = [(*each, saved) for each in _items(value)]
         elif isinstance(value, tuple):
-            if len(value) <= LARGE:
-                pending += [(path + name, held, saved) for name, held in reversed(list(_items(value)))]
+            pending += [(path + name, held, saved) for name, held in reversed(list(_items(value)))]
             continue
         elif isinstance(value, (Dataset, DataLoader)) or path == "task":
             kind, left_out, inner = Kind.OPAQUE, frozenset(), []
@@ -170,16 +169,17 @@ def held_values(parts: Iterable[Part]) -> Iterator[tuple[str, Any]]:
         for name, value in () if part.kind is Kind.TENSOR else part.entries().items():
             path = joined((part.path, name))
             if part.kind is Kind.CONTAINER and name == WHOLE:
-                items = _items(part.value) if len(part.value) <= LARGE else ()
-                yield from ((path + key, held) for key, held in items if not is_atom(held))
+                yield from ((path + key, held) for key, held in _items(part.value) if not is_atom(held))
             elif not is_atom(value):
                 yield path, value
-            if isinstance(value, tuple) and len(value) <= LARGE:
+            if isinstance(value, tuple):
                 yield from ((path + key, held) for key, held in _items(value) if not is_atom(held))
 
 
 def _items(container: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a container, except those of a set, each with its key as user code would write it."""
+    """Yield the items of a container that is not `LARGE`, except those of a set, with the keys of user code."""
+    if len(container) > LARGE:
+        return
     if isinstance(container, dict):
         for number, (key, value) in enumerate(container.items()):
             yield f"[{key!r}]" if is_atom(key) else f"[item {number}]", value
