@@ -67,7 +67,19 @@ class Damped(Accumulates):
             each.grad = None if each.grad is None else each.grad / 2
 
 
-TASKS = {"accumulation by hand": Accumulates, "adversaries": Adversaries, "gradients halved": Damped}
+class Forgets(Accumulates):
+    """Drops the gradients at the end of an epoch."""
+
+    def end_epoch(self, model: nn.Module, config: Any) -> None:
+        model.zero_grad()
+
+
+TASKS = {
+    "accumulation by hand": Accumulates,
+    "adversaries": Adversaries,
+    "gradients halved": Damped,
+    "gradients dropped": Forgets,
+}
 
 
 def alone(task: Task, directory: Path, members: list[Member]) -> dict[tuple[int, int], float]:
@@ -147,3 +159,22 @@ def test_a_step_that_begins_without_gradients_keeps_none(tmp_path: Path) -> None
     state = load_newest(tmp_path / "whole", 0)
     assert state is not None
     assert state.gradients == {}
+
+
+def test_trials_of_which_some_have_gradients_train_in_plain_pytorch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Drops(Accumulates):
+        """One trial drops its gradients at the end of an epoch."""
+
+        def end_epoch(self, model: nn.Module, config: Any) -> None:
+            if config["lr"] > 0.04:
+                model.zero_grad()
+
+    members = [member(number) for number in range(3)]
+    found = whole(Drops(), tmp_path / "array", *members)
+    assert found == pytest.approx(alone(Drops(), tmp_path, members), rel=1e-9)
+    assert found != pytest.approx(alone(Accumulates(), tmp_path / "others", members), rel=1e-9)
+    assert (
+        "an earlier step has left a gradient of 'inner.weight' in some members and none in members [0]" in caplog.text
+    )

@@ -22,7 +22,7 @@ from shoal.fuse.aliasing import record_copy, refuse_aliased_write, share_memory
 from shoal.fuse.generators import forked_rng
 from shoal.fuse.patches import HiddenWarning, begun_checkpoints, close_checkpoints, install_patches, remove_patches
 from shoal.fuse.randomness import RandomSource, active_source, current_source, use_source
-from shoal.fuse.rows import gradient_of_row
+from shoal.fuse.rows import members_without_grad, record_row_grad
 from shoal.fuse.rules.attention import multi_head_without_overrides
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.shard import IndivisibleStepError, active_shard
@@ -319,7 +319,7 @@ class FunctionInterceptor(TorchFunctionMode):
             and func in _ROW_ATTRIBUTES
             and (found := self._row_lookup(args[0])) is not None
         ):
-            return True if func == _IS_LEAF else gradient_of_row(*found, *args[1:])
+            return True if func == _IS_LEAF else _gradient_of_row(*found, *args[1:])
         if self._row_lookup is not None and func in _REQUIRES_GRAD_SETTERS and self._row_lookup(args[0]) is not None:
             if (*args[1:], True)[0] == args[0].requires_grad:
                 return args[0]
@@ -379,6 +379,24 @@ def _given_floats(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if isinstance(value, Stacked):
             return True
     return bool(kwargs) and any(isinstance(value, Stacked) for value in kwargs.values())
+
+
+def _gradient_of_row(stacked: Tensor, b: int, *value: Tensor | None) -> Tensor | None:
+    """Get the gradient of a row of a stacked parameter; with a value, set it."""
+    if not value:
+        return None if stacked.grad is None or b in members_without_grad(stacked) else stacked.grad[b]
+    if len(stacked) > 1:
+        record_row_grad(stacked, b, has=value[0] is not None)
+    if value[0] is None and len(stacked) == 1:
+        stacked.grad = None
+    elif value[0] is None:
+        if stacked.grad is not None:
+            stacked.grad[b].zero_()  # zeros stand for no gradient, since other members have one
+    else:
+        if stacked.grad is None:
+            stacked.grad = torch.zeros_like(stacked)
+        stacked.grad[b].copy_(value[0])
+    return None
 
 
 _IS_LEAF = Tensor.is_leaf.__get__  # type: ignore[attr-defined]

@@ -16,10 +16,10 @@ __all__ = [
     "bytes_of",
     "dense_parts",
     "forget_missing_grads",
-    "gradient_of_row",
     "member_rows",
     "members_without_grad",
     "missing_grads",
+    "record_row_grad",
     "stack_rows",
     "storage_address",
     "unstackable",
@@ -149,31 +149,13 @@ def _record_backward(stacked: Tensor, without: Iterable[int]) -> None:
     _missing_rows[stacked] = rows, now
 
 
-def _record_row_grad(stacked: Tensor, b: int, has: bool) -> None:
+def record_row_grad(stacked: Tensor, b: int, has: bool) -> None:
     """Record that user code sets one member's gradient of a parameter to a tensor (`has`) or to None."""
     if stacked.grad is not None:
         rows, task = _recorded(stacked)
         _missing_rows[stacked] = rows - {b} if has else rows | {b}, task
     elif has:
         _missing_rows[stacked] = frozenset(range(len(stacked))) - {b}, _NO_PASS
-
-
-def gradient_of_row(stacked: Tensor, b: int, *value: Tensor | None) -> Tensor | None:
-    """Get the gradient of a row of a stacked parameter; with a value, set it."""
-    if not value:
-        return None if stacked.grad is None or b in members_without_grad(stacked) else stacked.grad[b]
-    if len(stacked) > 1:
-        _record_row_grad(stacked, b, has=value[0] is not None)
-    if value[0] is None and len(stacked) == 1:
-        stacked.grad = None
-    elif value[0] is None:
-        if stacked.grad is not None:
-            stacked.grad[b].zero_()  # zeros stand for no gradient, since other members have one
-    else:
-        if stacked.grad is None:
-            stacked.grad = torch.zeros_like(stacked)
-        stacked.grad[b].copy_(value[0])
-    return None
 
 
 def forget_missing_grads(parameters: Iterable[Tensor]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoal.fuse.array import ModelArray
 from shoal.fuse.container_sync import MODULE_ATTRIBUTES
-from shoal.fuse.rows import gradient_of_row
+from shoal.fuse.rows import members_without_grad
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
 __all__ = [
@@ -181,7 +181,7 @@ def tensors_of(runtime: TrialRuntime, b: int = 0, array: ModelArray | None = Non
     stacked = {} if array is None else {id(own[b]): data for _, data, own in array.stacked_tensors()}
     found: dict[TensorKey, Tensor | None] = {}
     for name, each in named.items():
-        found["gradient", name] = gradient_of_row(stacked[id(each)], b) if id(each) in stacked else each.grad
+        found["gradient", name] = _gradient(each, b, stacked.get(id(each)))
     found |= {("parameter", name): each for name, each in named.items()}
     found |= {("buffer", name): each for name, each in model.named_buffers()}
     names = {id(each): name for name, each in named.items()}
@@ -192,6 +192,12 @@ def tensors_of(runtime: TrialRuntime, b: int = 0, array: ModelArray | None = Non
                 if isinstance(value, Tensor):
                     found["optimizer state", f"{name}: {key}{f' of optimizer {i}' if i else ''}"] = value
     return found
+
+
+def _gradient(parameter: Tensor, b: int, stacked: Tensor | None) -> Tensor | None:
+    if stacked is None:
+        return parameter.grad
+    return None if stacked.grad is None or b in members_without_grad(stacked) else stacked.grad[b]
 
 
 def first_difference(got: Any, want: Any, tolerance: float, path: str = "") -> str | None:

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.core.errors import FusionError
 from shoal.core.trial import derive_seed
 from shoal.fuse.frozen import is_shared
 from shoal.fuse.generators import seed_all
 from shoal.fuse.rows import storage_address
 from shoal.task import Task, call
+from shoal.worker.kept_gradients import enter_array
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
 
@@ -29,23 +31,25 @@ def call_end_epoch(task: Task, runtimes: Sequence[TrialRuntime], fused: bool) ->
 
     Raises:
         StepRefusedError: a call has changed a frozen parameter that trials share, which is as before; or it has changed
-            which tensors of a model of an array share memory.
+            which tensors of a model of an array share memory, or the gradients of some members alone.
     """
     if type(task).end_epoch is Task.end_epoch:
         return False
-    changed = False
+    changed, array = False, runtimes[0].gradients.array
     for runtime in runtimes:
+        runtime.gradients.leave()
         if runtime.failure:
             continue
         before = _attributes(runtime) if fused else None
         seed_all(derive_seed(runtime.trial.seed, "end_epoch", runtime.epoch), runtime.device)
-        array = runtime.gradients.array
-        runtime.gradients.leave()
         with _shared_unchanged(runtime.model), _in_place(runtime.model) if fused else nullcontext():
             call(task, "end_epoch", runtime.model, config=runtime.trial.config)
-        if array is not None:
-            runtime.gradients.enter(*array)
         changed = changed or (fused and _attributes(runtime) != before)
+    if array is not None:
+        try:
+            enter_array(array[0], [runtime.gradients for runtime in runtimes])
+        except FusionError as error:
+            raise StepRefusedError(str(error)) from error
     return changed
 
 
