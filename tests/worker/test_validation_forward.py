@@ -16,6 +16,7 @@ from shoal.worker.metrics import ForwardReuse, validation_values
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 BATCHES = 3
+PLAIN = ForwardReuse(observes=False)
 
 
 class Counted(nn.Module):
@@ -136,7 +137,7 @@ class Uses(Task):
         return {"value": self.of_metric(model).mean()}
 
 
-def values(task: Task, model: nn.Module, reuse: ForwardReuse | None) -> list[float]:
+def values(task: Task, model: nn.Module, reuse: ForwardReuse) -> list[float]:
     torch.manual_seed(0)
     with torch.no_grad():
         found, _ = validation_values(task, torch.no_grad, reuse, model, None)
@@ -154,7 +155,7 @@ def test_passes_and_values(loss: Callable[..., Any], metric: Callable[..., Any],
     reuse.begin_pass()
     found = [values(task, models[0], reuse) for _ in range(BATCHES)]
     assert len(counted) == passes
-    assert found == [values(task, models[1], None) for _ in range(BATCHES)], "without any reuse"
+    assert found == [values(task, models[1], PLAIN) for _ in range(BATCHES)], "without any reuse"
     assert Counted.__call__ is nn.Module.__call__
 
 
@@ -215,7 +216,7 @@ def test_a_forward_of_the_instance_comes_back() -> None:
 def test_a_metric_that_pickles_the_model(metric: Callable[[nn.Module], Any]) -> None:
     model, reuse = nn.Linear(3, 2), ForwardReuse()
     task = Uses(lambda m: m(X), lambda m: torch.as_tensor(metric(m), dtype=torch.float32))
-    assert [values(task, model, reuse) for _ in range(BATCHES)] == [values(task, model, None)] * BATCHES
+    assert [values(task, model, reuse) for _ in range(BATCHES)] == [values(task, model, PLAIN)] * BATCHES
 
 
 def test_an_error_of_a_metric_leaves_the_class_as_it_was() -> None:
@@ -238,7 +239,7 @@ def test_a_model_that_is_no_more_than_its_modules() -> None:
 def test_a_plain_copy_of_the_proof_calls_the_model_as_user_code_does() -> None:
     found: list[Any] = []
     task = Uses(lambda m: m(X), lambda m: found.append(type(m).__call__) or m(X))
-    for reuse in (None, ForwardReuse()):
+    for reuse in (PLAIN, ForwardReuse()):
         values(task, Counted([]), reuse)
     assert found[0] is nn.Module.__call__
     assert found[1] is not nn.Module.__call__

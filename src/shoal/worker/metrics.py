@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial, update_wrapper
 from itertools import chain
@@ -130,15 +130,10 @@ def task_loss(task: Task, precision: Precision, model: nn.Module, batch: Any) ->
 
 
 def validation_values(
-    task: Task, precision: Precision, reuse: "ForwardReuse | None", model: nn.Module, batch: Any
+    task: Task, precision: Precision, reuse: "ForwardReuse", model: nn.Module, batch: Any
 ) -> tuple[dict[str, Any], Any]:
-    """Return loss and metrics of a validation batch, and the task's `outputs`, for a model or an array of models.
-
-    Args:
-        reuse: None to call the model each time that it is called.
-    """
-    observed = nullcontext(lambda called: None) if reuse is None else reuse.batch(model)
-    with observed as begin, precision():
+    """Return loss and metrics of a validation batch, and the task's `outputs`, for a model or an array of models."""
+    with reuse.batch(model) as begin, precision():
         loss = task_loss(task, precision, model, batch)
         begin("metrics")
         metrics = call(task, "metrics", model, batch)
@@ -219,9 +214,13 @@ class ForwardReuse:
 
     Calls are seen by a `__call__` of the model's class, so the model itself is as ever to user code that looks at it:
     that copies or saves it, or reads its signature.
+
+    Args:
+        observes: Whether to look at calls at all; else the model runs as in plain PyTorch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observes: bool = True) -> None:
+        self._observes = observes
         self._passes, self._next_proof = 0, 1
         self._proving = True
         self._allowed: frozenset[str] = frozenset()
@@ -238,11 +237,12 @@ class ForwardReuse:
     @contextmanager
     def batch(self, model: nn.Module) -> Iterator[Callable[[str], None]]:
         """Context manager for a batch; it yields a function to call with the name of each method of the task."""
-        state = self._state = self._state or _State(model)
         kind: Any = type(model)
-        if not (self._proving or self._allowed) or kind is nn.Module or kind.__call__ is not _CALL:
+        looks = self._observes and (self._proving or self._allowed)
+        if not looks or kind is nn.Module or kind.__call__ is not _CALL:
             yield lambda called: None
             return
+        state = self._state = self._state or _State(model)
         method = "loss"
         calls: dict[str, _Call | None] = {}
         """Method of the task -> its call of the model; None if it calls it more than once, or with hooks."""

@@ -168,7 +168,7 @@ class PlainStepper(Stepper):
     def validate_batch(self, b: int, batch: Any, tick: int, reuse: bool = True) -> tuple[dict[str, Any], Any]:
         """Return loss and metrics of a trial, and its outputs, for a validation batch; without `reuse` of outputs."""
         if not reuse:
-            self._trials[b].reuse = None
+            self._trials[b].reuse = ForwardReuse(observes=False)
         with self._own_outside(b):
             return self._trials[b].validate_batch(batch, tick)
 
@@ -177,8 +177,7 @@ class PlainStepper(Stepper):
         found = ValidationMetrics(self._task, self.runtimes)
         for runtime, trial in zip(self.runtimes, self._trials, strict=True):
             runtime.set_mode(train=False)
-            if trial.reuse is not None:
-                trial.reuse.begin_pass()
+            trial.reuse.begin_pass()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 members = len(self._trials)
@@ -197,7 +196,7 @@ class _PlainTrial:
     def __init__(
         self, task: Task, runtime: TrialRuntime, per_member_rng: bool, check_draws: bool, keep_shared: bool
     ) -> None:
-        self.reuse: ForwardReuse | None = ForwardReuse()
+        self.reuse = ForwardReuse()
         self._task = task
         self._runtime = runtime
         self._check_draws = check_draws
