@@ -277,6 +277,29 @@ def kept(model: Any, x: Tensor) -> float:
     return 1 + 0.1 * next(iter(model.ordered.values()))
 
 
+def visits(model: Any, x: Tensor) -> float:
+    """Changes values of a large dict, and not its size."""
+    place = sum(model.visits.values())
+    model.visits[place] += 1
+    return 1 + 0.1 * place
+
+
+def episodes(model: Any) -> None:
+    model.episodes = [[number] for number in range(1500)]
+    model.current = model.episodes[7]
+
+
+def go_on(model: Any, x: Tensor) -> float:
+    """Changes an item of a large list by another name."""
+    model.current.append(1)
+    return 1 + 0.1 * len(model.episodes[7])
+
+
+def memories(model: Any, x: Tensor) -> Tensor:
+    model.memories[3].add_(x.detach().mean())
+    return 1 + model.memories[3].square().sum()
+
+
 HABITS: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Any]]] = {
     "a counter": (lambda m: setattr(m, "count", 0), count),
     "a counter of a submodule": (lambda m: setattr(m.inner, "count", 0), lambda m, x: count(m.inner, x)),
@@ -289,6 +312,9 @@ HABITS: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Any]]] = 
     "a deque of tensors": (lambda m: setattr(m, "queue", deque(maxlen=3)), queue),
     "a Counter": (lambda m: setattr(m, "tally", Counter()), tally),
     "an OrderedDict": (lambda m: setattr(m, "ordered", OrderedDict({"a": 1, "b": 2, "c": 5, "d": 3, "e": 7})), kept),
+    "a large dict": (lambda m: setattr(m, "visits", dict.fromkeys(range(1500), 0)), visits),
+    "an item of a large list": (episodes, go_on),
+    "a large list of tensors": (lambda m: setattr(m, "memories", [torch.zeros(2) for _ in range(1500)]), memories),
     "a set": (lambda m: setattr(m, "seen", set()), seen),
     "a dataclass": (lambda m: setattr(m, "meter", Meter()), meter),
     "a dataclass made anew": (lambda m: setattr(m, "meter", None), new_meter),
@@ -425,16 +451,28 @@ def runtime(task: Task, number: int = 0, origin: Origin | None = None) -> TrialR
     return build(task, replace(one, trial=replace(one.trial, origin=origin)), CPU)
 
 
-def test_values_of_a_trial_are_listed_by_path() -> None:
-    one = runtime(Habit(*HABITS["a dataclass"]))
+def test_what_a_build_has_made_is_not_stored() -> None:
+    one, other = (runtime(Habit(*HABITS["a dataclass"])) for _ in range(2))
     assert one.carried is not None
-    assert one.carried.values() == {}
+    assert other.carried is not None
+    assert one.carried.dump() == (b"", [])
     meter(one.model, torch.ones(2, 4))
-    assert one.carried.values() == {
-        "model.meter.count": 1,
-        "model.meter.total": 1.0,
-        "model.meter.log": [1.0],
-    }
+    content, _ = one.carried.dump()
+    other.carried.restore(content)
+    assert other.model.meter == Meter(1, 1.0, [1.0])
+
+
+def test_what_cannot_be_pickled_in_a_large_list_is_named_once_the_list_changes() -> None:
+    def prepare(model: Any) -> None:
+        model.rules = [lambda x: x for _ in range(1500)]
+
+    one = runtime(Habit(prepare, lambda model, x: 1.0))
+    assert one.carried is not None
+    assert one.carried.dump() == (b"", [])
+    one.model.rules[5] = lambda x: 2 * x
+    content, lost = one.carried.dump()
+    assert content == b""
+    assert [each.path for each in lost] == ["model.rules"]
 
 
 def test_a_clone_takes_over_the_state_of_the_model_and_keeps_its_own_learning_rate(tmp_path: Path) -> None:

@@ -83,6 +83,31 @@ def replace_buffer(model: Any, config: Any) -> None:
     model.mean = 0.5 * model.mean + model.inner.weight.detach().mean() + config["lr"]
 
 
+def two_buffers(model: Any) -> None:
+    model.register_buffer("now", torch.zeros(4))
+    model.register_buffer("before", torch.ones(4))
+    model.extra = lambda: (model.now + 2 * model.before).square().sum()
+
+
+def swap_buffers(model: Any, config: Any) -> None:
+    model.now, model.before = model.before, model.now + config["lr"]
+
+
+def keep_previous(model: Any, config: Any) -> None:
+    model.before = model.now
+    model.now = model.inner.weight.detach().mean(1)
+
+
+def swap_data(model: Any, config: Any) -> None:
+    one, other = model.inner.weight, model.second.weight
+    one.data, other.data = other.data, one.data
+
+
+def two_layers(model: Any) -> None:
+    model.second = nn.Linear(4, 4)
+    model.extra = lambda: model.second.weight.square().sum()
+
+
 def noise(model: Any, config: Any) -> None:
     with torch.no_grad():
         model.out.weight.add_(0.01 * torch.randn(model.out.weight.shape, dtype=torch.float64))
@@ -116,6 +141,9 @@ HOOKS: dict[str, tuple[Callable[[Any], None], Callable[[Any, Any], None]]] = {
     "parameters by .data": (nothing, assign_data),
     "a state dict is loaded": (nothing, load),
     "a buffer is replaced": (buffered, replace_buffer),
+    "swapped buffers": (two_buffers, swap_buffers),
+    "a buffer keeps what another had": (two_buffers, keep_previous),
+    "swapped .data": (two_layers, swap_data),
     "random numbers": (nothing, noise),
     "a number": (weighted, set_float),
     "a list": (weighted, append),
@@ -169,6 +197,24 @@ def test_frozen_parameters_that_members_share_are_each_members_own_once_it_chang
     caplog.set_level(logging.WARNING)
     assert metrics(run(task, tmp_path / "array", members)) == pytest.approx(alone, rel=1e-9)
     assert "`end_epoch` changes 'teacher', which is frozen and in memory that trials share" in caplog.text
+
+
+def test_buffers_that_change_together_afterwards_train_in_plain_pytorch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def share(model: Any, config: Any) -> None:
+        model.before = model.now
+        model.now += model.inner.weight.detach().mean(1)
+
+    task, members = Ends(two_buffers, share), [member(number) for number in range(2)]
+    alone: dict[Any, float] = {}
+    for each in members:
+        alone |= metrics(run(task, tmp_path / "alone", [each], plain=True))
+    without = Ends(two_buffers, lambda model, config: model.now.add_(model.inner.weight.detach().mean(1)))
+    assert metrics(run(without, tmp_path / "without", members, plain=True)) != alone
+    caplog.set_level(logging.WARNING)
+    assert metrics(run(task, tmp_path / "array", members)) == pytest.approx(alone, rel=1e-9)
+    assert "`end_epoch` changes which of the model's tensors share memory (before, now)" in caplog.text
 
 
 def test_it_may_not_set_attributes_of_the_task(tmp_path: Path) -> None:

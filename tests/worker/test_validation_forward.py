@@ -1,5 +1,8 @@
 """Loss and metrics of a validation batch share one forward pass only where two passes have given the same."""
 
+import copy
+import inspect
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +16,7 @@ from shoal.worker.metrics import ForwardReuse, validation_values
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 BATCHES = 3
+PLAIN = ForwardReuse(observes=False)
 
 
 class Counted(nn.Module):
@@ -71,6 +75,27 @@ def changed_output(model: nn.Module) -> Tensor:
     return model(X).zero_()
 
 
+def pruned_copy(model: nn.Module) -> Tensor:
+    copied = copy.deepcopy(model)
+    copied.linear.weight.zero_()
+    return copied(X)
+
+
+def by_signature(model: nn.Module) -> Tensor:
+    known = inspect.signature(model.forward).parameters
+    return model(X, **{name: value for name, value in {"scale": 3.0, "shift": 1.0}.items() if name in known})
+
+
+def hooked(model: nn.Module) -> Tensor:
+    seen: list[Tensor] = []
+    handle = model.linear.register_forward_hook(lambda module, args, output: seen.append(output))
+    try:
+        model(X)
+    finally:
+        handle.remove()
+    return seen[0]
+
+
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "the same call": (lambda m: m(X), lambda m: m(X), 1 + BATCHES),
     "equal inputs that are not the same": (lambda m: m(X), lambda m: m(X.clone()), 2 * BATCHES),
@@ -86,8 +111,13 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "an output changed in place": (changed_output, lambda m: m(X), 2 * BATCHES),
     "two calls in the loss": (lambda m: m(X) - unadapted(m), lambda m: m(X), 3 * BATCHES),
     "two calls in the metrics": (lambda m: m(X), lambda m: m(X) + m(X), 3 * BATCHES),
+    "a look at the signature": (lambda m: m(X), by_signature, 2 * BATCHES),
+    "a hook": (lambda m: m(X), hooked, 2 * BATCHES),
     "no call in the loss": (lambda m: m.linear(X), lambda m: m(X), BATCHES),
 }
+
+ALONE = CASES | {"a pruned copy": (lambda m: m(X), pruned_copy, 2 * BATCHES)}
+"""With what an array runs member by member."""
 
 
 class Uses(Task):
@@ -114,7 +144,7 @@ def values(task: Task, model: nn.Module, reuse: ForwardReuse) -> list[float]:
     return [float(value) for value in found.values()]
 
 
-@pytest.mark.parametrize(("loss", "metric", "passes"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("loss", "metric", "passes"), ALONE.values(), ids=ALONE)
 def test_passes_and_values(loss: Callable[..., Any], metric: Callable[..., Any], passes: int) -> None:
     task, counted = Uses(loss, metric), []
     models = []
@@ -125,8 +155,8 @@ def test_passes_and_values(loss: Callable[..., Any], metric: Callable[..., Any],
     reuse.begin_pass()
     found = [values(task, models[0], reuse) for _ in range(BATCHES)]
     assert len(counted) == passes
-    assert found == [values(task, models[1], ForwardReuse()) for _ in range(BATCHES)], "without any reuse"
-    assert "forward" not in vars(models[0])
+    assert found == [values(task, models[1], PLAIN) for _ in range(BATCHES)], "without any reuse"
+    assert Counted.__call__ is nn.Module.__call__
 
 
 @pytest.mark.parametrize(("loss", "metric", "passes"), CASES.values(), ids=CASES)
@@ -180,3 +210,36 @@ def test_a_forward_of_the_instance_comes_back() -> None:
     found = values(Uses(lambda m: m(X), lambda m: m(X)), model, ForwardReuse())
     assert found == [pytest.approx(float((X * 2).mean()))] * 2
     assert vars(model)["forward"] is own
+
+
+@pytest.mark.parametrize("metric", [lambda m: len(pickle.dumps(m)), lambda m: pickle.loads(pickle.dumps(m))(X).mean()])
+def test_a_metric_that_pickles_the_model(metric: Callable[[nn.Module], Any]) -> None:
+    model, reuse = nn.Linear(3, 2), ForwardReuse()
+    task = Uses(lambda m: m(X), lambda m: torch.as_tensor(metric(m), dtype=torch.float32))
+    assert [values(task, model, reuse) for _ in range(BATCHES)] == [values(task, model, PLAIN)] * BATCHES
+
+
+def test_an_error_of_a_metric_leaves_the_class_as_it_was() -> None:
+    def fails(model: nn.Module) -> Tensor:
+        raise KeyError("head")
+
+    with pytest.raises(KeyError, match="head"):
+        values(Uses(lambda m: m(X), fails), Counted([]), ForwardReuse())
+    assert "__call__" not in vars(Counted)
+
+
+def test_a_model_that_is_no_more_than_its_modules() -> None:
+    model = nn.Module()
+    model.body, model.head = nn.Linear(3, 2), nn.Linear(2, 1)
+    found = values(Uses(lambda m: m.body(X), lambda m: m.head(m.body(X))), model, ForwardReuse())
+    with torch.no_grad():
+        assert found == [float(model.body(X).mean()), float(model.head(model.body(X)).mean())]
+
+
+def test_a_plain_copy_of_the_proof_calls_the_model_as_user_code_does() -> None:
+    found: list[Any] = []
+    task = Uses(lambda m: m(X), lambda m: found.append(type(m).__call__) or m(X))
+    for reuse in (PLAIN, ForwardReuse()):
+        values(task, Counted([]), reuse)
+    assert found[0] is nn.Module.__call__
+    assert found[1] is not nn.Module.__call__

@@ -252,11 +252,12 @@ class ArrayTrainer:
         stepper = self._stepper_for(plan.epoch_steps)
         self._synchronize()
         try:  # nothing is saved between this and the end of the epoch, so a resume does not call it twice
-            renew = call_end_epoch(self._state.task, stepper.runtimes)
+            fused = not isinstance(stepper, PlainStepper)
+            renew = call_end_epoch(self._state.task, stepper.runtimes, fused)
         except StepRefusedError as reason:
             self._fall_back_to_plain(reason)
             return
-        if renew and not isinstance(stepper, PlainStepper):
+        if renew:
             self._drop_stepper()
             stepper = self._stepper_for(plan.epoch_steps)
         order = valid.order(lead.data_seed, None)
@@ -418,6 +419,8 @@ class ArrayTrainer:
     def _drop_stepper(self) -> None:
         if self._stepper is not None:
             self._profile = self._stepper.new_profile or self._profile
+            for runtime in self._stepper.runtimes:
+                runtime.gradients.leave()
             self._stepper = None
             if self._state.device.type == "cuda":
                 gc.collect()  # its array is a reference cycle that holds device memory

@@ -27,7 +27,17 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import CheckpointError
-from shoal.worker.trial_parts import Kind, Part, Place, find_parts, held_values, is_atom, joined
+from shoal.worker.trial_parts import (
+    LARGE,
+    Kind,
+    Part,
+    Place,
+    consists_of_atoms,
+    find_parts,
+    held_values,
+    is_atom,
+    joined,
+)
 
 __all__ = ["CarriedState", "Lost"]
 
@@ -63,29 +73,31 @@ class CarriedState:
         self.device = device
         self.parts: dict[int, Part] = {}
         self._roots = {"task": task, "model": model, "optimizer": optimizer, "scheduler": scheduler}
-        self._find_parts()
-        self._fresh = {place: _Fingerprint.of(value, self) for place, value in self._entries()}
+        held = self._find_parts()
+        self._fresh = {place: held.get(id(value)) or _Fingerprint.of(value, self) for place, value in self._entries()}
 
-    def _find_parts(self) -> None:
-        """Find the parts; after the first time only those at the same paths, as other builds have no others."""
+    def _find_parts(self) -> dict[int, "_Fingerprint"]:
+        """Find the parts; after the first time only those at the same paths, as other builds have no others.
+
+        Return the fingerprints of values that are no parts, by `id`.
+        """
         before = {part.path for part in self.parts.values()}
         self._namespaces: dict[str, list[dict[str, Any]]] = {}
         self.parts = find_parts(self._roots)
+        found: dict[int, _Fingerprint] = {}
         for path, value in list(held_values(self.parts.values())):  # now that the parts that it refers to are known
-            if id(value) not in self.parts and isinstance(_pickled(value, self), Exception):
-                self.parts[id(value)] = Part(path, value, Kind.OPAQUE)
+            if id(value) not in self.parts and id(value) not in found:
+                found[id(value)] = _Fingerprint.of(value, self)
+                if found[id(value)].error:
+                    self.parts[id(value)] = Part(path, value, Kind.OPAQUE)
         if before:
             self.parts = {key: part for key, part in self.parts.items() if part.path in before}
+        return {key: fingerprint for key, fingerprint in found.items() if not fingerprint.error}
 
     def _entries(self) -> Iterator[tuple[Place, Any]]:
         for part in self.parts.values():
             for name, value in part.entries().items():
                 yield (part.path, name), value
-
-    def values(self) -> dict[str, Any]:
-        """The carried state by path; of a container its items."""
-        changed, _, _ = self._changes()
-        return {joined(place): value for place, value in changed.items()}
 
     def attributes(self) -> dict[Place, object]:
         """Fingerprints of attributes, which differ between two calls if an attribute has changed, but not in place of a
@@ -104,10 +116,9 @@ class CarriedState:
         changed, removed, lost = self._changes()
         if not changed and not removed:
             return b"", lost
-        content = _pickled((changed, removed), self)
-        if isinstance(content, Exception):  # though each value could be pickled by itself
-            raise content
-        return content, lost
+        file = io.BytesIO()
+        _StatePickler(file, self).dump((changed, removed))
+        return file.getvalue(), lost
 
     def _changes(self) -> tuple[dict[Place, Any], list[Place], list[Lost]]:
         """The entries that differ from the fresh build, those that are no longer there, and what cannot be pickled."""
@@ -195,10 +206,27 @@ class _Fingerprint:
     def of(cls, value: Any, state: CarriedState) -> "_Fingerprint":
         if is_atom(value):
             return cls(repr(value))
-        found = _pickled(value, state)
-        if isinstance(found, Exception):
-            return cls(tuple(map(id, pytree.tree_leaves([value]))), str(found))
-        return cls(hashlib.blake2b(found, digest_size=16).digest())
+        content = _Hash()
+        try:
+            if isinstance(value, (list, tuple, dict)) and len(value) > LARGE and consists_of_atoms(value):
+                pickle.Pickler(content, protocol=5).dump(value)  # in a tenth of the time: it calls nothing of ours
+            else:
+                _StatePickler(content, state, content.add).dump(value)
+        except Exception as error:  # of any class, from user code
+            return cls(tuple(map(id, pytree.tree_leaves([value]))), str(error) or type(error).__name__)
+        return cls(content.digest())
+
+
+class _Hash:
+    """A file that computes the hash of what is written to it."""
+
+    def __init__(self) -> None:
+        hashed = hashlib.sha1(usedforsecurity=False)
+        self.write, self.digest = hashed.update, hashed.digest
+
+    def add(self, buffer: pickle.PickleBuffer) -> None:
+        """Hash the memory of an array, which is not copied for it."""
+        self.write(buffer.raw())
 
 
 def _is_setting(place: Place) -> bool:
@@ -221,19 +249,9 @@ def _descend(value: Any, names: Iterable[str]) -> Any:
     return value
 
 
-def _pickled(value: Any, state: CarriedState) -> bytes | Exception:
-    """Pickle a value; returns the error, which may be any error of user code, if it cannot be pickled."""
-    with io.BytesIO() as file:
-        try:
-            _StatePickler(file, state).dump(value)
-        except Exception as error:
-            return error
-        return file.getvalue()
-
-
 class _StatePickler(pickle.Pickler):
-    def __init__(self, file: Any, state: CarriedState) -> None:
-        super().__init__(file, protocol=5)
+    def __init__(self, file: Any, state: CarriedState, buffer_callback: Any = None) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._state = state
 
     def persistent_id(self, value: Any) -> str | None:
@@ -257,7 +275,7 @@ class _StatePickler(pickle.Pickler):
         if type(value) not in (Tensor, nn.Parameter) or not _has_memory(value) or value.is_quantized:
             return NotImplemented
         plain_value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        content = plain_value.reshape(-1).view(torch.uint8).numpy().tobytes()
+        content = pickle.PickleBuffer(plain_value.reshape(-1).view(torch.uint8).numpy().data)
         moves = value.device == self._state.device
         trained = value.is_leaf and value.requires_grad
         return _made_tensor, (content, value.dtype, value.shape, moves, trained, type(value) is nn.Parameter)
@@ -290,7 +308,7 @@ def _global(module: str, name: str) -> Any:
 
 def _made_tensor(
     device: torch.device,
-    content: bytes,
+    content: bytes | bytearray,
     dtype: torch.dtype,
     shape: torch.Size,
     moves: bool,

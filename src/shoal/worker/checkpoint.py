@@ -46,6 +46,7 @@ class Checkpoint:
         scaler: State dict of a `torch.amp.GradScaler` with the trial's loss scale, or None.
         carried: Other state, as `CarriedState.dump` returns it; b"" if there is none.
         lost: Paths of what could not be pickled, in one line; "" if there is nothing.
+        gradients: Gradients that a `step` of the task's own has left for the next one, by parameter.
     """
 
     trial: int
@@ -59,6 +60,7 @@ class Checkpoint:
     scaler: dict[str, Any] | None = None
     carried: bytes = b""
     lost: str = ""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
@@ -75,6 +77,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
         "reports": [(r.epoch, dict(r.metrics), r.seconds) for r in checkpoint.reports],
         "carried": torch.frombuffer(bytearray(checkpoint.carried), dtype=torch.uint8) if checkpoint.carried else None,
         "lost": checkpoint.lost,
+        "gradients": checkpoint.gradients,
     }
     target = checkpoint_directory(directory, checkpoint.trial)
     target.mkdir(parents=True, exist_ok=True)

@@ -1,42 +1,55 @@
 """Calls of `Task.end_epoch`, for each trial of an array with its own model."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shoal.core.errors import FusionError
 from shoal.core.trial import derive_seed
 from shoal.fuse.frozen import is_shared
 from shoal.fuse.generators import seed_all
+from shoal.fuse.rows import storage_address
 from shoal.task import Task, call
+from shoal.worker.kept_gradients import enter_array
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
 
 __all__ = ["call_end_epoch"]
 
 
-def call_end_epoch(task: Task, runtimes: Sequence[TrialRuntime]) -> bool:
+def call_end_epoch(task: Task, runtimes: Sequence[TrialRuntime], fused: bool) -> bool:
     """Call `Task.end_epoch` for the trials that have not failed; return whether an array of them must be made anew.
 
     Tensors that a call has put in the place of buffers, or given to parameters as `.data`, are copied into the memory
-    of these, which is that of the array. An array sees no other change of a model's attributes.
+    of these where that is the memory of an array. An array sees no other change of a model's attributes.
+
+    Args:
+        fused: Whether the trials are an array.
 
     Raises:
-        StepRefusedError: a call has changed a frozen parameter that trials share; it is as before.
+        StepRefusedError: a call has changed a frozen parameter that trials share, which is as before; or it has changed
+            which tensors of a model of an array share memory, or the gradients of some members alone.
     """
     if type(task).end_epoch is Task.end_epoch:
         return False
-    changed = False
+    changed, array = False, runtimes[0].gradients.array
     for runtime in runtimes:
+        runtime.gradients.leave()
         if runtime.failure:
             continue
-        before = _attributes(runtime)
+        before = _attributes(runtime) if fused else None
         seed_all(derive_seed(runtime.trial.seed, "end_epoch", runtime.epoch), runtime.device)
-        with _shared_unchanged(runtime.model), _in_place(runtime.model):
+        with _shared_unchanged(runtime.model), _in_place(runtime.model) if fused else nullcontext():
             call(task, "end_epoch", runtime.model, config=runtime.trial.config)
-        changed = changed or _attributes(runtime) != before
+        changed = changed or (fused and _attributes(runtime) != before)
+    if array is not None:
+        try:
+            enter_array(array[0], [runtime.gradients for runtime in runtimes])
+        except FusionError as error:
+            raise StepRefusedError(str(error)) from error
     return changed
 
 
@@ -55,14 +68,43 @@ def _in_place(model: nn.Module) -> Iterator[None]:
         if tensor is not None and tensor.layout is torch.strided
     ]
     yield
-    for container, name, tensor, memory in held:
-        new = container.get(name)
-        if isinstance(new, nn.Parameter) and new is not tensor:
-            continue
-        if isinstance(new, Tensor) and _fits(new, memory) and new.data_ptr() != memory.data_ptr():
-            memory.copy_(new.detach())
-            tensor.data = memory
-            container[name] = tensor
+    memories = [memory for *_, memory in held]
+    values = [container.get(name) for container, name, _, _ in held]
+    before, after = _first_in_memory(memories), _first_in_memory(values)
+    if before != after:
+        one = next(number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
+        names = {held[number][1] for number in (one, before[one], after[one])}
+        raise StepRefusedError(
+            f"`end_epoch` changes which of the model's tensors share memory ({', '.join(sorted(names))}), and of an "
+            "array each is on its own; assign a copy (`.clone()`) if they are not to change together"
+        )
+    own = set(map(_address, memories))
+    replaced = [
+        # copied now, as what the first copies write may be the values of others
+        (entry, value.detach().clone() if _address(value) in own else value.detach())
+        for entry, value in zip(held, values, strict=True)
+        if value is not None and _is_replaced(*entry[2:], value)
+    ]
+    for (container, name, tensor, memory), value in replaced:
+        memory.copy_(value)
+        tensor.data = memory
+        container[name] = tensor
+
+
+def _is_replaced(tensor: Tensor, memory: Tensor, value: Tensor) -> bool:
+    if isinstance(value, nn.Parameter) and value is not tensor:
+        return False
+    return _fits(value, memory) and value.data_ptr() != memory.data_ptr()
+
+
+def _first_in_memory(values: Iterable[Tensor | None]) -> list[int]:
+    """The number of the first value in the same memory, for each value."""
+    found: dict[int, int] = {}
+    return [found.setdefault(_address(value) or -1 - number, number) for number, value in enumerate(values)]
+
+
+def _address(value: Tensor | None) -> int:
+    return 0 if value is None else storage_address(value)
 
 
 @contextmanager

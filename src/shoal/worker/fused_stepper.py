@@ -34,6 +34,7 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.step import StepMode, TrainingStep, ways_to_try
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.failures import outcome_of
+from shoal.worker.kept_gradients import enter_array
 from shoal.worker.metrics import ForwardReuse, Precision, ValidationMetrics, task_loss, validation_values
 from shoal.worker.outside import OutsideState
 from shoal.worker.plain_copy import PlainCopy
@@ -84,6 +85,7 @@ class FusedStepper(Stepper):
         self._steps: TrainingStep | CustomStep
         if type(task).step is not Task.step:
             self._steps = CustomStep(self._array, runtimes, task)
+            enter_array(self._array, [runtime.gradients for runtime in runtimes])
         else:
             optimizer = fuse_optimizers([x.optimizer for x in runtimes], self._array)
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)

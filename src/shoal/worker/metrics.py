@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import TaskError
@@ -176,11 +177,13 @@ _VersionedLeaves = list[tuple[Any, int]]
 """Objects with their version counters of in-place changes. Holding the objects keeps their identities unique."""
 
 
+_CALL: Callable[..., Any] = nn.Module.__call__
+
+
 @dataclass
 class _Call:
-    """A call of a model: its method of the task, arguments, state of the model before it, and result."""
+    """A call of a model: its arguments, state of the model before it, and result."""
 
-    method: str
     given: _VersionedLeaves
     spec: pytree.TreeSpec | None
     state: tuple[list[Any], list[int]]
@@ -206,10 +209,18 @@ class ForwardReuse:
     In the first batch of passes 1, 2, 4, ... over the validation set the model is called each time. A method may then
     use the output of `loss` if each of the two called the model once, with the same arguments and the same attributes
     of the model, and both outputs were equal. In other batches it gets that output if arguments and attributes are the
-    same again, and nothing was changed in place.
+    same again, and nothing was changed in place. Models with hooks, or with a `__call__` of their own, are always
+    called.
+
+    Calls are seen by a `__call__` of the model's class, so the model itself is as ever to user code that looks at it:
+    that copies or saves it, or reads its signature.
+
+    Args:
+        observes: Whether to look at calls at all; else the model runs as in plain PyTorch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observes: bool = True) -> None:
+        self._observes = observes
         self._passes, self._next_proof = 0, 1
         self._proving = True
         self._allowed: frozenset[str] = frozenset()
@@ -226,53 +237,57 @@ class ForwardReuse:
     @contextmanager
     def batch(self, model: nn.Module) -> Iterator[Callable[[str], None]]:
         """Context manager for a batch; it yields a function to call with the name of each method of the task."""
-        if not self._proving and not self._allowed:
+        kind: Any = type(model)
+        looks = self._observes and (self._proving or self._allowed)
+        if not looks or kind is nn.Module or kind.__call__ is not _CALL:
             yield lambda called: None
             return
         state = self._state = self._state or _State(model)
-        own, forward = vars(model), model.forward
-        before, method = own.get("forward"), "loss"
-        calls: list[_Call] = []
+        method = "loss"
+        calls: dict[str, _Call | None] = {}
+        """Method of the task -> its call of the model; None if it calls it more than once, or with hooks."""
 
         def name(called: str) -> None:
             nonlocal method
             method = called
 
-        def observed_forward(*args: Any, **kwargs: Any) -> Any:
+        def observed_call(called: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if called is not model:
+                return _CALL(called, *args, **kwargs)
+            if state.has_hooks():
+                calls[method] = None
+                return _CALL(model, *args, **kwargs)
             if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # the common case
                 given, spec = [args[0]], None
             else:
                 given, spec = pytree.tree_flatten((args, kwargs))
-            call = _Call(method, _versions(given), spec, state.read(), None, [])
-            if method in self._allowed and not self._proving:
-                first = calls[0] if calls and (len(calls) == 1 or calls[1].method != "loss") else None
-                if first is not None and first.method == "loss" and first.equals(call) and first.intact:
-                    return first.result
-            call.result = forward(*args, **kwargs)
+            call = _Call(_versions(given), spec, state.read(), None, [])
+            first = calls.get("loss") if method in self._allowed and not self._proving else None
+            if first is not None and first.equals(call) and first.intact:
+                return first.result
+            call.result = _CALL(model, *args, **kwargs)
             call.returned = _versioned_leaves(call.result)
-            calls.append(call)
+            calls[method] = None if method in calls else call
             return call.result
 
-        own["forward"] = observed_forward  # what `Module.__setattr__` does, in a tenth of its time
+        kind.__call__ = update_wrapper(observed_call, _CALL)
         try:
             yield name
         finally:
-            if before is None:
-                del own["forward"]
-            else:
-                own["forward"] = before
+            del kind.__call__
         if self._proving:
             self._proving = False
-            self._allowed = frozenset(filter(partial(_may_reuse, calls), ("metrics", "outputs")))
+            of_loss = calls.get("loss")
+            self._allowed = frozenset(
+                name for name in ("metrics", "outputs") if of_loss and _is_alike(of_loss, calls.get(name))
+            )
 
 
-def _may_reuse(calls: Sequence[_Call], method: str) -> bool:
-    """Whether `loss` and a method have called the model once each, alike, with equal and intact results."""
-    of_loss, of_method = ([call for call in calls if call.method == name] for name in ("loss", method))
-    if len(of_loss) != 1 or len(of_method) != 1:
+def _is_alike(of_loss: _Call, other: _Call | None) -> bool:
+    """Whether a method has called the model once, as `loss` has, with equal and intact results."""
+    if other is None or not of_loss.equals(other):
         return False
-    first, second = of_loss[0], of_method[0]
-    return first.equals(second) and first.intact and second.intact and _equal(first.result, second.result)
+    return of_loss.intact and other.intact and _equal(of_loss.result, other.result)
 
 
 def _equal(first: Any, second: Any) -> bool:
@@ -307,6 +322,13 @@ class _State:
         registered = [each for held in modules for name in ("_parameters", "_buffers") for each in held[name].values()]
         wholes = [each.whole if isinstance(each, Stacked) else each for each in registered if each is not None]
         self._tensors = [each for each in wholes if not each.is_inference()]
+        self._modules = modules
+
+    def has_hooks(self) -> bool:
+        """Whether a call of the model calls functions that were registered with it, or with all modules."""
+        if _has_any_global_hook():  # type: ignore[no-untyped-call]
+            return True
+        return any(held["_forward_hooks"] or held["_forward_pre_hooks"] for held in self._modules)
 
     def read(self) -> tuple[list[Any], list[int]]:
         """Return the values, to be compared by identity, and the versions of parameters and buffers."""

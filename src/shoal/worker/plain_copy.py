@@ -19,6 +19,7 @@ from shoal.fuse.rows import bytes_of
 from shoal.fuse.stacked import Stacked
 from shoal.task import Task, size_of
 from shoal.worker.comparison import Comparison, TensorKey, is_same_memory, tensors_of
+from shoal.worker.kept_gradients import KeptGradients
 from shoal.worker.metrics import ValidationMetrics
 from shoal.worker.stepper import PlainStepper
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
@@ -155,9 +156,12 @@ def _copied(runtime: TrialRuntime) -> TrialRuntime:
     with _WholeCopies():
         copied, copies = copy_training(model, optimizers, memo)
     own = dict(zip(map(id, optimizers), copies, strict=True))
+    gradients = KeptGradients(copied, runtime.gradients.kept)
+    gradients.set(runtime.gradients.read())
     return replace(
         runtime,
         model=copied,
+        gradients=gradients,
         optimizer=pytree.tree_unflatten([own[id(one)] for one in leaves], spec),
         scheduler=None,
         carried=None,

@@ -168,7 +168,7 @@ class PlainStepper(Stepper):
     def validate_batch(self, b: int, batch: Any, tick: int, reuse: bool = True) -> tuple[dict[str, Any], Any]:
         """Return loss and metrics of a trial, and its outputs, for a validation batch; without `reuse` of outputs."""
         if not reuse:
-            self._trials[b].reuse = ForwardReuse()
+            self._trials[b].reuse = ForwardReuse(observes=False)
         with self._own_outside(b):
             return self._trials[b].validate_batch(batch, tick)
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,11 +19,26 @@ from torch.utils.data import DataLoader, Dataset
 
 from shoal.fuse.container_sync import MANAGED_ATTRIBUTES
 
-__all__ = ["WHOLE", "Kind", "Part", "Place", "find_parts", "held_values", "is_atom", "joined"]
+__all__ = [
+    "LARGE",
+    "WHOLE",
+    "Kind",
+    "Part",
+    "Place",
+    "consists_of_atoms",
+    "find_parts",
+    "held_values",
+    "is_atom",
+    "joined",
+]
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 _CONTAINERS = (list, deque, dict, set)
+_LEVELS = 5
 _REDUCERS = ("__reduce__", "__reduce_ex__", "__getstate__")
+LARGE = 1000
+"""Most items of a container that may be parts themselves; a larger one is taken as a whole."""
+
 WHOLE = ""
 """Name of the entry that is all of a part: the items of a container, the values of a tensor."""
 
@@ -161,7 +177,9 @@ def held_values(parts: Iterable[Part]) -> Iterator[tuple[str, Any]]:
 
 
 def _items(container: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a container, except those of a set, each with its key as user code would write it."""
+    """Yield the items of a container that is not `LARGE`, except those of a set, with the keys of user code."""
+    if len(container) > LARGE:
+        return
     if isinstance(container, dict):
         for number, (key, value) in enumerate(container.items()):
             yield f"[{key!r}]" if is_atom(key) else f"[item {number}]", value
@@ -200,6 +218,21 @@ def _slots(value: Any) -> dict[str, Any]:
 def is_atom(value: Any) -> bool:
     """Whether a value cannot change and equals what has an equal `repr`."""
     return type(value) in _ATOMS or (type(value) is tuple and all(map(is_atom, value)))
+
+
+def consists_of_atoms(value: Any) -> bool:
+    """Whether a value is of built-in containers, to a few levels, and atoms alone."""
+    inner = [value]
+    for _ in range(_LEVELS):
+        kinds = set(map(type, inner)) - _ATOMS
+        if not kinds <= {list, tuple, dict}:
+            return False
+        if not kinds:
+            return True
+        sequences = [each for each in inner if type(each) in (list, tuple)]
+        tables = [each for each in inner if type(each) is dict]
+        inner = list(chain(*sequences, *tables, *map(dict.values, tables)))
+    return False
 
 
 def joined(place: Place) -> str:

@@ -28,6 +28,7 @@ from shoal.worker.carried_state import CarriedState, Lost
 from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message, save
 from shoal.worker.checkpoint_paths import checkpoint_directory, checkpoint_stem
 from shoal.worker.failures import user_traceback
+from shoal.worker.kept_gradients import KeptGradients
 from shoal.worker.step_settings import StepSettings
 
 __all__ = [
@@ -63,6 +64,7 @@ class TrialRuntime:
         failure: Reason for which the trial fails at the end of its epoch, or "".
         average: Moving averages of the trained parameters by name; empty before the first step, or without `Task.ema`.
         carried: State outside of state dicts; None if the trial is not saved.
+        gradients: What a step leaves for the next one; of a task with a `step` of its own.
     """
 
     member: Member
@@ -71,6 +73,7 @@ class TrialRuntime:
     scheduler: Any
     device: torch.device
     settings: StepSettings
+    gradients: KeptGradients
     by_step: bool = False
     epoch: int = 0
     step: int = 0
@@ -180,6 +183,7 @@ class TrialRuntime:
             _state(self.loss_scale),
             content,
             ", ".join(each.path for each in lost),
+            self.gradients.read(),
         )
         save(directory, state)
         self._set_mode_of_optimizers(train=True)
@@ -243,6 +247,7 @@ class TrialRuntime:
                 self.carried.restore(state.carried, settings=own)
             except CheckpointError as error:
                 raise UnusableTaskError(mismatch_message("model", state, error)) from error
+        self.gradients.set(state.gradients)
         if self.settings.ema_decay is not None:  # else the averages are of another trial or an older task
             self.average = {name: average.to(self.device) for name, average in state.average.items()}
         if self.loss_scale is not None and state.scaler is not None:
@@ -277,7 +282,8 @@ def build(task: Task, member: Member, device: torch.device, saved: bool = True) 
     if settings.scales_loss:
         _check_not_float16(model)
         scale = LossScale()
-    runtime = TrialRuntime(member, model, optimizer, scheduler, device, settings, by_step, loss_scale=scale)
+    gradients = KeptGradients(model, type(task).step is not Task.step)
+    runtime = TrialRuntime(member, model, optimizer, scheduler, device, settings, gradients, by_step, loss_scale=scale)
     runtime.set_mode(train=True)
     if saved:
         runtime.carried = CarriedState(task, model, optimizer, scheduler, device)

@@ -41,14 +41,13 @@ class TrialCache:
 
     def put(self, runtime: TrialRuntime) -> None:
         """Add a trial that has just been saved, and drop the oldest trials if the cache exceeds its limit."""
+        runtime.gradients.set(runtime.gradients.read())  # as after loading a checkpoint
         tensors = _tensors(runtime)
         size = bytes_of(tensors)
         limit = CPU_CACHE_BYTES if runtime.device.type == "cpu" else GPU_CACHE_BYTES
         if size > limit:
             return
         devices = tuple((tensor, tensor.device) for tensor in tensors)
-        for parameter in runtime.model.parameters():  # as after loading a checkpoint, which contains no gradients
-            parameter.grad = None
         for tensor in tensors:  # a view would keep the memory of the whole array alive
             if tensor.device.type != "cpu":
                 tensor.data = tensor.data.to("cpu")
@@ -106,4 +105,5 @@ class WorkerState:
 
 def _tensors(runtime: TrialRuntime) -> list[Tensor]:
     held = state_tensors(runtime.optimizer)
-    return [*runtime.model.parameters(), *runtime.model.buffers(), *held, *runtime.average.values()]
+    registered = (*runtime.model.parameters(), *runtime.model.buffers())
+    return [*registered, *held, *runtime.average.values(), *runtime.gradients.read().values()]
