@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse import array_state, capture, per_member, randomness, slots, step
+from shoal.fuse import array_state, capture, randomness, slots, step
 from shoal.fuse.array import ModelArray
 from shoal.fuse.array_state import ArrayState
 from shoal.fuse.grads import Gradients
@@ -475,7 +475,6 @@ FAULTS = (
         lambda right: ArrayState.restore_member,
         ("State",),
     ),
-    Fault("one by one: replaced buffers not kept", per_member, "commit_member_rows", _nothing, ("OneByOne",)),
     Fault("attributes not given to members", AttributeSync, "push", _nothing, ("State",)),
     Fault("attributes not taken from members", AttributeSync, "pull", _returns(False), ("State",)),
     Fault("gradients added twice", FusedOptimizer, "zero_grad", _nothing, LINEAR),

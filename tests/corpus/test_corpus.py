@@ -18,6 +18,7 @@ FUSED = {
     "corpus_state": """
         CumulativeMean BuffersInPlace BuffersSwapped WeightAverage TargetNetwork Curriculum SmoothingSchedule
         MomentumSchedule TensorMean MemoryBank Codebook CachedPositions HiddenState CachedMask MeterObject
+        MeterOfTensors ActivationsInList ActivationsInDict LossHistory
     """,
     "corpus_random": """
         ManualDropout Gumbel StochasticDepth MixupNumpy MixupDistribution CutOut Variational ShuffledChannels
@@ -41,7 +42,7 @@ FUSED = {
 
 REFUSED = {
     "corpus_state": """
-        FloatMean ActivationsInList ActivationsInDict LossHistory FloatWindow Locked MeterOfTensors ModelCopied
+        FloatMean FloatWindow Locked ModelCopied
     """,
     "corpus_random": "OwnGenerator NumpyGenerator",
     "corpus_structure": """

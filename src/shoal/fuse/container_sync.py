@@ -76,11 +76,20 @@ class ContainerSync:
                     yield (i, name), value
 
     def push(self) -> None:
-        """Give the members what a run has changed in the template's containers."""
+        """Give the members what a run has changed in the template's containers.
+
+        Raises:
+            FusionError: What an earlier run has changed cannot be given to them any more.
+        """
         self._runs += 1
         for place, value in self._candidates():
             contents = contents_of(value)
             before = self._found.get(place)
+            if contents is None and place in self._carried:
+                raise FusionError(
+                    f"{place[1]!r} of a model has come to hold more than {_LARGE} entries, or what an array cannot "
+                    "give to its members; keep less, or in buffers"
+                )
             if contents is None or (before is not None and same_contents(contents, before)):
                 continue
             for b, modules in enumerate(self._members):

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.container_sync import MODULE_ATTRIBUTES, ContainerSync, contents_of, same_contents
+from shoal.fuse.container_sync import MODULE_ATTRIBUTES, ContainerSync
 from shoal.fuse.rows import unstackable
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import UnfusedModule
 
-__all__ = ["AttributeSync", "ModuleChangeDetector", "attributes_changed", "user_attributes"]
+__all__ = ["AttributeSync", "ModuleChangeDetector"]
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -167,24 +167,6 @@ class AttributeSync:
 
 
 _MISSING = object()
-
-
-def user_attributes(model: nn.Module) -> list[Any]:
-    """Attributes that user code has set on the modules of a model, except tensors, with the contents of containers."""
-    return [
-        (id(module), name, contents_of(value))
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if name not in ("_parameters", "_buffers", "_modules", "training") and not isinstance(value, Tensor)
-    ]
-
-
-def attributes_changed(before: list[Any], now: list[Any]) -> bool:
-    """Whether two results of `user_attributes` differ."""
-    return len(before) != len(now) or any(
-        a[:2] != b[:2] or (a[2] is not None and b[2] is not None and not same_contents(a[2], b[2]))
-        for a, b in zip(before, now, strict=True)
-    )
 
 
 def _differ(value: Any, other: Any) -> bool:

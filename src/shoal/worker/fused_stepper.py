@@ -2,16 +2,15 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial, update_wrapper
 from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Profile
@@ -34,9 +33,8 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.step import StepMode, TrainingStep, ways_to_try
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.failures import outcome_of
-from shoal.worker.metrics import ForwardReuse, Precision, ValidationMetrics, task_loss, validation_values
+from shoal.worker.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.worker.outside import OutsideState
-from shoal.worker.plain_copy import PlainCopy
 from shoal.worker.proof import Proof
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
@@ -100,9 +98,14 @@ class FusedStepper(Stepper):
                 scaler=scaler,
                 profile=self._profile,
             )
-        self._reuse = {id(None): ForwardReuse()} | {id(member): ForwardReuse() for member in self._array.members}
-        measure = partial(_validate_batch, task, runtimes[0].autocast, self._reuse)
-        self._validate_batch = update_wrapper(measure, task.metrics)
+        self._reuse = ForwardReuse()
+        measure = partial(validation_values, task, runtimes[0].autocast, self._reuse)
+        self._measure = update_wrapper(measure, task.metrics)
+        self._has_measured = False
+        self._validator: PlainStepper | None = None
+        """Validates the members one after another, if their validation cannot run at once."""
+        if len(runtimes) == 1:
+            self._validate_members()
 
     @property
     def new_profile(self) -> Profile | None:
@@ -125,21 +128,27 @@ class FusedStepper(Stepper):
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster."""
-        if self._proof is None:
-            return self._step(batches, ticks)
-        self._proof.before_step(self.runtimes, batches, ticks, self._next_way)
+        if self._proof is not None:
+            self._proof.before_step(self.runtimes, batches, ticks, self._next_way)
         try:
             losses = self._step(batches, ticks)
         except (StepRefusedError, MixedEpochsError):
             raise
         except Exception as error:
             if self._plain is None:
-                self._proof.refuse_unless_own(
-                    error, self.runtimes, lambda one, b: one.step(self.runtimes[b], batches[b], ticks[b])
-                )
+                self._refuse_unless_own(error, batches, ticks)
             raise
-        self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
+        if self._proof is not None:
+            self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
         return losses
+
+    def _refuse_unless_own(self, error: Exception, batches: Sequence[Any], ticks: Sequence[int]) -> None:
+        """Refuse the array for an error of a step, unless it is known to be that of the user's code."""
+        if self._proof is not None:
+            runtimes = self.runtimes
+            self._proof.refuse_unless_own(error, runtimes, lambda one, b: one.step(runtimes[b], batches[b], ticks[b]))
+        elif outcome_of(error) is Outcome.RAISED:
+            raise StepRefusedError(f"{type(error).__name__}: {error}") from error  # plain training raises what is own
 
     @property
     def _way(self) -> str:
@@ -219,7 +228,7 @@ class FusedStepper(Stepper):
         self._plain = PlainStepper(self._task, self.runtimes, keep_shared=True)
         for parameter in self._array.parameters():
             parameter.grad = None
-        del self._array, self._steps, self._validate_batch, self._reuse
+        del self._array, self._steps, self._measure, self._reuse, self._validator
 
     @contextmanager
     def _checked_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
@@ -243,34 +252,69 @@ class FusedStepper(Stepper):
         proof = self._proof if self._proof is not None and self._proof.wants_validation() else None
         first: list[Any] = []  # batches to compare
         self._array.eval()
-        for reuse in self._reuse.values():
-            reuse.begin_pass()
+        self._reuse.begin_pass()
+        if self._validator is not None:
+            self._validator.begin_pass()
+        versions = self._versions
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = size_of(batch)
                 if proof is not None and number <= COMPARED_BATCHES:
-                    first.append(lazy_clone(batch))  # a model may write to its input
-                self._array.ticks = ticks = (-number,) * len(self.runtimes)
-                try:
-                    with self._checked_draws(ticks):
-                        values = self._array.map(self._validate_batch, batch)
-                except FusionError as error:
-                    raise StepRefusedError(str(error)) from error
-                except Exception as error:
-                    if self._proof is not None:
-                        self._proof.refuse_unless_own(error, self.runtimes, partial(_validate_alone, batch))
-                    raise
-                if isinstance(values, list):
-                    found.add_each([alone.values for alone in values], size)
-                else:
-                    metrics, outputs = values
-                    found.add(metrics, outputs, size)
+                    first.append(batch)
+                if self._validator is None and (values := self._measured(batch, number, versions)) is not None:
+                    found.add(*values, size)
+                if self._validator is not None:
+                    found.add_each(self._measured_alone(self._validator, batch, number), size)
                 if proof is not None and number == COMPARED_BATCHES:
                     proof.check_validation(self.runtimes, first, found)
             if proof is not None and 0 < len(first) < COMPARED_BATCHES:
                 proof.check_validation(self.runtimes, first, found)
         self._array.train()
         return found.per_trial()
+
+    def _measured(self, batch: Any, number: int, versions: list[int]) -> tuple[Any, Any] | None:
+        """Validate a batch for all members at once; return None if that fails: they run one by one from now on.
+
+        A model may write to its input, so it gets a copy.
+
+        Args:
+            versions: `_versions` at the begin of the validation.
+        """
+        self._array.ticks = ticks = (-number,) * len(self.runtimes)
+        try:
+            with self._checked_draws(ticks):
+                values: tuple[Any, Any] = self._array.map(self._measure, lazy_clone(batch))
+                self._has_measured = True
+        except Exception as error:  # the members raise what is the user's own
+            if outcome_of(error) is Outcome.OUT_OF_MEMORY:
+                raise
+            if self._has_measured:  # the failed run is not rolled back, so the array begins anew from its members
+                if self._versions != versions:
+                    raise StepRefusedError(f"{error}, in a validation that changes parameters or buffers") from error
+                self._profile = self.new_profile or self._profile
+                self._fuse()
+                self._array.eval()
+            self._validate_members()
+            _log.warning("validation runs model by model: %s", error)
+            return None
+        return values
+
+    def _measured_alone(self, validator: PlainStepper, batch: Any, number: int) -> list[tuple[dict[str, Any], Any]]:
+        """Validate a batch for one member after another."""
+        state = self._array.state
+        state.sync_before_member_runs()
+        values = validator.validate_each(batch, -number)
+        for b in range(len(self.runtimes)):
+            state.commit_member(b)
+        return values
+
+    def _validate_members(self) -> None:
+        """Validate the members one after another from now on."""
+        self._validator = PlainStepper(self._task, self.runtimes, in_array=True)
+
+    @property
+    def _versions(self) -> list[int]:
+        return [tensor._version for tensor in self._array.state.tensors()]
 
 
 class CustomStep:
@@ -407,27 +451,3 @@ def _max_norms(runtimes: Sequence[TrialRuntime]) -> list[float] | None:
 def _loss_scales(runtimes: Sequence[TrialRuntime]) -> list[LossScale]:
     """Return the loss scales of the trials. Either all trials of an array have one, or none."""
     return [runtime.loss_scale for runtime in runtimes if runtime.loss_scale is not None]
-
-
-def _validate_batch(
-    task: Task, precision: Precision, reuse: Mapping[int, ForwardReuse], model: nn.Module, batch: Any
-) -> Any:
-    """Return the validation values of a batch, for the array or for one of its members.
-
-    Args:
-        reuse: `id` of each member, and of None for the array, -> reuse of its outputs.
-    """
-    if id(model) in reuse:
-        return _MemberValues(validation_values(task, precision, reuse[id(model)], model, batch))
-    return validation_values(task, precision, reuse[id(None)], model, batch)
-
-
-def _validate_alone(batch: Any, one: PlainCopy, b: int) -> None:
-    one.validate([batch])
-
-
-@dataclass(frozen=True)
-class _MemberValues:
-    """Validation values of one member. The class is not a pytree node, so members may have different metrics."""
-
-    values: tuple[dict[str, Any], Any]
