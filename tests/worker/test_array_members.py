@@ -300,7 +300,7 @@ def test_epochs_that_do_not_mix_take_turns(tmp_path: Path, caplog: pytest.LogCap
     epochs = [[(report.trial, report.epoch) for report in event.reports] for event in said]
     assert sorted({one for some in epochs for one in some}) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
     assert epochs[-1] == [(0, 3)], epochs
-    assert "take turns: random numbers of Python's or NumPy's" in caplog.text
+    assert "take turns: random numbers are drawn past torch's own functions" in caplog.text
 
 
 class LateDraws(Net):

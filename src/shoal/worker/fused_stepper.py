@@ -231,18 +231,24 @@ class FusedStepper(Stepper):
         del self._array, self._steps, self._measure, self._reuse, self._validator
 
     @contextmanager
-    def _checked_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
-        """Seed the process-wide generators for a step, and refuse draws that should differ between members."""
+    def _checked_draws(self, ticks: Sequence[int], mixed: bool = False, validating: bool = False) -> Iterator[None]:
+        """Seed the process-wide generators for a step, and refuse draws that should differ between members.
+
+        Members at one epoch that run at once draw what each draws alone, and in plain steps they are seeded one by one.
+        """
         lead = self.runtimes[0]
         with seeded([step_seed(lead.trial.data_seed, tick) for tick in ticks], lead.device):
-            torch_draws = DrawDetector(lead.device) if len(self.runtimes) > 1 else None
-            python_draws = PythonRngSnapshot() if torch_draws is not None and (mixed or self._one_by_one) else None
+            if len(self.runtimes) == 1 or not (mixed or self._one_by_one):
+                yield
+                return
+            torchs, others = DrawDetector(lead.device), PythonRngSnapshot()
             yield
-            if python_draws is not None and python_draws.has_drawn():
+            if (validating or self._way != "plain") and (torchs() or others.has_drawn()):
                 owner = "each epoch" if mixed else "each member"
-                raise FusionError(f"random numbers of Python's or NumPy's are drawn, of which {owner} has its own")
-            if torch_draws is not None and torch_draws():
-                raise FusionError("random numbers are drawn from torch's default generator past torch's own functions")
+                raise FusionError(
+                    "random numbers are drawn past torch's own functions (by Python, NumPy, a script), of which "
+                    f"{owner} has its own"
+                )
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """Validate all members in one pass over the batches."""
@@ -282,7 +288,7 @@ class FusedStepper(Stepper):
         """
         self._array.ticks = ticks = (-number,) * len(self.runtimes)
         try:
-            with self._checked_draws(ticks):
+            with self._checked_draws(ticks, validating=True):
                 values: tuple[Any, Any] = self._array.map(self._measure, lazy_clone(batch))
                 self._has_measured = True
         except Exception as error:  # the members raise what is the user's own
