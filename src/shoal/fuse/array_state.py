@@ -90,17 +90,11 @@ class ArrayState:
         try:
             with use_source(source), FunctionInterceptor(len(self.members), source, check_gradient):
                 yield self.template
-            added, removed = self._changes.undo_registrations()
-            if removed:
-                raise FusionError(
-                    f"a function deletes {sorted(removed)} of the model; do so before the models are fused"
-                )
-            if added:
-                raise NeedsMemberError(f"it registers {sorted(added)}")
+            if names := self._changes.registrations():
+                raise NeedsMemberError(f"it registers or deletes {names} of the model")
             _commit(self.slots, self.template)
             self.version += sum([slot.push_requires_grad() for slot in self.slots])
         except BaseException:
-            self._changes.undo_registrations()
             for slot in self.slots:
                 slot.propagate_write()
             raise

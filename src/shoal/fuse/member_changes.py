@@ -194,7 +194,7 @@ class ModuleChangeDetector:
             for container in (module._parameters, module._buffers, module._modules)
             if isinstance(container, dict)
         ] + hooks
-        self._before = [dict(container) for container in self._containers]
+        self._before = [set(container) for container in self._containers]
         self._count = sum(map(len, self._containers))
         self._registered_tensors = [
             [
@@ -239,25 +239,15 @@ class ModuleChangeDetector:
             if own.requires_grad != slot.member_tensors[0].requires_grad:
                 slot.check_equal_requires_grad()
 
-    def undo_registrations(self) -> tuple[set[str], set[str]]:
-        """Undo a function's registrations and deletions of parts of the template; returns the names of both.
-
-        A hook that is registered or removed is in the first set, since each member does the same when it runs.
-        """
-        added: set[str] = set()
-        removed: set[str] = set()
-        if sum(map(len, self._containers)) != self._count:
-            for container, before in zip(self._containers, self._before, strict=True):
-                if container.keys() == before.keys():
-                    continue
-                if id(container) in self._hooks_of_template:
-                    added.add("a hook")
-                else:
-                    added |= container.keys() - before.keys()
-                    removed |= before.keys() - container.keys()
-                container.clear()
-                container.update(before)
-        return added, removed
+    def registrations(self) -> list[str]:
+        """Names of parts that a function has registered in the template or deleted from it; "a hook" for hooks."""
+        if sum(map(len, self._containers)) == self._count:
+            return []
+        found: set[str] = set()
+        for container, before in zip(self._containers, self._before, strict=True):
+            if names := container.keys() ^ before:
+                found |= {"a hook"} if id(container) in self._hooks_of_template else names
+        return sorted(found)
 
     def check_modules(self, b: int) -> None:
         """Check a member's submodules and hooks, of which the template has copies."""
