@@ -128,3 +128,13 @@ def test_a_validation_that_fails_late_and_has_changed_buffers_is_refused() -> No
     stepper = FusedStepper(task, runtimes(task, [trial(number) for number in range(TRIALS)]))
     with pytest.raises(StepRefusedError, match=r"a plain value .* in a validation that changes parameters or buffers"):
         stepper.validate(BATCHES)
+
+
+def test_the_reason_is_logged_once_for_a_task(caplog: pytest.LogCaptureFixture) -> None:
+    class Twice(Number):
+        pass
+
+    for _ in range(2):
+        FusedStepper(task := Twice(), runtimes(task, [trial(number) for number in range(TRIALS)])).validate(BATCHES)
+    (said,) = [record.getMessage() for record in caplog.records if "one after another" in record.getMessage()]
+    assert "Number.metrics (test_validation_by_members.py:" in said

@@ -43,6 +43,9 @@ __all__ = ["CustomStep", "FusedStepper", "make_stepper"]
 
 _log = logging.getLogger("shoal.worker")
 
+_logged: set[type] = set()
+"""Tasks whose reason to validate trials one after another was logged."""
+
 COMPARED_BATCHES = 2
 """Validation batches whose values are compared: the second may reuse outputs, which the first does not."""
 
@@ -301,7 +304,9 @@ class FusedStepper(Stepper):
                 self._fuse()
                 self._array.eval()
             self._validate_members()
-            _log.warning("validation runs model by model: %s", error)
+            if type(self._task) not in _logged:
+                _logged.add(type(self._task))
+                _log.warning("trials of an array validate one after another: %s", error)
             return None
         return values
 
