@@ -27,7 +27,7 @@ from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
 from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
-from shoal.fuse.per_member import error_location
+from shoal.fuse.per_member import error_location, tensors_in
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.step import StepMode, TrainingStep, ways_to_try
@@ -264,13 +264,12 @@ class FusedStepper(Stepper):
         self._reuse.begin_pass()
         if self._validator is not None:
             self._validator.begin_pass()
-        versions = self._versions
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = size_of(batch)
                 if proof is not None and number <= COMPARED_BATCHES:
-                    first.append(batch)
-                if self._validator is None and (values := self._measured(batch, number, versions)) is not None:
+                    first.append(lazy_clone(batch))  # a model may write to its input
+                if self._validator is None and (values := self._measured(batch, number)) is not None:
                     found.add(*values, size)
                 if self._validator is not None:
                     found.add_each(self._measured_alone(self._validator, batch, number), size)
@@ -281,25 +280,21 @@ class FusedStepper(Stepper):
         self._array.train()
         return found.per_trial()
 
-    def _measured(self, batch: Any, number: int, versions: list[int]) -> tuple[Any, Any] | None:
-        """Validate a batch for all members at once; return None if that fails: they run one by one from now on.
-
-        A model may write to its input, so it gets a copy.
-
-        Args:
-            versions: `_versions` at the begin of the validation.
-        """
+    def _measured(self, batch: Any, number: int) -> tuple[Any, Any] | None:
+        """Validate a batch for all members at once; return None if that fails: they run one by one from now on."""
         self._array.ticks = ticks = (-number,) * len(self.runtimes)
+        given = batch if self._has_measured else lazy_clone(batch)  # which a failed run may have written to
+        versions = self._versions(batch)
         try:
             with self._checked_draws(ticks, validating=True):
-                values: tuple[Any, Any] = self._array.map(self._measure, lazy_clone(batch))
+                values: tuple[Any, Any] = self._array.map(self._measure, given)
                 self._has_measured = True
         except Exception as error:  # the members raise what is the user's own
             if outcome_of(error) is Outcome.OUT_OF_MEMORY:
                 raise
             if self._has_measured:  # the failed run is not rolled back, so the array begins anew from its members
-                if self._versions != versions:
-                    raise StepRefusedError(f"{error}, in a validation that changes parameters or buffers") from error
+                if self._versions(batch) != versions:
+                    raise StepRefusedError(f"{error}, in a validation that writes to the model or its batch") from error
                 self._profile = self.new_profile or self._profile
                 self._fuse()
                 self._array.eval()
@@ -323,9 +318,9 @@ class FusedStepper(Stepper):
         """Validate the members one after another from now on."""
         self._validator = PlainStepper(self._task, self.runtimes, in_array=True)
 
-    @property
-    def _versions(self) -> list[int]:
-        return [tensor._version for tensor in self._array.state.tensors()]
+    def _versions(self, batch: Any) -> list[int]:
+        """Versions of all that a validation may write to in place."""
+        return [each._version for each in (*self._array.state.tensors(), *tensors_in(batch)) if not each.is_inference()]
 
 
 class CustomStep:
