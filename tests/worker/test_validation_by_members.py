@@ -134,9 +134,7 @@ class Overwriting(Later):
 def test_a_validation_that_has_written_and_fails_late_is_refused(kind: Callable[[], Task]) -> None:
     task = kind()
     stepper = FusedStepper(task, runtimes(task, [trial(number) for number in range(TRIALS)]))
-    with pytest.raises(
-        StepRefusedError, match=r"a plain value .* in a validation that writes to the model"
-    ):
+    with pytest.raises(StepRefusedError, match=r"a plain value .* in a validation that writes to the model"):
         stepper.validate([(x, y.clone()) for x, y in BATCHES])
 
 
