@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse import array_state, capture, per_member, randomness, slots, step
+from shoal.fuse import array_state, capture, randomness, slots, step
 from shoal.fuse.array import ModelArray
 from shoal.fuse.array_state import ArrayState
 from shoal.fuse.grads import Gradients
@@ -347,10 +347,7 @@ def _masks_longer(right: Any) -> Any:
 
 def _values_rolled(right: Any) -> Any:
     def of_batch(*arguments: Any) -> Any:
-        found = right(*arguments)
-        if isinstance(found, fused_stepper._MemberValues):
-            return found
-        values, outputs = found
+        values, outputs = right(*arguments)
         return {name: _rolled(value) for name, value in values.items()}, outputs
 
     return of_batch
@@ -475,7 +472,6 @@ FAULTS = (
         lambda right: ArrayState.restore_member,
         ("State",),
     ),
-    Fault("one by one: replaced buffers not kept", per_member, "commit_member_rows", _nothing, ("OneByOne",)),
     Fault("attributes not given to members", AttributeSync, "push", _nothing, ("State",)),
     Fault("attributes not taken from members", AttributeSync, "pull", _returns(False), ("State",)),
     Fault("gradients added twice", FusedOptimizer, "zero_grad", _nothing, LINEAR),
@@ -493,7 +489,7 @@ FAULTS = (
     Fault(
         "training mode in validation", ModelArray, "eval", lambda right: lambda self: self, ("Dropout", "Convolution")
     ),
-    Fault("a neighbour's metrics", fused_stepper, "_validate_batch", _values_rolled, ("Program", "Evaluated")),
+    Fault("a neighbour's metrics", fused_stepper, "validation_values", _values_rolled, ("Program", "Evaluated")),
     Fault("a neighbour's means", metrics.MetricMeans, "add", _means_rolled, ("Program", "Evaluated")),
     Fault("means without sizes of batches", metrics.MetricMeans, "add", _sizes_alike, ("Program", "Labels")),
     Fault("a neighbour's outputs", metrics, "_member_slice", _other_output, ("Evaluated",)),

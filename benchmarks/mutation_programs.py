@@ -251,28 +251,6 @@ class Leaves(Labels):
         return super().loss(model, batch) + 0 * model.left.sqrt().detach()
 
 
-class OneByOne(Program):
-    """The loss reads a number, so that its members run one by one, with a buffer that is replaced."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = nn.Linear(FEATURES, HIDDEN), nn.Linear(HIDDEN, 1)
-            self.register_buffer("mean", torch.zeros(FEATURES))
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.training:
-                self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
-            return self.outer(self.inner(x - self.mean).tanh())
-
-    def net(self, config: Any) -> nn.Module:
-        return self.Net()
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        loss = super().loss(model, batch)
-        return loss / (1 + float(loss.detach()))
-
-
 class Evaluated(Labels):
     """Metrics of a model that is switched, and of all outputs of the validation set."""
 
@@ -319,6 +297,6 @@ PROGRAMS = {
     kind.__name__: kind
     for kind in (
         *(Program, Labels, Convolution, Attention, Recurrent, Dropout, Clipped, Accumulated, OwnStep, State, Buffers),
-        *(Captured, Scheduled, Leaves, OneByOne, Evaluated, Noisy, Long),
+        *(Captured, Scheduled, Leaves, Evaluated, Noisy, Long),
     )
 }

@@ -51,9 +51,6 @@ class Eager(Rival):
         yield from self.array.buffers()
         yield from of_optimizers(member for optimizer in self.optimizers for member in optimizer.members)
 
-    def note(self) -> str:
-        return "member by member" if self.array.state.by_member else ""
-
 
 class Compiled(Eager):
     """The whole step captured, after an eager one."""

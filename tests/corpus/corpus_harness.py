@@ -39,9 +39,12 @@ EPOCHS = 3
 RATES = (0.03, 0.04, 0.05, 0.06, 0.065, 0.08)
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
 LOGGERS = ("shoal.fuse", "shoal.worker")
-NO_REFUSAL = re.compile(r"leave the job after an error|has no signature|take turns|trials \[\d+\] cannot be one array")
-"""Warnings that tell of a failure, of epochs, or of a trial that is alone anyway; all others tell that trials of an
-array are trained by themselves."""
+NO_REFUSAL = re.compile(
+    r"leave the job after an error|has no signature|take turns|trials \[\d+\] cannot be one array|"
+    r"validate one after another"
+)
+"""Warnings that tell of a failure, of epochs, of validation, or of a trial that is alone anyway; all others tell that
+trials of an array are trained by themselves."""
 
 _calls = logging.getLogger("corpus")
 

@@ -126,10 +126,10 @@ def test_adaptive_softmax() -> None:
 
 
 def test_prediction_by_adaptive_softmax() -> None:
-    """What depends on the data runs member by member."""
+    """What depends on the data is refused."""
 
     def make() -> nn.Module:
         softmax = nn.AdaptiveLogSoftmaxWithLoss(8, 10, [3, 6], div_value=2.0)
         return Of(lambda m, x: m.softmax.predict(m.first(x)), first=nn.Linear(4, 8), softmax=softmax)
 
-    check(make, X, members=3, apart=True)
+    check(make, X, members=3, refused=True)

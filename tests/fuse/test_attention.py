@@ -146,7 +146,6 @@ def _alone_and_together(make: Callable[[], nn.Module], *batch: Tensor, members: 
     """A member in company does what it does in an array of its own."""
     array = fuse(build(make, members), range(members))
     first, second = (pytree.tree_leaves(array(*batch)) for _ in range(2))
-    assert not array.state.by_member, "ran member by member"
     for b, model in enumerate(build(make, members)):
         alone = fuse([model], [b])
         for together in (first, second):

@@ -126,7 +126,6 @@ def test_a_frozen_parameter_that_is_written_to_becomes_the_members_own(members: 
     assert len(list(array.shared_parameters())) == (members > 1)
     for _ in range(3):
         compare(array(X), [twin(X) for twin in twins])
-    assert not array.state.by_member
     for model, twin in zip(models, twins, strict=True):
         close(model.centre, twin.centre, "centre")
 

@@ -74,7 +74,6 @@ def test_equals_the_members_alone(make: Callable[[], nn.Module], members: int, o
         optimizer.step()
         for own_optimizer in optimizers:
             own_optimizer.step()
-    assert not array.state.by_member
     for b, (member, twin) in enumerate(zip(array.unfuse(), alone, strict=True)):
         close(member(X), twin(X), f"member {b} by itself")
 
@@ -102,4 +101,3 @@ def test_functions_that_take_a_format(last: bool) -> None:
     array = fuse([nn.Identity() for _ in each])
     compare(array.map(ask, Stacked(torch.stack(each))), [ask(nn.Identity(), x) for x in each])
     assert all(rows)
-    assert not array.state.by_member

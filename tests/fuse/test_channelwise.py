@@ -151,7 +151,7 @@ def test_powers_of_the_members_own() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Conv1d(4, 3, 1), nn.LPPool1d(1.5 + torch.initial_seed() % 3, 2))
 
-    check(make, INPUTS[1], members=3, apart=True)  # the module takes it for a plain float
+    check(make, INPUTS[1], members=3, refused=True)  # the module takes it for a plain float
 
 
 def test_shared_indices_and_own_values_in_every_mix() -> None:

@@ -155,3 +155,17 @@ def test_lists_that_a_caller_makes_different_are_refused() -> None:
     together[0].held.append("only here")
     with pytest.raises(FusionError, match="the members now differ in 'held'; fuse them again"):
         array.map(lambda model: model.layer(X).sum())
+
+
+def test_a_list_that_outgrows_its_limit_is_refused() -> None:
+    def fill(model: Model, x: Tensor) -> Tensor:
+        loss = model.layer(x).sum()
+        model.held += [loss.detach()] * 300
+        return loss
+
+    models = [Model([]) for _ in range(2)]
+    array = fuse(models)
+    array.map(fill, X)
+    assert [len(model.held) for model in models] == [300, 300]
+    with pytest.raises(FusionError, match="'held' of a model has come to hold more than 1000 entries"):
+        array.map(fill, X)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from twins import build, check_table, close, compare, compare_state
+from twins import build, check, check_table, close, compare
 
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
@@ -127,10 +127,6 @@ CASES: dict[str, Case] = {
 }
 
 
-BY_MEMBER = {"local-response-norm", "lp-pooling"}
-"""What may run member by member, and need not."""
-
-
 def total(result: Any) -> Tensor:
     leaves = [leaf for leaf in pytree.tree_leaves(result) if leaf.requires_grad]
     return torch.stack([leaf.sin().sum() for leaf in leaves]).sum()
@@ -143,19 +139,11 @@ def case(name: str) -> tuple[Any, ...]:
 
 
 def test_equals_the_members_alone() -> None:
-    check_table({name: case(name) for name in CASES if name not in BY_MEMBER})
+    check_table({name: case(name) for name in CASES if name != "lp-pooling"})
 
 
-@pytest.mark.parametrize("name", sorted(BY_MEMBER))
-def test_what_may_run_member_by_member_equals_the_members_alone(name: str) -> None:
-    make, x = case(name)
-    array, alone = fuse(build(make, 3)), build(make, 3)
-    result, expected = array(x), [model(x) for model in alone]
-    compare(result, expected)
-    total(result).backward()
-    for own in expected:
-        total(own).backward()
-    compare_state(array, alone)
+def test_what_takes_a_plain_float_is_refused() -> None:
+    check(*case("lp-pooling"), members=3, refused=True)
 
 
 DROPOUTS: dict[str, Callable[[float], nn.Module]] = {
@@ -182,7 +170,6 @@ def test_dropout_rates(make: Callable[[float], nn.Module]) -> None:
         for b, own in enumerate(alone):
             for mine, leaf in zip(pytree.tree_leaves(own(SERIES)), result, strict=True):
                 close(leaf[b], mine[0], f"member {b}")
-    assert not array.state.by_member
 
 
 INTEGERS: dict[str, tuple[Callable[[Any], nn.Module], list[Any]]] = {
@@ -229,4 +216,3 @@ def test_integers_and_flags_make_another_structure(name: str) -> None:
         for path, parameter in model.named_parameters():
             grad = columns[path].grad[b] if path in columns else member.get_parameter(path).grad
             close(grad, parameter.grad, f"gradient of {path} of {b}")
-    assert not array.state.by_member

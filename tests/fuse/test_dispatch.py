@@ -1,4 +1,4 @@
-"""Functions without a rule run by vmap, in a loop or member by member, with correct results."""
+"""Functions without a rule run by vmap or in a loop, with correct results, or are refused."""
 
 import logging
 import traceback
@@ -105,7 +105,7 @@ def test_at_once() -> None:
 
 double = Doubler.apply
 
-APART: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
     "custom function": (linear, lambda m, x: Doubler.apply(m(x))),
     "custom function in the middle": (linear, lambda m, x: double(m(x)).square().mean()),
     "list of what custom functions made": (linear, lambda m, x: torch.cat([m(x), double(m(x))])),
@@ -139,12 +139,10 @@ def _adversarial(m: nn.Module, x: Tensor) -> Tensor:
     return m(x.detach() + 0.1 * grad.sign())
 
 
-@pytest.mark.parametrize(("name", "members"), [*((name, 3) for name in APART), ("float", 1)])
-def test_apart(name: str, members: int, caplog: pytest.LogCaptureFixture) -> None:
-    make, fn = APART[name]
-    check(make, X, fn=fn, members=members, apart=True)
-    notes = [record for record in caplog.records if "member by member" in record.message]
-    assert len(notes) == (members > 1), "the reason is logged once"
+@pytest.mark.parametrize(("name", "members"), [*((name, 3) for name in REFUSED), ("float", 1)])
+def test_what_needs_one_members_value_is_refused(name: str, members: int) -> None:
+    make, fn = REFUSED[name]
+    check(make, X, fn=fn, members=members, refused=members > 1)
 
 
 class Statistics(nn.Module):
@@ -170,8 +168,8 @@ class Statistics(nn.Module):
 @pytest.mark.parametrize("ask", [False, True])
 def test_buffers_are_kept_and_counted_once(ask: bool) -> None:
     make = lambda: Statistics()  # noqa: E731
-    array = check(make, X, fn=lambda m, x: m(x, ask=ask), members=3, apart=ask, steps=3)
-    assert array.stacked.steps.tolist() == [3, 3, 3]
+    array = check(make, X, fn=lambda m, x: m(x, ask=ask), members=3, refused=ask, steps=3)
+    assert array.stacked.steps.tolist() == [0 if ask else 3] * 3
 
 
 def test_members_that_disagree_only_later() -> None:
@@ -188,7 +186,7 @@ def test_members_that_disagree_only_later() -> None:
     for _ in range(2):
         array(X)
     with pytest.raises(
-        FusionError, match=r"Late.forward \(test_dispatch.py:\d+\): .* go back to what was saved before"
+        FusionError, match=r"Late.forward \(test_dispatch.py:\d+\): .* whose effects are not rolled back"
     ):
         array(X)
 

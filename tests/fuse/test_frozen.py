@@ -144,7 +144,6 @@ def test_statistics_of_a_frozen_batch_norm_follow_its_members(first) -> None:  #
         close(model[1].running_mean, twin[1].running_mean, "mean")
         close(model[1].running_var, twin[1].running_var, "variance")
         assert int(model[1].num_batches_tracked) == 3
-    assert not array.state.by_member
 
 
 def test_a_buffer_written_from_outside_is_noticed() -> None:

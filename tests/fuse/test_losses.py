@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from twins import Of, build, check, check_table, compare
 
+from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.stacked import Stacked
 
@@ -190,7 +191,7 @@ def test_losses_of_rows() -> None:
 
     names = [name for name in ROWS if works_in_torch(ROWS[name])]
     check_table({name: (partial(make, name), X) for name in names if name != APART}, members=[3], steps=1)
-    check(partial(make, APART), X, members=3, steps=1, apart=True)
+    check(partial(make, APART), X, members=3, steps=1, refused=True)
 
 
 def test_losses_of_maps() -> None:
@@ -292,7 +293,7 @@ def test_smoothing_of_none_is_not_spoilt_by_an_impossible_class() -> None:
 
 def test_smoothing_beyond_one_is_refused_in_torchs_words() -> None:
     array = fuse([Smoothed(NUMBERS["smoothing"], rate).double() for rate in (0.5, 1.5)])
-    with pytest.raises(RuntimeError, match=r"label_smoothing must be between 0\.0 and 1\.0\. Got: 1\.5"):
+    with pytest.raises(FusionError, match=r"label_smoothing must be between 0\.0 and 1\.0\. Got: 1\.5"):
         array(X)
 
 

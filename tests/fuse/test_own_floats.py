@@ -1,4 +1,4 @@
-"""A member's own float among other numbers stays a Python float; what takes no such float runs member by member."""
+"""A member's own float among other numbers stays a Python float; what takes no such float is refused."""
 
 import copy
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, distributions, nn
 
+from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 
 RATES = (0.1, 0.3, 0.7)
@@ -49,21 +50,27 @@ NUMBERS: dict[str, Callable[[Any], Tensor]] = {
 }
 
 
-BY_MEMBER: dict[str, Callable[[Any], Tensor]] = {
+REFUSED: dict[str, Callable[[Any], Tensor]] = {
     "complex": lambda m: m.weight * abs((-m.rate) ** 0.5),
     "compared": lambda m: m.weight * 2 if m.rate > 0.2 else m.weight,
     "larger": lambda m: m.weight * max(m.rate, 0.2),
 }
 
 
-@pytest.mark.parametrize("name", [*NUMBERS, *BY_MEMBER])
-def test_arithmetic_is_pythons_and_what_differs_in_kind_runs_member_by_member(name: str) -> None:
-    use = {**NUMBERS, **BY_MEMBER}[name]
+@pytest.mark.parametrize("name", NUMBERS)
+def test_arithmetic_is_pythons(name: str) -> None:
+    use = NUMBERS[name]
     models = [Warm(rate) for rate in RATES]
     want = torch.stack([use(model).detach() for model in models])
     array = fuse(copy.deepcopy(models))
     torch.testing.assert_close(array.map(use).detach(), want, rtol=1e-15, atol=0)
-    assert bool(array.state.by_member) == (name in BY_MEMBER)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_differs_in_kind_is_refused(name: str) -> None:
+    array = fuse([Warm(rate) for rate in RATES])
+    with pytest.raises(FusionError, match=r"\(test_own_floats\.py:\d+\): a plain value .*array\.unfuse\(\)"):
+        array.map(REFUSED[name])
 
 
 DISTRIBUTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -86,46 +93,24 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_a_distribution_of_an_own_float(name: str) -> None:
-    """Each member draws what it draws alone."""
+    """Each member draws what it draws alone; most distributions take no such float, and are refused."""
     models = [Warm(rate) for rate in RATES]
 
     def draw(model: Any) -> Tensor:
         return DISTRIBUTIONS[name](model.weight, model.rate)
 
-    alone = [fuse([copy.deepcopy(model)], [b]).map(draw)[0] for b, model in enumerate(models)]
     array = fuse(copy.deepcopy(models), range(3))
-    result = array.map(draw)
-    torch.testing.assert_close(result.detach(), torch.stack(alone).detach(), rtol=1e-9, atol=1e-12)
+    if name not in ("relaxed", "uniform"):
+        with pytest.raises(FusionError, match=r"test_own_floats\.py:\d+\): .*array\.unfuse\(\)"):
+            array.map(draw)
+        return
+    alone = [fuse([copy.deepcopy(model)], [b]).map(draw)[0] for b, model in enumerate(models)]
+    torch.testing.assert_close(array.map(draw).detach(), torch.stack(alone).detach(), rtol=1e-9, atol=1e-12)
 
 
-def test_a_function_that_fails_at_once_alone_runs_member_by_member(caplog: pytest.LogCaptureFixture) -> None:
-    """An error of the function itself is raised as it is."""
-
-    def unknown(model: Any) -> Tensor:
-        return model.weight * (1 / len(type(model.weight).__name__.replace("Stacked", "")))
-
-    array = fuse([Warm(rate) for rate in RATES])
-    result = array.map(unknown)
-    torch.testing.assert_close(result[0], array.members[0].weight / len("Tensor"))
-    assert array.state.by_member
-    assert "ZeroDivisionError" in caplog.text
-
+def test_an_error_is_raised_as_it_is() -> None:
     def wrong(model: Any) -> Tensor:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        array.map(wrong)
-
-
-def test_attributes_of_a_parameter() -> None:
-    """An array's tensors lack them, so the function runs member by member, on rows that have them."""
-
-    def tagged(model: Any) -> Tensor:
-        return model.weight * model.weight.tag * model.count.tag
-
-    models = [Warm(rate) for rate in RATES]
-    for b, model in enumerate(models):
-        model.weight.tag, model.count.tag = 2.0 + b, 3 * b + 1
-    for members in (models[:1], models):
-        want = torch.stack([tagged(model).detach() for model in members])
-        torch.testing.assert_close(fuse(members).map(tagged).detach(), want)
+        fuse([Warm(rate) for rate in RATES]).map(wrong)

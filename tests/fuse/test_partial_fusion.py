@@ -76,7 +76,6 @@ def test_three_steps_equal_those_of_the_members_alone(name: str) -> None:
             own.zero_grad()
             loss(twin, X).backward()
             own.step()
-    assert not array.state.by_member
     assert len(optimizer.unfuse()) == members
     for b, (member, twin) in enumerate(zip(array.unfuse(), twins, strict=True)):
         for key, value in twin.state_dict().items():
@@ -169,7 +168,6 @@ def test_attributes_and_parts_of_modules_apart() -> None:
     array = fuse(models, strict=False)
     out = array(X)
     compare(out, [twin(X) for twin in twins])
-    assert not array.state.by_member
     out.sum().backward()
     for b, twin in enumerate(twins):
         twin(X).sum().backward()
@@ -190,7 +188,6 @@ def test_results_of_different_shape_stay_apart_until_their_shapes_agree() -> Non
     models = [Widths(width).double() for width in (2, 5)]
     array = fuse(models, strict=False)
     compare(array(X), [model(X) for model in models])
-    assert not array.state.by_member
 
 
 def tied() -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""A member's random numbers depend on the member only: they are equal alone, in an array, at once and one by one."""
+"""A member's random numbers depend on the member only: they are equal alone and in an array."""
 
 import random
 from collections.abc import Callable
@@ -26,16 +26,6 @@ TOKENS = torch.arange(15).view(3, 5) % 11
 CPU = torch.device("cpu")
 
 
-class Noise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x + torch.rand_like(x) + F.dropout(torch.ones(6))[0]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
 def _embedded(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Embedding(11, 8), layer)
 
@@ -55,11 +45,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "alpha": (lambda: nn.Sequential(nn.Linear(6, 8), nn.AlphaDropout(), nn.FeatureAlphaDropout()), X),
     "rrelu": (lambda: nn.Sequential(nn.Linear(6, 8), nn.RReLU()), X),
     "samples": (lambda: Of(_sampled, w=nn.Linear(6, 6)), X),
-    "custom function": (lambda: Of(lambda m, x: Noise.apply(m.w(x)) + Noise.apply(x), w=nn.Linear(6, 6)), X),
     "gumbel": (lambda: Of(lambda m, x: F.gumbel_softmax(m.w(x)), w=nn.Linear(6, 3)), X),
-    "fresh noise": (lambda: Of(lambda m, x: m.w(x) + torch.empty(2, dtype=x.dtype).normal_(), w=nn.Linear(6, 2)), X),
     "fresh own noise": (lambda: Of(lambda m, x: m.w(x) + torch.empty_like(m.w(x)).uniform_(), w=nn.Linear(6, 2)), X),
-    "distribution": (lambda: Of(lambda m, x: torch.distributions.Normal(m.w(x), 1.0).rsample(), w=nn.Linear(6, 2)), X),
     "lstm": (lambda: Of(lambda m, x: m.r(m.e(x))[0], e=nn.Embedding(11, 4), r=nn.LSTM(4, 4, 2, dropout=0.5)), TOKENS),
     "transformer": (lambda: _embedded(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)), TOKENS),
     "attention": (
@@ -93,10 +80,15 @@ def all_results(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
     return results
 
 
-def added_numbers(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-    """Has to run member by member."""
-    number = float(next(model.parameters()).detach().sum())
-    return {name: result + number for name, result in all_results(model, inputs).items()}
+@pytest.mark.parametrize(
+    "draw", [lambda x: x + torch.empty(6).normal_(), lambda x: torch.distributions.Normal(x, 1.0).rsample()]
+)
+def test_numbers_written_to_a_tensor_that_all_share_are_refused(draw: Callable[[Tensor], Tensor]) -> None:
+    array = fuse(build(lambda: Of(lambda m, x: draw(m.w(x)), w=nn.Linear(6, 6)), 2))
+    with pytest.raises(
+        FusionError, match=r"normal_ writes random numbers to a tensor that all members share; .*unfuse"
+    ):
+        array(X)
 
 
 def test_a_member_draws_the_same_alone_and_in_company() -> None:
@@ -108,16 +100,6 @@ def test_a_member_draws_the_same_alone_and_in_company() -> None:
     for name in MODELS:
         assert not torch.allclose(together[0][name], together[1][name]), f"steps draw alike: {name}"
         assert not torch.allclose(together[0][name][0], together[0][name][1]), f"members draw alike: {name}"
-
-
-def test_a_member_draws_the_same_at_once_and_one_by_one() -> None:
-    at_once = run(fuse(build(of_all, 3), SEEDS[:3]), all_results)
-    apart = fuse(build(of_all, 3), SEEDS[:3])
-    numbers = torch.stack([next(model.parameters()).detach().sum() for model in apart.unfuse()])
-    for mine, own in zip(at_once, run(apart, added_numbers), strict=True):
-        for name, result in mine.items():
-            close(own[name], result + numbers.view(3, *[1] * (result.dim() - 1)), name)
-    assert apart.state.by_member
 
 
 def test_equal_weights_and_seeds_give_equal_results_and_other_seeds_others() -> None:

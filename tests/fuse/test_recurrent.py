@@ -304,7 +304,6 @@ def test_weights_are_not_moved_while_the_array_runs(monkeypatch: pytest.MonkeyPa
     array = fuse(build(LAYERS["lstm"], 3))
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", refuse)
     array(SEQUENCE)
-    assert not array.state.by_member
     assert nn.RNNBase.flatten_parameters is refuse
 
 

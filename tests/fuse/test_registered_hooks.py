@@ -4,9 +4,11 @@ import copy
 from collections import Counter, OrderedDict, defaultdict
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.transaction import Transaction
 
@@ -63,16 +65,14 @@ class Capturing(nn.Module):
         return self.last(self.first(x))
 
 
-def test_each_member_registers_its_own() -> None:
-    """Else the members, which the plain way runs, would have the mark that they are ready, and no hook."""
+def test_a_hook_of_a_first_call_is_refused_and_each_member_may_register_its_own() -> None:
     models = [Capturing() for _ in range(3)]
     alone = copy.deepcopy(models)
     array = fuse(models)
-    for _ in range(3):
-        want = torch.stack([model(X) for model in alone])
-        torch.testing.assert_close(array(X), want, rtol=1e-9, atol=1e-12)
-    for member, x in zip(array.unfuse(), want, strict=True):
-        torch.testing.assert_close(member(X), x, rtol=1e-9, atol=1e-12)
+    with pytest.raises(FusionError, match=r"it registers or deletes \['a hook'\] .*array\.unfuse\(\)"):
+        array(X)
+    for member, model in zip(array.unfuse(), alone, strict=True):
+        torch.testing.assert_close(member(X), model(X), rtol=1e-9, atol=1e-12)
 
 
 class Dropping(nn.Module):
@@ -86,8 +86,9 @@ class Dropping(nn.Module):
 
 def test_a_rollback_beside_floats_in_which_members_differ() -> None:
     models = [Dropping(rate).eval() for rate in (0.1, 0.2, 0.5)]
-    alone = copy.deepcopy(models)
+    want = torch.stack([model.layers(X) for model in models])
     array = fuse(models)
-    for _ in range(2):
-        found = array.map(lambda model, x: model.decoded(x), X)
-        assert torch.equal(found, torch.stack([model.decoded(X) for model in alone]))
+    with pytest.raises(FusionError, match=r"Dropping\.decoded.*: a plain value is asked for"):
+        array.map(lambda model, x: model.decoded(x), X)
+    torch.testing.assert_close(array.map(lambda model, x: model.layers(x), X), want, rtol=1e-9, atol=1e-12)
+    assert [model.layers[2].p for model in array.unfuse()] == [0.1, 0.2, 0.5]

@@ -130,7 +130,6 @@ def test_three_steps_equal_those_of_the_members_alone(name: str) -> None:
             close(whole[b], out, f"output of {b}")
             out.square().mean().backward()
             own.step()
-    assert not array.state.by_member
     for b, (member, twin) in enumerate(zip(array.unfuse(), twins, strict=True)):
         for key, value in twin.state_dict().items():
             close(member.state_dict()[key], value, f"{key} of {b}")

@@ -265,31 +265,6 @@ def test_one_member_runs_as_itself() -> None:
     assert step.way == "plain"
 
 
-def test_a_parameter_that_only_some_members_use() -> None:
-    class Some(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.a(x) + self.b(x) if float(self.a.bias.detach().sum()) > 0.3 else self.a(x)
-
-    def run(way: StepMode) -> list[dict[str, Tensor]]:
-        models = build(Some, 3)
-        for model, bias in zip(models, (0.0, 0.2, 0.0), strict=True):
-            nn.init.constant_(model.a.bias, bias)
-        array = fuse(models)
-        optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
-        step = TrainingStep(array, optimizer, loss, (way,))
-        for _ in range(3):
-            step((X, Y))
-        return states(array)
-
-    for b, (mine, other) in enumerate(zip(run("eager"), run("plain"), strict=True)):
-        for name, value in mine.items():
-            close(other[name], value, f"{name} of {b}")
-
-
 def test_an_error_names_the_users_line() -> None:
     def wrong(model: nn.Module, batch: Any) -> Tensor:
         return model(batch[0].T).sum()

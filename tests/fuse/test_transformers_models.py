@@ -198,7 +198,6 @@ def test_three_steps(name: str) -> None:
             close(losses[b], loss, f"loss of {b}")
             loss.backward()
             alone[b].step()
-    assert not array.state.by_member
     compare_state(array, twins)
     for member, twin in zip(array.unfuse(), twins, strict=True):
         for (path, mine), other in zip(member.named_parameters(), twin.parameters(), strict=True):
@@ -227,20 +226,19 @@ def test_dropout_is_that_of_the_same_member_fused_alone(name: str) -> None:
             loss.sum().backward()
     without = fuse(build(model.make, 3)).map(partial(_loss, model.fn))
     assert not torch.isclose(losses, without, rtol=1e-6, atol=0).any(), "nothing was dropped"
-    assert not array.state.by_member
     for b, single in enumerate(singles):
         for (path, mine), other in zip(array.stacked.named_parameters(), single.stacked.parameters(), strict=True):
             if other.grad is not None:
                 close(mine.grad[b], other.grad[0], f"gradient of {path} of {b}")
 
 
-def test_whole_outputs() -> None:
+def test_whole_outputs_are_refused_at_first() -> None:
     model = MODELS["BERT"]
     check(
         *(model.make, TOKENS),
         fn=lambda m, tokens: dict(m(tokens, output_hidden_states=True, output_attentions=True)),
         members=2,
-        apart=True,  # the first call registers hooks that capture these outputs
+        refused=True,  # the first call registers hooks that capture these outputs
     )
 
 
@@ -257,7 +255,7 @@ def test_one_batch_each() -> None:
     models, twins = build(model.make, 3), build(model.make, 3)
     tokens = torch.randint(3, 50, (3, 4, 6), generator=torch.Generator().manual_seed(1))
     masks = torch.ones_like(tokens)
-    masks[1, 0, 3:] = masks[2, 3, 1:] = 0
+    masks[0, 2, 2:] = masks[1, 0, 3:] = masks[2, 3, 1:] = 0  # the model asks whether anything is masked
     labels = torch.randint(0, 2, (3, 4), generator=torch.Generator().manual_seed(2))
 
     def run(model: Any, tokens: Tensor, mask: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -303,7 +301,7 @@ def test_what_is_computed_in_float32_agrees_to_its_accuracy(name: str) -> None:
     assert not found
 
 
-APART = {
+REFUSED = {
     "custom autograd function": Model(
         *("BloomForCausalLM", "BloomConfig", predict),
         {"vocab_size": 50, "hidden_size": 16, "n_layer": 2, "n_head": 2},
@@ -316,10 +314,10 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("name", APART)
-def test_member_by_member(name: str) -> None:
-    model = APART[name]
-    check(model.make, fn=model.fn, members=5, steps=1, apart=True)
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    model = REFUSED[name]
+    check(model.make, fn=model.fn, members=5, refused=True)
 
 
 @pytest.mark.thorough
@@ -339,13 +337,13 @@ print(hash("seed"), *digests().items(), sep="\\n")
     own = digests()
     assert seed != str(hash("seed"))
     assert lines == list(map(str, own.items()))
-    assert len(set(own.values())) == len(MODELS) + len(APART)
+    assert len(set(own.values())) == len(MODELS) + len(REFUSED)
 
 
 def digests() -> dict[str, str]:
     """Of all models."""
     with torch.device("meta"):
-        return {name: structure_digest(model.make()) for name, model in {**MODELS, **APART}.items()}
+        return {name: structure_digest(model.make()) for name, model in {**MODELS, **REFUSED}.items()}
 
 
 def of_text(model: Any, batch: Any) -> Tensor:

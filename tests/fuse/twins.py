@@ -10,6 +10,7 @@ from looped_functions import in_loops
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 
@@ -80,7 +81,7 @@ def check(
     *batch: Any,
     fn: Callable[..., Any] | None = None,
     members: int = 2,
-    apart: bool = False,
+    refused: bool = False,
     steps: int = 2,
     tolerance: float = TOLERANCE,
 ) -> ModelArray:
@@ -91,7 +92,7 @@ def check(
         batch: shared by all.
         fn: as for `ModelArray.map`; by default the model is called.
         members: B.
-        apart: whether the function has to run member by member.
+        refused: whether the function cannot run for all members at once; this leaves no trace.
         steps: calls, of which gradients accumulate.
         tolerance: relative and absolute.
     """
@@ -99,6 +100,11 @@ def check(
     twins = build(make, members)
     array = fuse(models, seeds=range(members))
     fn = fn or (lambda model, *inputs: model(*inputs))
+    if refused:
+        with pytest.raises(FusionError, match=r"compute with tensors, .* for model in array\.unfuse\(\)\]"):
+            array.map(fn, *copy.deepcopy(batch))
+        compare_state(array, twins, tolerance)
+        return array
     for _ in range(steps):
         result = array.map(fn, *copy.deepcopy(batch))
         expected = [fn(twin, *copy.deepcopy(batch)) for twin in twins]
@@ -108,8 +114,6 @@ def check(
             total.backward()
             for own in expected:
                 sum(leaf.cos().sum() for leaf in _differentiable(own)).backward()
-    by_member = bool(array.state.by_member)
-    assert by_member == (apart and members > 1), "ran member by member" if by_member else "ran at once"
     compare_state(array, twins, tolerance)
     return array
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from contract_samples import Planned
+from contract_samples import Planned, Small, X, Y, runtimes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -25,8 +25,10 @@ from shoal.data.datasets import DataSets
 from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
+from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.run import Trainer
 from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.stepper import PlainStepper
 from shoal.worker.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")
@@ -300,7 +302,19 @@ def test_epochs_that_do_not_mix_take_turns(tmp_path: Path, caplog: pytest.LogCap
     epochs = [[(report.trial, report.epoch) for report in event.reports] for event in said]
     assert sorted({one for some in epochs for one in some}) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
     assert epochs[-1] == [(0, 3)], epochs
-    assert "take turns: random numbers of Python's or NumPy's" in caplog.text
+    assert "take turns: random numbers are drawn past torch's own functions" in caplog.text
+
+
+def test_plain_steps_of_trials_at_different_epochs_are_no_draws() -> None:
+    """The generators are seeded for each trial then."""
+    task, sides = Small(), []
+    for kind in (FusedStepper, PlainStepper):
+        together = runtimes(task, [trial(number) for number in range(3)])
+        together[2].epoch = 1
+        stepper = kind(task, together)
+        sides.append([stepper.train_step([(X[:4], Y[:4])] * 3, [tick, tick, tick + 3]) for tick in range(6)])
+    for mine, alone in zip(*sides, strict=True):
+        torch.testing.assert_close(mine, alone, rtol=1e-9, atol=0)
 
 
 class LateDraws(Net):

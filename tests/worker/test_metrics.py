@@ -19,9 +19,9 @@ from shoal.journal.view import JournalView
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.text import best_text
 from shoal.task import Task
-from shoal.worker.fused_stepper import FusedStepper, make_stepper
+from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.metrics import MetricMeans
-from shoal.worker.stepper import PlainStepper, Stepper, StepRefusedError
+from shoal.worker.stepper import PlainStepper, Stepper
 
 BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
 """Of 4, 4 and 2 samples."""
@@ -53,15 +53,6 @@ class ByMember(Small):
         if mean.item() > 0:
             found["positive"] = mean
         return found
-
-
-class ByMemberLate(ByMember):
-    """As `ByMember`, but only from the second batch on; the first batch is evaluated for all at once."""
-
-    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
-        if torch.equal(batch[0], BATCHES[0][0]):
-            return {**Small.metrics(self, model, batch), "positive": model(batch[0]).mean()}
-        return super().metrics(model, batch)
 
 
 def steppers(task: Task, count: int) -> list[Stepper]:
@@ -101,17 +92,6 @@ def test_a_metric_may_be_one_tensor_that_changes_with_each_batch() -> None:
     for number, size in ((1.0, 2), (4.0, 4)):
         means.add_each([{"seen": value.fill_(number)}], size)
     assert means.per_trial() == [{"seen": 3.0}]
-
-
-def test_what_shows_in_a_later_batch_is_refused_and_right_by_themselves() -> None:
-    task, trials = ByMemberLate(), [trial(b) for b in range(5)]
-    with pytest.raises(
-        StepRefusedError, match=r"ByMember.metrics \(test_metrics.py:\d+\): a plain value .* in a later call"
-    ):
-        FusedStepper(task, runtimes(task, trials)).validate(BATCHES)
-    stepper = make_stepper(task, runtimes(task, trials), plain=True)
-    for runtime, metrics in zip(stepper.runtimes, stepper.validate(BATCHES), strict=True):
-        assert metrics == pytest.approx(expected(task, runtime.model), rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,6 @@ def test_each_trial_is_as_if_alone(ranks: tuple[int, ...], tmp_path: Path, monke
     some = members(*ranks)
     together = work(Adapted(), tmp_path / "together", some)
     assert made[0].partial
-    assert not made[0].state.by_member
     for each in some:
         number = each.trial.number
         alone = work(Adapted(), tmp_path / f"alone {number}", [each])

@@ -1,6 +1,5 @@
 """`ModelArray`: B models of equal structure as one `nn.Module`, whose tensors have a leading axis B."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -14,30 +13,16 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shoal.core.errors import FusionError
-from shoal.fuse.array_state import EVERY_FUNCTION, ArrayState
+from shoal.fuse.array_state import ArrayState
 from shoal.fuse.checks import parse_indices
-from shoal.fuse.member_changes import attributes_changed, user_attributes
-from shoal.fuse.per_member import (
-    describe_function,
-    error_location,
-    function_identity,
-    refuse_outer_grad,
-    run_each_member,
-    tensors_in,
-)
+from shoal.fuse.per_member import error_location, function_identity, refuse_outer_grad, tensors_in
 from shoal.fuse.randomness import active_source
 from shoal.fuse.shard import IndivisibleStepError, active_shard
-from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events, refuse_custom_autograd
 from shoal.fuse.transaction import Transaction
 from shoal.fuse.unfused_module import unfused_parameters, unfused_tensor_places
 
 __all__ = ["MapRunner", "ModelArray"]
-
-_log = logging.getLogger("shoal.fuse")
-
-_logged: set[Any] = set()
-"""Functions whose reason to run member by member was logged."""
 
 
 class MapRunner:
@@ -46,122 +31,78 @@ class MapRunner:
     def __init__(self, state: ArrayState) -> None:
         self._state = state
         self._ran: set[Any] = set()
-        """Functions that have run for all members at once without an error."""
+        """Functions that have run without an error, each with the mode of the array."""
 
     def __call__(self, fn: Callable[..., Any], training: bool, batch: tuple[Any, ...]) -> Any:
         """Run a function on all members; this counts as one call of the array."""
         keys = self._state.next_keys()
         key = (function_identity(fn), training)
-        by_member = self._state.by_member
-        divided = active_shard() is not None  # only a run at once knows of shards
-        if (len(self._state.members) == 1 and not divided) or key in by_member or EVERY_FUNCTION in by_member:
-            return self._run_each(fn, keys, batch)
-        if key not in self._ran:
-            return self._run_first_time(fn, key, keys, batch)
+        run = self._run if key in self._ran else self._run_first_time
         try:
-            return self._run_at_once(fn, keys, batch)
+            result = run(fn, keys, batch)
         except NeedsMemberError as error:
-            by_member.add(key)
+            reason = f"{error_location(error, fn)}: {error}"
+            if active_shard() is not None:
+                raise IndivisibleStepError(reason) from error
+            if key in self._ran:
+                reason += ", in a later call than the first, whose effects are not rolled back"
             raise FusionError(
-                f"{error_location(error, fn)}: {error}, in a later call than the first, whose effects are not rolled "
-                "back; go back to what was saved before it (from now on the function runs member by member)"
+                f"{reason}; compute with tensors, not with numbers (no `.item()`), or run it on the members, which are "
+                "ordinary models: [fn(model, *batch) for model in array.unfuse()]"
             ) from error
-
-    def _run_first_time(
-        self, fn: Callable[..., Any], key: Any, keys: Callable[[], list[int]], batch: tuple[Any, ...]
-    ) -> Any:
-        """Run a function for the first time: at once, or, after a failure and a rollback, member by member.
-
-        An error that the function raises member by member, too, is its own; any other one is a failure to run at once.
-        """
-        failure: Exception | None = None
-        transaction = self._transaction(fn)
-        while True:
-            uniform = [slot for slot in self._state.slots if slot.uniform]
-            try:
-                result = self._run_at_once(fn, keys, batch, transaction)
-            except (FusionError, torch.OutOfMemoryError):
-                raise
-            except (NeedsMemberError, Exception) as error:
-                reason = f"{error_location(error, fn)}: {error}"
-                if isinstance(error, Exception):
-                    failure = error
-                    reason = f"{error_location(error, fn)}: {type(error).__name__}: {error}"
-                written = self._shared_slot(error)
-            else:
-                self._ran.add(key)
-                return result
-            transaction.restore()
-            if written is not None:
-                self._state.unshare(written)
-                transaction = self._transaction(fn)
-            elif uniform:
-                for slot in uniform:  # the function may have to change such a buffer differently in each member
-                    slot.uniform = False
-            else:
-                break
-        if active_shard() is not None:
-            raise IndivisibleStepError(f"{reason}, so it must run member by member")
-        try:
-            result = self._run_each(fn, keys, batch)
-        except Exception as error:
-            if type(error) is type(failure):
-                raise failure from None  # it names the shapes of one member
-            raise
-        finally:
-            del failure  # its traceback refers to this frame
-        self._state.by_member.add(key)
-        if key not in _logged:
-            _logged.add(key)
-            _log.warning("a function runs member by member: %s", reason)
+        self._ran.add(key)
         return result
 
-    def _run_at_once(
-        self,
-        fn: Callable[..., Any],
-        keys: Callable[[], list[int]],
-        batch: tuple[Any, ...],
-        transaction: Transaction | None = None,
-    ) -> Any:
+    def _run_first_time(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
+        """Run a function, and once more if it may have to write to what the members share; failed runs leave no trace.
+
+        Shared are frozen parameters that are stored once, and buffers that it sees as one plain tensor.
+        """
+        uniform = [slot for slot in self._state.slots if slot.uniform]
+        while True:
+            transaction = self._transaction(fn)
+            try:
+                result = self._run(fn, keys, batch)
+                if (left := transaction.find_stacked()) is not None:
+                    raise NeedsMemberError(f"it puts a tensor into `{left}`, where each member has its own")
+                return result
+            except (NeedsMemberError, Exception) as error:
+                transaction.restore()
+                if isinstance(error, (FusionError, torch.OutOfMemoryError)) or not self._unshare(error):
+                    for slot in uniform:  # it fails for another reason
+                        slot.uniform = True
+                    raise
+
+    def _run(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
         bypassed = events.bypasses
         try:
             with self._state.open(keys, partial(refuse_outer_grad, self._state.slots)) as model:
                 result = fn(model, *batch)
                 with torch._C.DisableTorchFunction():
-                    result = pytree.tree_map(lambda value: _expand_leaf(value, len(self._state.members)), result)
-                if transaction is not None and (left := transaction.find_member_effect()) is not None:
-                    raise NeedsMemberError(left)
-            return result
+                    return pytree.tree_map(lambda value: _expand_leaf(value, len(self._state.members)), result)
         except RuntimeError as error:
             if events.bypasses == bypassed:
                 raise
             raise NeedsMemberError(str(error)) from error
 
-    def _run_each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
-        """Run a function on one member after another; their parameters are rows of the stacked ones."""
-        if active_shard() is not None:
-            raise IndivisibleStepError(f"{describe_function(fn)} must run member by member")
-        state = self._state
-        state.sync_before_member_runs()
-        several = len(state.members) > 1
-        attributes = user_attributes(state.members[0]) if several else []
-        results = run_each_member(state, fn, keys, batch)
-        if several and attributes_changed(attributes, user_attributes(state.members[0])):
-            state.by_member.add(EVERY_FUNCTION)  # the members hold attributes that the template does not
-        return _join(results)
-
     def _transaction(self, fn: Callable[..., Any]) -> Transaction:
-        """Take a snapshot of everything that a run for all members at once may change."""
+        """Take a snapshot of everything that a run may change."""
         state = self._state
         state.sync_from_members()
         own = [*(slot.data for slot in state.slots if slot.member_tensors), *unfused_tensor_places(state.unfused)]
-        places = {(id(held), key) for slot in state.slots for held, key in slot.places[0]}
-        return Transaction([state.template], [fn], tensors=own, places=places)
+        return Transaction([state.template], [fn], tensors=own)
 
-    def _shared_slot(self, error: BaseException) -> Slot | None:
-        """The slot of the frozen parameter, stored once, that the function tried to change; else None."""
+    def _unshare(self, error: BaseException) -> bool:
+        """Give each member its own copy of what a failed run may have to write to; return whether there is anything."""
         target = error.target if isinstance(error, SharedWriteError) else None
-        return next((slot for slot in self._state.slots if slot.shared and slot.data is target), None)
+        for slot in self._state.slots:
+            if slot.shared and slot.data is target:
+                self._state.unshare(slot)
+                return True
+        uniform = [slot for slot in self._state.slots if slot.uniform]
+        for slot in uniform:
+            slot.uniform = False
+        return bool(uniform)
 
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
@@ -179,26 +120,6 @@ def _expand_leaf(value: Any, members: int) -> Any:
     if value is not None:
         raise NeedsMemberError(f"it returns a {type(value).__name__}, which may differ between members")
     return None
-
-
-def _join(results: list[Any]) -> Any:
-    """Join the results of a run member by member, in the form of a run at once."""
-    leaves, specs = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
-    for b, spec in enumerate(specs):
-        if spec != specs[0]:
-            raise FusionError(f"members 0 and {b} return results of different structure: {specs[0]} and {spec}")
-    return pytree.tree_unflatten([_join_leaf(column) for column in zip(*leaves, strict=True)], specs[0])
-
-
-def _join_leaf(column: tuple[Any, ...]) -> Any:
-    if all(isinstance(value, Tensor) for value in column):
-        shapes = [tuple(value.shape) for value in column]
-        if any(shape != shapes[0] for shape in shapes):
-            raise FusionError(f"the members return tensors of different shapes, {shapes}; return their means or sums")
-        return torch.stack(column)
-    if all(isinstance(value, _NUMBERS) for value in column):
-        return torch.tensor(column)
-    return None if all(value is None for value in column) else list(column)
 
 
 class ModelArray(nn.Module):
@@ -290,10 +211,8 @@ class ModelArray(nn.Module):
     def map(self, fn: Callable[..., Any], *batch: Any) -> Any:
         """Compute `[fn(member, *batch) for member in members]` in one run for all members.
 
-        The first call of `fn` may show that `fn` cannot run for all members at once. Then the call's effects on
-        parameters, gradients, buffers, attributes, and on the lists, dicts and variables that `fn` names are rolled
-        back, and `fn` runs member by member. This also happens if `fn` returns an object, or stores a tensor in such
-        a list, dict or variable, so that each member's own value is stored.
+        A first call of `fn` that fails is rolled back: its effects on parameters, gradients, buffers, attributes, and
+        on the lists, dicts and variables that `fn` names.
 
         Args:
             fn: Function that takes a model and a batch and returns tensors, nested in any way. It sees the shapes of
@@ -301,13 +220,13 @@ class ModelArray(nn.Module):
             batch: Arguments that all members share, or that are `Stacked`.
 
         Returns:
-            The result of `fn`, with each tensor or number as a tensor with a leading axis B. Any other leaf but None (a
-            string, a numpy array, an object that is not a pytree node of torch) becomes a list of B values.
+            The result of `fn`, with each tensor or number as a tensor with a leading axis B. Other leaves but None (a
+            string, a numpy array, an object that is not a pytree node of torch) are refused.
 
         Raises:
             FusionError: `fn` is not a function; `map` is called within a function that this array or another one runs;
                 `fn` accesses gradients of parameters without using the model that it is given, as an optimizer
-                does; or a call of `fn` after the first one shows that it must run member by member.
+                does; or `fn` cannot run for all members at once, since it needs the value of a single one.
         """
         if not callable(fn):
             raise FusionError(f"`fn` must be a function of a model and a batch, got {fn!r}")

@@ -16,19 +16,16 @@ from shoal.core.errors import FusionError
 from shoal.fuse.checks import check_structure
 from shoal.fuse.container_sync import MODULE_ATTRIBUTES
 from shoal.fuse.guard import guard
-from shoal.fuse.intercept import FunctionInterceptor, RowLookup
+from shoal.fuse.intercept import FunctionInterceptor, GradientCheck
 from shoal.fuse.member_changes import AttributeSync, ModuleChangeDetector
 from shoal.fuse.model_copy import copy_model
 from shoal.fuse.randomness import RandomSource, member_keys, use_source
-from shoal.fuse.rows import forget_missing_grads, storage_address
+from shoal.fuse.rows import storage_address
 from shoal.fuse.slots import Slot, find_slots, tensors_within
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.unfused_module import insert_unfused_modules, unfused_tensor_places
 
-__all__ = ["EVERY_FUNCTION", "ArrayState", "check_shared", "commit_member_rows"]
-
-EVERY_FUNCTION = "every function"
-"""Entry of `ArrayState.by_member` that stands for all functions."""
+__all__ = ["ArrayState"]
 
 
 class ArrayState:
@@ -46,8 +43,6 @@ class ArrayState:
         self._tick_offsets = (0,) * len(members)
         self.version = 0
         """Incremented when parameters are frozen or unfrozen; steps captured at an earlier version are out of date."""
-        self.by_member: set[Any] = set()
-        """Functions that run member by member."""
         self.template = copy_model(members[0], tensors_within(members[0]))
         for (path, name), differing in attributes.items():
             guard(vars(self.template.get_submodule(path)), name, differing, f"{path}.{name}".lstrip("."))
@@ -76,38 +71,30 @@ class ArrayState:
 
     @contextmanager
     def open(
-        self, keys: Tensor | Callable[[], list[int]] | None = None, row_lookup: RowLookup | None = None
+        self, keys: Tensor | Callable[[], list[int]] | None = None, check_gradient: GradientCheck | None = None
     ) -> Iterator[nn.Module]:
         """Context manager that yields the template, a model of the user's own class whose tensors are `Stacked`.
 
         Args:
             keys: Keys of the random numbers drawn in the context, int64 [B], or a function that makes them; by default
                 those of the next call.
-            row_lookup: See `FunctionInterceptor`.
+            check_gradient: See `FunctionInterceptor`.
         """
         if keys is None:
             keys = self.next_keys()
         self.sync_from_members()
         self._changes.check_modules(self.tick % len(self.members))
-        forget_missing_grads(self._stacked.parameters())
         for slot in self.slots:
             slot.install()
         source = RandomSource(keys)
         try:
-            with use_source(source), FunctionInterceptor(len(self.members), source, row_lookup):
+            with use_source(source), FunctionInterceptor(len(self.members), source, check_gradient):
                 yield self.template
-            added, removed = self._changes.undo_registrations()
-            if removed:
-                raise FusionError(
-                    f"a function deletes {sorted(removed)} of the model; do so before the models are fused"
-                )
-            if added:
-                self.by_member.add(EVERY_FUNCTION)  # each member gets the added parts, and the template does not
-                raise NeedsMemberError(f"it registers {sorted(added)}")
+            if names := self._changes.registrations():
+                raise NeedsMemberError(f"it registers or deletes {names} of the model")
             _commit(self.slots, self.template)
             self.version += sum([slot.push_requires_grad() for slot in self.slots])
         except BaseException:
-            self._changes.undo_registrations()
             for slot in self.slots:
                 slot.propagate_write()
             raise
@@ -148,9 +135,16 @@ class ArrayState:
 
     def commit_member(self, b: int) -> None:
         """Copy tensors by which member b replaced its own during a run into the array; then restore its own."""
-        slots = self.stacked_slots()
-        commit_member_rows(slots, b, [slot.member_tensors[b] for slot in slots], self.members[b])
-        check_shared(self.slots)
+        found = [(slot, slot.value_at(b + 1)) for slot in self.stacked_slots()]
+        _check_no_parameters((slot, value) for slot, value in found if value is not slot.member_tensors[b])
+        changed = [
+            (slot, value)
+            for slot, value in found
+            if value is not slot.member_tensors[b] or value.data_ptr() != slot.addresses[b]
+        ]
+        for slot, value in _without_overlap(changed, self.members[b]):
+            slot.update_member(b, value)
+        _check_shared(self.slots)
 
     def restore_member(self, b: int) -> None:
         """Restore the tensors of member b after its run has failed."""
@@ -200,7 +194,7 @@ def _keys(seeds: Sequence[int], tick: int, ahead: Sequence[int]) -> list[int]:
     return member_keys(seeds, [tick + more for more in ahead])
 
 
-def check_shared(slots: Sequence[Slot]) -> None:
+def _check_shared(slots: Sequence[Slot]) -> None:
     """Refuse a change of a frozen parameter that is stored once for all members."""
     for slot in slots:
         if slot.shared and slot.versions != slot.own_versions():
@@ -220,19 +214,6 @@ def _commit(slots: Sequence[Slot], template: nn.Module) -> None:
         slot.propagate_write()
         if slot.shared:
             slot.versions = slot.own_versions()
-
-
-def commit_member_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor], member: nn.Module) -> None:
-    """Copy values that user code has assigned in member b into the stacked tensors.
-
-    Args:
-        rows: Tensors that the member held before: rows of the stacked tensors, or the member's own.
-    """
-    found = [(slot, slot.value_at(b + 1), row) for slot, row in zip(slots, rows, strict=True)]
-    _check_no_parameters((slot, value) for slot, value, row in found if value is not row)
-    changed = [(slot, value) for slot, value, row in found if value is not row or value.data_ptr() != slot.addresses[b]]
-    for slot, value in _without_overlap(changed, member):
-        slot.update_member(b, value)
 
 
 def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:

@@ -81,11 +81,20 @@ class ContainerSync:
                     yield (i, name), value
 
     def push(self, search: bool) -> None:
-        """Give the members what a run has changed in the template's containers, or, with `search`, any earlier run."""
+        """Give the members what a run has changed in the template's containers, or, with `search`, any earlier run.
+
+        Raises:
+            FusionError: What an earlier run has changed cannot be given to them any more.
+        """
         self._runs += not search
         for place, value in self._candidates(search):
             contents = contents_of(value)
             before = self._found.get(place)
+            if contents is None and place in self._carried:
+                raise FusionError(
+                    f"{place[1]!r} of a model has come to hold what an array cannot give to its members (a module, an "
+                    f"optimizer, containers {_DEPTH} deep); keep less in it, or keep it in buffers"
+                )
             if contents is None or (before is not None and same_contents(contents, before)):
                 continue
             for b, modules in enumerate(self._members):

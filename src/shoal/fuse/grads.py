@@ -10,7 +10,6 @@ from torch import Tensor
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import parse_member_values
-from shoal.fuse.rows import members_without_grad
 
 __all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_", "parse_limits"]
 
@@ -43,8 +42,6 @@ class Gradients:
             counted: Sequence[int] = range(len(own))
             if params is not None:
                 counted = [b for b, p in enumerate(own) if id(p) in params]
-            if missing := members_without_grad(data):
-                counted = [b for b in counted if b not in missing]
             if len(counted) == len(own):
                 stacked.append(data.grad)
             else:

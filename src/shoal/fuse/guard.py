@@ -1,4 +1,4 @@
-"""Guards on attributes in which members differ: a function that reads such an attribute runs member by member.
+"""Guards on attributes in which members differ: a function that reads such an attribute is refused.
 
 Forward passes seldom read the configurations and tables of a model, such as the `peft_config` and ranks of adapters. So
 models that differ only there count as equal in structure. The template of the array holds the first member's values,

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
@@ -22,7 +22,6 @@ from shoal.fuse.aliasing import record_copy, refuse_aliased_write, share_memory
 from shoal.fuse.generators import forked_rng
 from shoal.fuse.patches import HiddenWarning, begun_checkpoints, close_checkpoints, install_patches, remove_patches
 from shoal.fuse.randomness import RandomSource, active_source, current_source, use_source
-from shoal.fuse.rows import members_without_grad, record_row_grad
 from shoal.fuse.rules.attention import multi_head_without_overrides
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.shard import IndivisibleStepError, active_shard
@@ -45,7 +44,7 @@ from shoal.fuse.stacked import (
     stack,
 )
 
-__all__ = ["FunctionInterceptor", "RowLookup", "dispatch", "loop", "member_run"]
+__all__ = ["FunctionInterceptor", "GradientCheck", "dispatch", "loop", "member_run"]
 
 _log = logging.getLogger("shoal.fuse")
 _looped: set[Any] = {Tensor.__setitem__}
@@ -252,24 +251,24 @@ def _describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 Stacked.dispatch = staticmethod(dispatch)
 
 
-RowLookup = Callable[[Tensor], tuple[Tensor, int] | None]
-"""Function that maps a tensor to the stacked parameter of which it is a row, and the row's index; else to None."""
+GradientCheck = Callable[[Tensor], None]
+"""Function that refuses access to the gradient of a tensor."""
 
 
 class FunctionInterceptor(TorchFunctionMode):
     """Torch function mode that runs functions for all members, and gives each member its own random numbers.
 
     Random functions are intercepted even if all of their tensors are shared. The mode is idle while another source of
-    random numbers is active: a single member then runs within the array's run. With `row_lookup`, a single member runs
-    on rows of stacked parameters, so that its gradients go to rows of the stacked gradients.
+    random numbers is active: a single member then runs within the array's run. `check_gradient` is called with each
+    plain tensor whose gradient is read or set.
     """
 
-    def __init__(self, members: int, source: RandomSource, row_lookup: RowLookup | None = None) -> None:
+    def __init__(self, members: int, source: RandomSource, check_gradient: GradientCheck | None = None) -> None:
         super().__init__()
         self._members = members
         self._source = source
         self._single_member = source.single_member
-        self._row_lookup = row_lookup
+        self._check_gradient = check_gradient
 
     def __enter__(self) -> Self:
         install_patches()
@@ -308,25 +307,12 @@ class FunctionInterceptor(TorchFunctionMode):
     def _run_intercepted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function of plain tensors that must not run as in plain PyTorch."""
         if self._single_member and func is F.multi_head_attention_forward:
-            with FunctionInterceptor(1, self._source, self._row_lookup):  # only functions in it draw
+            with FunctionInterceptor(1, self._source):  # only functions in it draw
                 return multi_head_without_overrides(*args, **kwargs)
         if draws_random(func, args, kwargs):
             return self._draw(func, args, kwargs)
-        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
-            return _new_leaf(*args)
-        if (
-            self._row_lookup is not None
-            and func in _ROW_ATTRIBUTES
-            and (found := self._row_lookup(args[0])) is not None
-        ):
-            return True if func == _IS_LEAF else _gradient_of_row(*found, *args[1:])
-        if self._row_lookup is not None and func in _REQUIRES_GRAD_SETTERS and self._row_lookup(args[0]) is not None:
-            if (*args[1:], True)[0] == args[0].requires_grad:
-                return args[0]
-            raise FusionError(
-                "a parameter is frozen or unfrozen while the model runs (as by peft's `disable_adapter`), which works "
-                "in plain PyTorch only; use a model of its own without the adapter instead"
-            )
+        if self._check_gradient is not None and func in _GRADIENT_ATTRIBUTES:
+            self._check_gradient(args[0])
         if not self._single_member and func in _REQUIRES_GRAD_SETTERS and args[1:] in ((), (True,)):
             raise NeedsMemberError("`requires_grad` is set on a tensor that all members share")
         if not self._single_member and updates_statistics(func, args, kwargs):
@@ -360,9 +346,9 @@ class FunctionInterceptor(TorchFunctionMode):
 
 
 @contextmanager
-def member_run(source: RandomSource, row_lookup: RowLookup | None = None) -> Iterator[RandomSource]:
+def member_run(source: RandomSource) -> Iterator[RandomSource]:
     """Context manager in which a single member runs on plain tensors and draws from `source`."""
-    with use_source(source), FunctionInterceptor(1, source, row_lookup):
+    with use_source(source), FunctionInterceptor(1, source):
         yield source
 
 
@@ -381,34 +367,6 @@ def _given_floats(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(kwargs) and any(isinstance(value, Stacked) for value in kwargs.values())
 
 
-def _gradient_of_row(stacked: Tensor, b: int, *value: Tensor | None) -> Tensor | None:
-    """Get the gradient of a row of a stacked parameter; with a value, set it."""
-    if not value:
-        return None if stacked.grad is None or b in members_without_grad(stacked) else stacked.grad[b]
-    if len(stacked) > 1:
-        record_row_grad(stacked, b, has=value[0] is not None)
-    if value[0] is None and len(stacked) == 1:
-        stacked.grad = None
-    elif value[0] is None:
-        if stacked.grad is not None:
-            stacked.grad[b].zero_()  # zeros stand for no gradient, since other members have one
-    else:
-        if stacked.grad is None:
-            stacked.grad = torch.zeros_like(stacked)
-        stacked.grad[b].copy_(value[0])
-    return None
-
-
-_IS_LEAF = Tensor.is_leaf.__get__  # type: ignore[attr-defined]
-_ROW_ATTRIBUTES = {_IS_LEAF, Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
-"""Attributes of a row that user code must see as those of a parameter."""
+_GRADIENT_ATTRIBUTES = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
 _REQUIRES_GRAD_SETTERS = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
-_INTERCEPTED = frozenset(
-    {Tensor.__deepcopy__, *_ROW_ATTRIBUTES, *_REQUIRES_GRAD_SETTERS, *RANDOM_FUNCTIONS, *STATISTICS_FUNCTIONS}
-)
-
-
-def _new_leaf(x: Tensor, memo: dict[int, Any]) -> Tensor:
-    """Copy a row of a stacked parameter into a new parameter; user code sees the row as a parameter."""
-    memo[id(x)] = copied = nn.Parameter(x.detach().clone(), x.requires_grad)
-    return copied
+_INTERCEPTED = frozenset({*_GRADIENT_ATTRIBUTES, *_REQUIRES_GRAD_SETTERS, *RANDOM_FUNCTIONS, *STATISTICS_FUNCTIONS})

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.container_sync import MODULE_ATTRIBUTES, ContainerSync, contents_of, same_contents
+from shoal.fuse.container_sync import MODULE_ATTRIBUTES, ContainerSync
 from shoal.fuse.rows import unstackable
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import UnfusedModule
 
-__all__ = ["AttributeSync", "ModuleChangeDetector", "attributes_changed", "user_attributes"]
+__all__ = ["AttributeSync", "ModuleChangeDetector"]
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -164,24 +164,6 @@ class AttributeSync:
 _MISSING = object()
 
 
-def user_attributes(model: nn.Module) -> list[Any]:
-    """Attributes that user code has set on the modules of a model, except tensors, with the contents of containers."""
-    return [
-        (id(module), name, contents_of(value))
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if name not in ("_parameters", "_buffers", "_modules", "training") and not isinstance(value, Tensor)
-    ]
-
-
-def attributes_changed(before: list[Any], now: list[Any]) -> bool:
-    """Whether two results of `user_attributes` differ."""
-    return len(before) != len(now) or any(
-        a[:2] != b[:2] or (a[2] is not None and b[2] is not None and not same_contents(a[2], b[2]))
-        for a, b in zip(before, now, strict=True)
-    )
-
-
 def _differ(value: Any, other: Any) -> bool:
     return value is not other and (type(value) is not type(other) or value != other)
 
@@ -207,7 +189,7 @@ class ModuleChangeDetector:
             for container in (module._parameters, module._buffers, module._modules)
             if isinstance(container, dict)
         ] + hooks
-        self._before = [dict(container) for container in self._containers]
+        self._before = [set(container) for container in self._containers]
         self._count = sum(map(len, self._containers))
         self._registered_tensors = [
             [
@@ -252,25 +234,15 @@ class ModuleChangeDetector:
             if own.requires_grad != slot.member_tensors[0].requires_grad:
                 slot.check_equal_requires_grad()
 
-    def undo_registrations(self) -> tuple[set[str], set[str]]:
-        """Undo a function's registrations and deletions of parts of the template; returns the names of both.
-
-        A hook that is registered or removed is in the first set, since each member does the same when it runs.
-        """
-        added: set[str] = set()
-        removed: set[str] = set()
-        if sum(map(len, self._containers)) != self._count:
-            for container, before in zip(self._containers, self._before, strict=True):
-                if container.keys() == before.keys():
-                    continue
-                if id(container) in self._hooks_of_template:
-                    added.add("a hook")
-                else:
-                    added |= container.keys() - before.keys()
-                    removed |= before.keys() - container.keys()
-                container.clear()
-                container.update(before)
-        return added, removed
+    def registrations(self) -> list[str]:
+        """Names of parts that a function has registered in the template or deleted from it; "a hook" for hooks."""
+        if sum(map(len, self._containers)) == self._count:
+            return []
+        found: set[str] = set()
+        for container, before in zip(self._containers, self._before, strict=True):
+            if names := container.keys() ^ before:
+                found |= {"a hook"} if id(container) in self._hooks_of_template else names
+        return sorted(found)
 
     def check_modules(self, b: int) -> None:
         """Check a member's submodules and hooks, of which the template has copies."""

@@ -1,8 +1,8 @@
-"""Runs a function on one member of an array after another, with each member's own random numbers and gradients."""
+"""Runs a function on a single model with its own random numbers; names of user functions and of lines in them."""
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -14,11 +14,9 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import lazy_clone
-from shoal.fuse.array_state import ArrayState, check_shared, commit_member_rows
-from shoal.fuse.generators import DrawDetector, seed_member
+from shoal.fuse.generators import DrawDetector
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import RandomSource, member_keys
-from shoal.fuse.rows import member_rows
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.transaction import Transaction
@@ -30,7 +28,6 @@ __all__ = [
     "function_identity",
     "member_batch",
     "refuse_outer_grad",
-    "run_each_member",
     "tensors_in",
 ]
 
@@ -79,49 +76,12 @@ class MemberRunner:
         return result
 
 
-def run_each_member(
-    state: ArrayState, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]
-) -> list[Any]:
-    """Call a function with each member, whose parameters are then rows of the stacked ones, which get the gradients."""
-    registered = state.stacked_slots()
-    columns = [member_rows(slot.data) for slot in registered]
-    results = []
-    for b, member in enumerate(state.members):
-        if b:
-            seed_member(b)
-        mine = member_batch(batch, b, len(state.members))
-        for slot, row in zip(registered, columns, strict=True):
-            visible = _visible_tensor(slot, row[b])
-            if attributes := vars(slot.member_tensors[b]):  # what the user or a library has set on the tensor itself
-                vars(visible).update(attributes)
-            slot.assign(b + 1, visible)
-        try:
-            row_lookup = partial(_owner_of_row, state.slots, list(zip(registered, columns, strict=True)), b)
-            with member_run(RandomSource(partial(_member_key, keys, b), single_member=True), row_lookup):
-                results.append(fn(member, *mine))
-            commit_member_rows(registered, b, [row[b] for row in columns], member)
-        finally:
-            for slot in registered:
-                slot.assign(b + 1, slot.member_tensors[b])
-    check_shared(state.slots)
-    return results
-
-
 def member_batch(batch: Any, b: int, members: int) -> Any:
     """Member b's part of a batch: slices of stacked tensors, as lazy clones, since user code may write to them."""
     if members == 1 and type(batch) is list and all(type(leaf) is Tensor for leaf in batch):
         return batch.copy()  # the common case; equals the general case below
     mine = pytree.tree_map_only(Stacked, lambda value: value.whole[b], batch)
     return mine if members == 1 else lazy_clone(mine)
-
-
-def _visible_tensor(slot: Slot, row: Tensor) -> Tensor:
-    """The tensor that user code sees in place of a row: the row of a parameter, or a copy of a buffer.
-
-    Autograd may save a buffer that user code then replaces; writing the new value to the row would change it.
-    """
-    copied = torch.is_grad_enabled() and not slot.trainable and not row.requires_grad
-    return row.clone() if copied else row
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -156,23 +116,8 @@ def error_location(error: BaseException, fn: Any) -> str:
     return places[-1] if places else describe_function(fn)
 
 
-def _member_key(keys: Callable[[], list[int]], b: int) -> list[int]:
-    return keys()[b : b + 1]
-
-
 _NO_PASS = -1
 """Autograd's id of the current backward pass when there is none."""
-
-
-def _owner_of_row(
-    slots: Iterable[Slot], columns: Sequence[tuple[Slot, Sequence[Tensor]]], b: int, tensor: Tensor
-) -> tuple[Tensor, int] | None:
-    """The stacked tensor of which a tensor is member b's row, and b; None if the tensor is not a row."""
-    for slot, tensors in columns:
-        if tensors[b] is tensor:
-            return slot.data, b
-    refuse_outer_grad(slots, tensor)
-    return None
 
 
 def refuse_outer_grad(slots: Iterable[Slot], tensor: Tensor) -> None:

@@ -1,53 +1,17 @@
-"""Rows of stacked tensors: views of them for single members, stacking of members' tensors, rows without a gradient.
-
-Where members run one by one, a member may not use a parameter that another member uses. In plain PyTorch its gradient
-would be None, and an optimizer would not change the parameter: no momentum, no weight decay, no step count. The stacked
-gradient has a row of zeros for such a member, and this module records that the row stands for no gradient.
-"""
+"""Stacking of members' tensors, and what tensors of other layouts consist of."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
     "bytes_of",
     "dense_parts",
-    "forget_missing_grads",
-    "member_rows",
-    "members_without_grad",
-    "missing_grads",
-    "record_row_grad",
     "stack_rows",
     "storage_address",
     "unstackable",
 ]
-
-
-class _Rows(torch.autograd.Function):
-    """Rows that share memory, but are not views for autograd, so that each row can be changed in place."""
-
-    @staticmethod
-    def forward(ctx: Any, data: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.leaf = data if data.is_leaf else None
-        return tuple(row.data for row in data.unbind(0))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Tensor:
-        if ctx.leaf is not None:
-            _record_backward(ctx.leaf, (b for b, grad in enumerate(grads) if grad is None))
-        like = next(grad for grad in grads if grad is not None)
-        return torch.stack([torch.zeros_like(like) if grad is None else grad for grad in grads])
-
-
-def member_rows(data: Tensor) -> tuple[Tensor, ...]:
-    """The members' tensors, [*shape] each, of a stacked tensor [B, *shape], which receives their gradients."""
-    if len(data) == 1:
-        return (data.squeeze(0),)  # an ordinary view, which is faster
-    return _Rows.apply(data) if data.requires_grad else data.unbind(0)  # type: ignore[no-untyped-call]
 
 
 def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
@@ -115,56 +79,3 @@ def unstackable(tensor: Tensor) -> str:
     if tensor.is_quantized or tensor.is_nested:
         return "a quantized tensor" if tensor.is_quantized else "a nested tensor"
     return "" if tensor.layout is torch.strided else f"a tensor of layout {tensor.layout}"
-
-
-_missing_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Stacked parameter -> its rows without a gradient, and the id of the backward pass that recorded them last."""
-
-_NO_PASS = -2
-"""Value that is not an id of a backward pass: autograd's ids start at 0, and -1 means that no pass runs."""
-
-
-def members_without_grad(stacked: Tensor) -> frozenset[int]:
-    """The members without a gradient of a parameter [B, *shape] for which other members have a gradient."""
-    if not _missing_rows or stacked.grad is None:
-        return frozenset()
-    return frozenset(b for b in _recorded(stacked)[0] if not stacked.grad[b].any())
-
-
-def missing_grads(parameters: Iterable[Tensor]) -> dict[Tensor, frozenset[int]]:
-    """Parameter -> the members without a gradient, for each parameter for which only some members have a gradient."""
-    return (
-        {parameter: rows for parameter in parameters if (rows := members_without_grad(parameter))}
-        if _missing_rows
-        else {}
-    )
-
-
-def _record_backward(stacked: Tensor, without: Iterable[int]) -> None:
-    """Record that a backward pass is about to add gradients to a parameter for all members but these."""
-    rows, now = frozenset(without), torch._C._current_graph_task_id()
-    before, task = _recorded(stacked)
-    if task == now or stacked.grad is not None:
-        rows &= before
-    _missing_rows[stacked] = rows, now
-
-
-def record_row_grad(stacked: Tensor, b: int, has: bool) -> None:
-    """Record that user code sets one member's gradient of a parameter to a tensor (`has`) or to None."""
-    if stacked.grad is not None:
-        rows, task = _recorded(stacked)
-        _missing_rows[stacked] = rows - {b} if has else rows | {b}, task
-    elif has:
-        _missing_rows[stacked] = frozenset(range(len(stacked))) - {b}, _NO_PASS
-
-
-def forget_missing_grads(parameters: Iterable[Tensor]) -> None:
-    """Drop the records of parameters whose gradient is None."""
-    if _missing_rows:
-        for parameter in parameters:
-            if parameter.grad is None and parameter in _missing_rows:
-                del _missing_rows[parameter]
-
-
-def _recorded(stacked: Tensor) -> tuple[frozenset[int], int]:
-    return _missing_rows.get(stacked, (frozenset(), _NO_PASS))  # type: ignore[no-any-return, no-untyped-call]

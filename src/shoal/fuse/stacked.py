@@ -24,7 +24,7 @@ __all__ = [
 
 
 class NeedsMemberError(BaseException):
-    """User code needs a single value where the members have different ones; the function must run member by member.
+    """User code needs a single value where the members have different ones; it cannot run for all members at once.
 
     This is not an `Exception`, so that no handler in user code catches it and continues for all members at once.
     """
@@ -94,7 +94,7 @@ class Stacked(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Refuse code that bypasses torch's Python functions; such code must run member by member."""
+        """Refuse code that bypasses torch's Python functions, which a member alone can run."""
         events.bypasses += 1
         raise NeedsMemberError(f"{func} bypasses torch's Python functions")
 
@@ -114,7 +114,7 @@ class StackedFloat(Stacked):
     """Python floats in which the members differ: a tensor of shape [] for torch's functions, a float for `isinstance`.
 
     Torch's functions work for all members at once, and so do arithmetic and comparisons: with other numbers they are
-    Python's own, in double precision. Any other use of a float runs member by member.
+    Python's own, in double precision. Any other use of a float is refused.
     """
 
     @property  # type: ignore[misc]

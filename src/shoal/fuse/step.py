@@ -314,6 +314,7 @@ class TrainingStep:
             batch: Batch, shared or stacked.
             shards: See `backward`.
         """
+        self.last_way = "eager"
         self._plain.drop()
         self._optimizer.zero_grad()
         return backward(self.array, self.loss, self._scaler, batch, shards)

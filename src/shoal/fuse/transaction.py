@@ -54,7 +54,6 @@ class _ContainerSnapshot:
     label: str
     names: Collection[str] | None = None
     registered: bool = False
-    attributes: bool = False
     of_model: bool = False
 
     def now(self) -> dict[Any, Any]:
@@ -73,7 +72,6 @@ class Transaction:
             over, their defaults, the globals that they name, the objects of methods, and the contents of all these to
             the depth `_DEPTH`.
         tensors: Parameters and buffers, whose values and gradients are copied.
-        places: (`id` of a container, key) of entries that other code restores.
         classes: Classes whose attributes and methods are included, except those of installed packages.
         left_out: Models that are left out where functions refer to them.
 
@@ -86,13 +84,11 @@ class Transaction:
         models: Iterable[nn.Module] = (),
         functions: Iterable[Callable[..., Any]] = (),
         tensors: Iterable[Tensor] = (),
-        places: Collection[tuple[int, Any]] = (),
         classes: Iterable[type] = (),
         left_out: Iterable[nn.Module] = (),
     ) -> None:
         models, tensors = list(models), list(tensors)
         registered = [held for model in models for module in modules_of(model) for held in _registered(module)]
-        self._places = places
         self._snapshots: dict[int, _ContainerSnapshot] = {}
         self._visited = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
         self._visited |= set(map(id, DEFAULT_GENERATORS))
@@ -150,20 +146,13 @@ class Transaction:
         """The name of the first tensor outside of models that has changed and that `restore` leaves; else None."""
         return next((label for label, tensor, version in self._watched if _version(tensor) != version), None)
 
-    def find_member_effect(self) -> str | None:
-        """Describe the first effect of a run at once that must happen once per member; None if there is none."""
+    def find_stacked(self) -> str | None:
+        """The name of the first entry or variable outside of the models that a tensor of all members was put into."""
         for seen in self._snapshots.values():
-            if seen.attributes or seen.registered:
-                continue
-            now = seen.now()
-            if isinstance(seen.container, (list, deque)) and len(now) > len(seen.items):
-                entries = pytree.tree_leaves(list(now.values())[len(seen.items) :])
-                if seen.of_model or any(isinstance(entry, Tensor) for entry in entries):
-                    return f"it appends to `{seen.label}`, of which each member has its own entries"
-            for key, value in now.items():
-                new = value is not seen.items.get(key, _MISSING) and (id(seen.container), key) not in self._places
-                if new and any(isinstance(leaf, Stacked) for leaf in pytree.tree_leaves(value)):
-                    return f"it puts a tensor into `{_entry_name(seen.label, key)}`, where each member has its own"
+            for key, value in () if seen.of_model else seen.now().items():
+                changed = value is not seen.items.get(key, _MISSING)
+                if changed and any(isinstance(leaf, Stacked) for leaf in pytree.tree_leaves(value)):
+                    return _entry_name(seen.label, key)
         return None
 
     def restore(self) -> None:
@@ -256,11 +245,11 @@ class Transaction:
             self._watched.append((label, tensor, _version(tensor)))
 
     def _traverse_module(self, module: nn.Module, label: str) -> Iterator[tuple[Any, str, float]]:
-        self._record(vars(module), label, attributes=True, of_model=True)
+        self._record(vars(module), label, of_model=True)
         for name, held in vars(module).items():
             if name in _REGISTERED:
                 if isinstance(held, dict):  # no dict in modules of torch.jit
-                    self._record(held, label, registered=True)
+                    self._record(held, label, registered=True, of_model=True)
             else:
                 yield held, f"{label}.{name}" if name != "_modules" else label, inf
 

@@ -226,7 +226,7 @@ class _CallVariant:
         record.raised = None
         try:
             together = _call(run, given, own, spec, self.members, self.with_gradients)
-        except (NeedsMemberError, FusionError):  # the user's function runs member by member, or is refused in words
+        except (NeedsMemberError, FusionError):  # the user's function is refused in words
             return
         finally:
             assert record.raised is None, f"raises {record.raised!r} where it is to return NotImplemented"

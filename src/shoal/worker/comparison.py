@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from shoal.fuse.array import ModelArray
 from shoal.fuse.container_sync import MODULE_ATTRIBUTES
-from shoal.fuse.rows import members_without_grad
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
 __all__ = [
@@ -197,7 +196,7 @@ def tensors_of(runtime: TrialRuntime, b: int = 0, array: ModelArray | None = Non
 def _gradient(parameter: Tensor, b: int, stacked: Tensor | None) -> Tensor | None:
     if stacked is None:
         return parameter.grad
-    return None if stacked.grad is None or b in members_without_grad(stacked) else stacked.grad[b]
+    return None if stacked.grad is None else stacked.grad[b]
 
 
 def first_difference(got: Any, want: Any, tolerance: float, path: str = "") -> str | None:

@@ -2,16 +2,15 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial, update_wrapper
 from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Profile
@@ -28,16 +27,15 @@ from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
 from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
-from shoal.fuse.per_member import error_location
+from shoal.fuse.per_member import error_location, tensors_in
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.step import StepMode, TrainingStep, ways_to_try
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.failures import outcome_of
 from shoal.worker.kept_gradients import enter_array
-from shoal.worker.metrics import ForwardReuse, Precision, ValidationMetrics, task_loss, validation_values
+from shoal.worker.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.worker.outside import OutsideState
-from shoal.worker.plain_copy import PlainCopy
 from shoal.worker.proof import Proof
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
@@ -45,6 +43,9 @@ from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
 __all__ = ["CustomStep", "FusedStepper", "make_stepper"]
 
 _log = logging.getLogger("shoal.worker")
+
+_logged: set[type] = set()
+"""Tasks whose reason to validate trials one after another was logged."""
 
 COMPARED_BATCHES = 2
 """Validation batches whose values are compared: the second may reuse outputs, which the first does not."""
@@ -102,9 +103,14 @@ class FusedStepper(Stepper):
                 scaler=scaler,
                 profile=self._profile,
             )
-        self._reuse = {id(None): ForwardReuse()} | {id(member): ForwardReuse() for member in self._array.members}
-        measure = partial(_validate_batch, task, runtimes[0].autocast, self._reuse)
-        self._validate_batch = update_wrapper(measure, task.metrics)
+        self._reuse = ForwardReuse()
+        measure = partial(validation_values, task, runtimes[0].autocast, self._reuse)
+        self._measure = update_wrapper(measure, task.metrics)
+        self._has_measured = False
+        self._validator: PlainStepper | None = None
+        """Validates the members one after another, if their validation cannot run at once."""
+        if len(runtimes) == 1:
+            self._validate_members()
 
     @property
     def new_profile(self) -> Profile | None:
@@ -127,21 +133,27 @@ class FusedStepper(Stepper):
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster."""
-        if self._proof is None:
-            return self._step(batches, ticks)
-        self._proof.before_step(self.runtimes, batches, ticks, self._next_way)
+        if self._proof is not None:
+            self._proof.before_step(self.runtimes, batches, ticks, self._next_way)
         try:
             losses = self._step(batches, ticks)
         except (StepRefusedError, MixedEpochsError):
             raise
         except Exception as error:
             if self._plain is None:
-                self._proof.refuse_unless_own(
-                    error, self.runtimes, lambda one, b: one.step(self.runtimes[b], batches[b], ticks[b])
-                )
+                self._refuse_unless_own(error, batches, ticks)
             raise
-        self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
+        if self._proof is not None:
+            self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
         return losses
+
+    def _refuse_unless_own(self, error: Exception, batches: Sequence[Any], ticks: Sequence[int]) -> None:
+        """Refuse the array for an error of a step, unless it is known to be that of the user's code."""
+        if self._proof is not None:
+            runtimes = self.runtimes
+            self._proof.refuse_unless_own(error, runtimes, lambda one, b: one.step(runtimes[b], batches[b], ticks[b]))
+        elif outcome_of(error) is Outcome.RAISED:
+            raise StepRefusedError(f"{type(error).__name__}: {error}") from error  # plain training raises what is own
 
     @property
     def _way(self) -> str:
@@ -227,21 +239,27 @@ class FusedStepper(Stepper):
         self._plain = PlainStepper(self._task, self.runtimes, keep_shared=True)
         for parameter in self._array.parameters():
             parameter.grad = None
-        del self._array, self._steps, self._validate_batch, self._reuse
+        del self._array, self._steps, self._measure, self._reuse, self._validator
 
     @contextmanager
-    def _checked_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
-        """Seed the process-wide generators for a step, and refuse draws that should differ between members."""
+    def _checked_draws(self, ticks: Sequence[int], mixed: bool = False, validating: bool = False) -> Iterator[None]:
+        """Seed the process-wide generators for a step, and refuse draws that should differ between members.
+
+        Members at one epoch that run at once draw what each draws alone, and in plain steps they are seeded one by one.
+        """
         lead = self.runtimes[0]
         with seeded([step_seed(lead.trial.data_seed, tick) for tick in ticks], lead.device):
-            torch_draws = DrawDetector(lead.device) if len(self.runtimes) > 1 else None
-            python_draws = PythonRngSnapshot() if torch_draws is not None and (mixed or self._one_by_one) else None
+            if len(self.runtimes) == 1 or not (mixed or self._one_by_one):
+                yield
+                return
+            torchs, others = DrawDetector(lead.device), PythonRngSnapshot()
             yield
-            if python_draws is not None and python_draws.has_drawn():
+            if (validating or self._way != "plain") and (torchs() or others.has_drawn()):
                 owner = "each epoch" if mixed else "each member"
-                raise FusionError(f"random numbers of Python's or NumPy's are drawn, of which {owner} has its own")
-            if torch_draws is not None and torch_draws():
-                raise FusionError("random numbers are drawn from torch's default generator past torch's own functions")
+                raise FusionError(
+                    "random numbers are drawn past torch's own functions (by Python, NumPy, a script), of which "
+                    f"{owner} has its own"
+                )
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """Validate all members in one pass over the batches."""
@@ -251,34 +269,68 @@ class FusedStepper(Stepper):
         proof = self._proof if self._proof is not None and self._proof.wants_validation() else None
         first: list[Any] = []  # batches to compare
         self._array.eval()
-        for reuse in self._reuse.values():
-            reuse.begin_pass()
+        self._reuse.begin_pass()
+        if self._validator is not None:
+            self._validator.begin_pass()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 size = size_of(batch)
                 if proof is not None and number <= COMPARED_BATCHES:
                     first.append(lazy_clone(batch))  # a model may write to its input
-                self._array.ticks = ticks = (-number,) * len(self.runtimes)
-                try:
-                    with self._checked_draws(ticks):
-                        values = self._array.map(self._validate_batch, batch)
-                except FusionError as error:
-                    raise StepRefusedError(str(error)) from error
-                except Exception as error:
-                    if self._proof is not None:
-                        self._proof.refuse_unless_own(error, self.runtimes, partial(_validate_alone, batch))
-                    raise
-                if isinstance(values, list):
-                    found.add_each([alone.values for alone in values], size)
-                else:
-                    metrics, outputs = values
-                    found.add(metrics, outputs, size)
+                if self._validator is None and (values := self._measured(batch, number)) is not None:
+                    found.add(*values, size)
+                if self._validator is not None:
+                    found.add_each(self._measured_alone(self._validator, batch, number), size)
                 if proof is not None and number == COMPARED_BATCHES:
                     proof.check_validation(self.runtimes, first, found)
             if proof is not None and 0 < len(first) < COMPARED_BATCHES:
                 proof.check_validation(self.runtimes, first, found)
+        if self._validator is not None:
+            self._array.state.sync_from_members(search=True)
         self._array.train()
         return found.per_trial()
+
+    def _measured(self, batch: Any, number: int) -> tuple[Any, Any] | None:
+        """Validate a batch for all members at once; return None if that fails: they run one by one from now on."""
+        self._array.ticks = ticks = (-number,) * len(self.runtimes)
+        given = batch if self._has_measured else lazy_clone(batch)  # which a failed run may have written to
+        versions = self._versions(batch)
+        try:
+            with self._checked_draws(ticks, validating=True):
+                values: tuple[Any, Any] = self._array.map(self._measure, given)
+                self._has_measured = True
+        except Exception as error:  # the members raise what is the user's own
+            if outcome_of(error) is Outcome.OUT_OF_MEMORY:
+                raise
+            if self._has_measured:  # the failed run is not rolled back, so the array begins anew from its members
+                if self._versions(batch) != versions:
+                    raise StepRefusedError(f"{error}, in a validation that writes to the model or its batch") from error
+                self._profile = self.new_profile or self._profile
+                self._fuse()
+                self._array.eval()
+            self._validate_members()
+            if type(self._task) not in _logged:
+                _logged.add(type(self._task))
+                _log.warning("trials of an array validate one after another: %s", error)
+            return None
+        return values
+
+    def _measured_alone(self, validator: PlainStepper, batch: Any, number: int) -> list[tuple[dict[str, Any], Any]]:
+        """Validate a batch for one member after another."""
+        state = self._array.state
+        state.sync_before_member_runs()
+        values = validator.validate_each(batch, -number)
+        for b in range(len(self.runtimes)):
+            state.commit_member(b)
+        return values
+
+    def _validate_members(self) -> None:
+        """Validate the members one after another from now on."""
+        self._validator = PlainStepper(self._task, self.runtimes, in_array=True)
+
+    def _versions(self, batch: Any) -> list[int]:
+        """Versions of all that a validation may write to in place."""
+        return [each._version for each in (*self._array.state.tensors(), *tensors_in(batch)) if not each.is_inference()]
 
 
 class CustomStep:
@@ -419,27 +471,3 @@ def _max_norms(runtimes: Sequence[TrialRuntime]) -> list[float] | None:
 def _loss_scales(runtimes: Sequence[TrialRuntime]) -> list[LossScale]:
     """Return the loss scales of the trials. Either all trials of an array have one, or none."""
     return [runtime.loss_scale for runtime in runtimes if runtime.loss_scale is not None]
-
-
-def _validate_batch(
-    task: Task, precision: Precision, reuse: Mapping[int, ForwardReuse], model: nn.Module, batch: Any
-) -> Any:
-    """Return the validation values of a batch, for the array or for one of its members.
-
-    Args:
-        reuse: `id` of each member, and of None for the array, -> reuse of its outputs.
-    """
-    if id(model) in reuse:
-        return _MemberValues(validation_values(task, precision, reuse[id(model)], model, batch))
-    return validation_values(task, precision, reuse[id(None)], model, batch)
-
-
-def _validate_alone(batch: Any, one: PlainCopy, b: int) -> None:
-    one.validate([batch])
-
-
-@dataclass(frozen=True)
-class _MemberValues:
-    """Validation values of one member. The class is not a pytree node, so members may have different metrics."""
-
-    values: tuple[dict[str, Any], Any]

@@ -133,6 +133,7 @@ class PlainStepper(Stepper):
             their models cannot draw the random numbers of an array (dropout under `torch.utils.checkpoint`).
         keep_shared: Whether large frozen parameters stay in memory that other trials use. It requires that the trials
             did not change them as an array.
+        in_array: Whether the trials are members of an array, whose memory they keep; they only validate.
         outside: State outside of models; None if the trials share it.
     """
 
@@ -144,14 +145,16 @@ class PlainStepper(Stepper):
         check_draws: bool = False,
         keep_shared: bool = False,
         outside: OutsideState | None = None,
+        in_array: bool = False,
     ) -> None:
         self.runtimes = list(runtimes)
         self._task = task
         self._outside = outside
         self._trials = [
-            _PlainTrial(task, runtime, runtime.trial.number not in global_rng, check_draws, keep_shared)
-            for runtime in runtimes
+            _PlainTrial(task, runtime, runtime.trial.number not in global_rng, check_draws) for runtime in runtimes
         ]
+        for trial in () if in_array else self._trials:
+            trial.unshare(keep_shared)
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step of each trial."""
@@ -172,19 +175,25 @@ class PlainStepper(Stepper):
         with self._own_outside(b):
             return self._trials[b].validate_batch(batch, tick)
 
+    def validate_each(self, batch: Any, tick: int) -> list[tuple[dict[str, Any], Any]]:
+        """Return loss and metrics of each trial, and its outputs, for a validation batch."""
+        members = len(self._trials)
+        return [self.validate_batch(b, member_batch(batch, b, members), tick) for b in range(members)]
+
+    def begin_pass(self) -> None:
+        """Begin a pass over the validation set."""
+        for trial in self._trials:
+            trial.reuse.begin_pass()
+
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """Validate all trials in one pass over the batches."""
         found = ValidationMetrics(self._task, self.runtimes)
-        for runtime, trial in zip(self.runtimes, self._trials, strict=True):
+        for runtime in self.runtimes:
             runtime.set_mode(train=False)
-            trial.reuse.begin_pass()
+        self.begin_pass()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
-                members = len(self._trials)
-                found.add_each(
-                    [self.validate_batch(b, member_batch(batch, b, members), -number) for b in range(members)],
-                    size_of(batch),
-                )
+                found.add_each(self.validate_each(batch, -number), size_of(batch))
         for runtime in self.runtimes:
             runtime.set_mode(train=True)
         return found.per_trial()
@@ -193,9 +202,7 @@ class PlainStepper(Stepper):
 class _PlainTrial:
     """One trial of a `PlainStepper`, which documents the arguments."""
 
-    def __init__(
-        self, task: Task, runtime: TrialRuntime, per_member_rng: bool, check_draws: bool, keep_shared: bool
-    ) -> None:
+    def __init__(self, task: Task, runtime: TrialRuntime, per_member_rng: bool, check_draws: bool) -> None:
         self.reuse = ForwardReuse()
         self._task = task
         self._runtime = runtime
@@ -204,9 +211,14 @@ class _PlainTrial:
         self._custom_step = type(task).step is not Task.step
         self._config = runtime.trial.config if self._custom_step and takes_config(task) else None
         self._update = None if self._custom_step else UnfusedStep(runtime.optimizer)
-        unshare_small(runtime.model)
-        self._shared_frozen = [(each, each._version) for each in runtime.model.parameters() if is_shared(each)]
-        if not keep_shared:
+        self._shared_frozen: list[tuple[nn.Parameter, int]] = []
+
+    def unshare(self, keep_large: bool) -> None:
+        """Give the trial its own copy of frozen parameters in shared memory, or of the small ones only."""
+        model = self._runtime.model
+        unshare_small(model)
+        self._shared_frozen = [(each, each._version) for each in model.parameters() if is_shared(each)]
+        if not keep_large:
             for parameter, _ in self._shared_frozen:
                 unshare(parameter)
             self._shared_frozen.clear()

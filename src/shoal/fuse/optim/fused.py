@@ -17,7 +17,6 @@ from shoal.fuse.optim.rule import UpdateRule, unreadable_settings
 from shoal.fuse.optim.table import has_unmodified_step, rule_of
 from shoal.fuse.optim.traced import TracedStep, trace
 from shoal.fuse.optim.unfused_step import MemberLoop, UnfusedStep, check_fusible
-from shoal.fuse.rows import forget_missing_grads, missing_grads
 
 __all__ = ["FusedOptimizer", "fuse_optimizers"]
 
@@ -59,7 +58,6 @@ class FusedOptimizer:
                 param.grad = None
             elif param.grad is not None:
                 param.grad = param.grad.detach().zero_()
-        forget_missing_grads(self._params)
 
     def step(self, closure: None = None, skip: Collection[int] = ()) -> None:
         """Update all members' parameters that have gradients.
@@ -76,9 +74,8 @@ class FusedOptimizer:
         if self._skipped != set(skip):
             self._group_members(skip)
         self.refresh()
-        without = missing_grads(self._params)
         for unit in self._units:
-            unit.step(without)
+            unit.step()
         self._last_state_counts = self._state_counts()
         self.mark_stepped()
 

@@ -1,6 +1,6 @@
 """`ParamGroupBatch`: one parameter group of consecutive members, updated together by one rule."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -118,8 +118,8 @@ class ParamGroupBatch:
         return self._table
 
     @torch.no_grad()
-    def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
-        """Update parameters with gradients, but not the rows of members whose gradient is missing."""
+    def step(self) -> None:
+        """Update parameters with gradients."""
         found = [part.stacked_param.grad() for part in self.parts]
         places = tuple(i for i, grad in enumerate(found) if grad is not None)
         if not places:
@@ -131,20 +131,9 @@ class ParamGroupBatch:
             active = self._active[self._kernels, places] = self._prepare([self.parts[i] for i in places])
         present = [grad for grad in found if grad is not None]
         grads = present if self._plain else [self.rows(grad) for grad in present]
-        kept = (
-            [(row, row.clone()) for part in active.parts for row in self._rows_without_grad(part, missing)]
-            if missing
-            else []
-        )
         if active.steps:
             torch._foreach_add_(active.steps, 1)
         active.calls.step(grads, self._hyperparameters)
-        if kept:
-            for row, before in kept:
-                row.copy_(before)
-            self._active.clear()  # these calls assume equal step counts in all members
-            for part in active.parts:
-                part.close(self._members, self._members_without_grad(part, missing))
 
     def _prepare(self, parts: Sequence[ParamState]) -> "_ActiveParams":
         """Open the state of parameters, and prepare their update; all share one tensor of step counts if possible."""
@@ -161,14 +150,6 @@ class ParamGroupBatch:
             steps = [together]
         calls = ForeachCalls(self.rule, parts) if self._kernels is None else KernelCalls(self._kernels, parts)
         return _ActiveParams(parts, steps, calls)
-
-    def _rows_without_grad(self, part: ParamState, missing: Mapping[Tensor, Collection[int]]) -> Iterator[Tensor]:
-        for b in self._members_without_grad(part, missing):
-            yield from (tensor[b] for tensor in (part.param, *part.state))
-
-    def _members_without_grad(self, part: ParamState, missing: Mapping[Tensor, Collection[int]]) -> list[int]:
-        first, end = self._rows.start, self._rows.stop
-        return [b - first for b in missing.get(part.stacked_param.stacked, ()) if first <= b < end]
 
     def open(self, part: ParamState) -> ParamState:
         """Stack the members' state of a parameter, or initialise it, unless that was done; return the parameter."""

@@ -106,13 +106,6 @@ class ParamState:
             for member, param, row in zip(members, self.member_params, steps.unbind(), strict=True):
                 member.state[param]["step"] = row
 
-    def close(self, members: Sequence[Optimizer], without: Sequence[int]) -> None:
-        """Delete the state of members in `without` that had no update yet; the next `open` stacks the state again."""
-        if self.steps is not None and (never := [b for b in without if self._initialised[b] and not self.steps[b]]):
-            for b in never:
-                del members[b].state[self.member_params[b]]
-            self.steps = None
-
     def _stack_moments(self, rows: Sequence[Tensor | None], begins: Sequence[float]) -> Tensor:
         """Stack the members' moments in the memory order of the parameter, which torch's kernels assume."""
         like = torch.view_as_complex(self.param) if self.stacked_param.stacked.is_complex() else self.param

@@ -1,7 +1,7 @@
 """Optimizer steps without a fused rule: the step of a single optimizer, and a loop over the members' optimizers."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -180,14 +180,14 @@ class MemberLoop:
         """Return True: the step reads the members' parameter groups anew, so nothing has to be refreshed."""
         return True
 
-    def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
+    def step(self) -> None:
         """Take the step of every member; parameters must stay views of the array's."""
         for b, (member, stacked_params) in enumerate(
             zip(self._members, self._stacked_params, strict=True), self._start
         ):
             for param in stacked_params:
                 grad = param.grad()
-                param.member_params[b].grad = None if grad is None or b in missing.get(param.stacked, ()) else grad[b]
+                param.member_params[b].grad = None if grad is None else grad[b]
             try:
                 member.step()
             except Exception as error:
