@@ -24,6 +24,17 @@ class Meter:
     scale: dict[str, float] = field(default_factory=lambda: {"x": 0.0})
 
 
+@dataclass
+class Counted:
+    """A callable object that counts its calls."""
+
+    calls: int = 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        return float(self.calls)
+
+
 class Model(nn.Module):
     def __init__(self, held: Any) -> None:
         super().__init__()
@@ -85,6 +96,7 @@ CASES: dict[str, tuple[Any, Callable[[Model], Any]]] = {
     "deque": (deque([0]), count_in(0)),
     "set": (set(), add_to_set),
     "object": (Meter(), count_in_meter),
+    "callable object": (Counted(), lambda model: model.held()),
     "tuple anew": ((0,), count_anew(lambda count: (count,), lambda held: held[0])),
     "dict anew": ({"n": 0}, count_anew(lambda count: {"n": count}, lambda held: held["n"])),
     "nested": ({"a": [{"n": 0}]}, count_anew(lambda n: {"a": [{"n": n}]}, lambda held: held["a"][0]["n"])),

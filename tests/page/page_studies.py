@@ -98,7 +98,8 @@ def _prove(journal: Journal, name: str, arrays: Sequence[Array]) -> None:
         numbers = [member.trial.number for member in array.members]
         checks = tuple(Check(numbers[0], 0, step, "step, compiled", 3e-16 / step) for step in (1, 2, 3))
         refusal = (
-            "fused gradient of `block.0.weight` has norm 0.0, alone 0.48 (trial 2, step 1 of epoch 1, eager, net.py:42)"
+            "gradient of `block.0.weight` has norm 0 in the array, and 0.48 alone "
+            "(trial 2, step 1 of epoch 1, eager, net.py:42)"
         )
         refused = array.members[0].trial.config["width"] == 256
         journal.record_checks(

@@ -27,7 +27,7 @@ SEEN = {
         "trial 2 is complete",
         "3 reasons such as",
         "policy: auto",
-        "plain, 5 members (trials 0, 1, 2, …): fused gradient of `block.0.weight` has norm 0.0, alone 0.48",
+        "plain, 5 members (trials 0, 1, 2, …): gradient of `block.0.weight` has norm 0 in the array, and 0.48 alone",
         "fused, 4 members (trials 3, 5, 9, …); equal to plain PyTorch at 15 checks, largest difference 3e-16",
     ],
     "space": ["Parallel coordinates", "48 of 48 trials", "Grid of states", "Explained of the ranking"],

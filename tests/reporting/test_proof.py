@@ -19,7 +19,7 @@ from shoal.reporting.table import snapshot_json, status_table
 from shoal.reporting.text import trial_verdict_text, verdict_text, verdict_texts
 
 NET = FusionKey("net", "d", 32)
-WHY = "fused gradient of `block.0.weight`\nhas norm 0.0, alone 0.48"
+WHY = "gradient of `block.0.weight`\nhas norm 0 in the array, and 0.48 alone"
 FIRST, ALL, ONE = {0: 0}, dict.fromkeys(range(12), 0), {7: 0}
 
 
@@ -42,13 +42,13 @@ CASES = {
     ),
     "refused at once": (
         [Proven("1", NET, ALL, (), WHY)],
-        ["plain, 12 members (trials 0, 1, 2, …): fused gradient of `block.0.weight` has norm 0.0, alone 0.48"],
+        ["plain, 12 members (trials 0, 1, 2, …): gradient of `block.0.weight` has norm 0 in the array, and 0.48 alone"],
     ),
     "fused, then refused": (
         [Proven("1", NET, ALL, steps(0, 0.0)), Proven("1", NET, dict.fromkeys(ALL, 2), steps(0, 0.0), WHY, 11)],
         [
             "plain, 12 members (trials 0, 1, 2, …), fused for 11 steps of epoch 3: "
-            "fused gradient of `block.0.weight` has norm 0.0, alone 0.48"
+            "gradient of `block.0.weight` has norm 0 in the array, and 0.48 alone"
         ],
     ),
     "refused in the first step of a later job": (
@@ -161,11 +161,11 @@ def test_many_structures_are_cut_short(journal: Journal) -> None:
 OF_TRIALS = {
     "compared itself": ("fused", 0, "fused: equal at 2 checks, largest difference 3e-16"),
     "others were compared": ("fused", 5, "fused: others of its structure equal at 3 checks, largest difference 3e-16"),
-    "refused": ("refused at once", 3, "plain: fused gradient of `block.0.weight` has norm 0.0, alone 0.48"),
+    "refused": ("refused at once", 3, "plain: gradient of `block.0.weight` has norm 0 in the array, and 0.48 alone"),
     "refused later": (
         "fused, then refused",
         0,
-        "plain, fused for 11 steps of epoch 3: fused gradient of `block.0.weight` has norm 0.0, alone 0.48",
+        "plain, fused for 11 steps of epoch 3: gradient of `block.0.weight` has norm 0 in the array, and 0.48 alone",
     ),
     "slower": ("slower as an array", 0, "plain, as that is faster: equal at 4 checks, largest difference 1e-16"),
     "not compared": ("not compared", 0, "in an array, not compared"),

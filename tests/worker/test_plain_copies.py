@@ -1,5 +1,6 @@
 """Copies of members in plain PyTorch find what an array computes otherwise, and nothing but that."""
 
+import itertools
 import random
 import re
 import threading
@@ -23,12 +24,12 @@ from shoal.fuse.rules import linear
 from shoal.fuse.step import StepMode, TrainingStep
 from shoal.task import Task
 from shoal.worker import fused_stepper
-from shoal.worker.comparison import first_difference
+from shoal.worker.comparison import Comparison, counts_samples, first_difference
 from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.metrics import MetricMeans
 from shoal.worker.plain_copy import PlainCopy, copied_bytes
 from shoal.worker.proof import Proof, ProofCost, ProofRecord
-from shoal.worker.stepper import StepRefusedError
+from shoal.worker.stepper import PlainStepper, StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, build
 
 CPU = torch.device("cpu")
@@ -83,6 +84,81 @@ class Locked(Program):
         return model
 
 
+class LastLayer(Momentum):
+    """Trains one layer; gradients of the others add up, and count when all are clipped."""
+
+    def __init__(self, clip: float | None) -> None:
+        super().__init__()
+        self.clip = clip
+
+    def optimizer(self, model: Any, config: Any) -> Any:
+        return torch.optim.SGD(model[4].parameters(), lr=config["lr"])
+
+    def clip_norm(self, config: Any) -> float | None:
+        return self.clip
+
+
+class Accumulates(Momentum):
+    """Updates with the gradients of three batches."""
+
+    def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
+        loss = self.loss(model, batch)
+        loss.backward()
+        if model.seen % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+
+class Counts(Momentum):
+    """Counts calls on the model, in validation too, and reports them."""
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        model.seen += 1
+        return F.mse_loss(model(batch), batch)
+
+    def metrics(self, model: Any, batch: Any) -> Mapping[str, Tensor]:
+        return {"seen": torch.tensor(float(model.seen))}
+
+
+class Remembers(Momentum):
+    """Adds up validation batches in an array of NumPy, whose changes do not come to members."""
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.sums = np.zeros(4)  # type: ignore[assignment]
+        return model
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        if not model.training:
+            model.sums += batch.numpy().mean(0)
+        return super().loss(model, batch)
+
+
+class Stamped(Momentum):
+    """Keeps a number that is another one each time, as that of a clock is."""
+
+    numbers = itertools.count()
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        model.stamp = next(self.numbers)
+        return super().loss(model, batch)
+
+
+class CountsOnClass(Momentum):
+    """Counts the steps of all trials of a process."""
+
+    class Net(nn.Sequential):
+        steps = 0
+
+    def model(self, config: Any) -> nn.Module:
+        return self.Net(nn.Linear(4, 4)).double()
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        self.Net.steps += 1
+        return F.mse_loss(model(batch), batch)
+
+
 class Ways(TrainingStep):
     """Eager steps, and plain ones from the sixth on."""
 
@@ -120,19 +196,23 @@ class Run:
     """An array with its proof."""
 
     def __init__(
-        self, task: Program, record: ProofRecord | None = None, clock: Callable[[], float] | None = None
+        self,
+        task: Program,
+        record: ProofRecord | None = None,
+        clock: Callable[[], float] | None = None,
+        members: int = 3,
     ) -> None:
         self.batch = X.to(task.dtype)
         self.record = ProofRecord(ProofCost(0.0)) if record is None else record
         self.proof = Proof(task, self.record, clock or Clock())
-        self.stepper = FusedStepper(task, runtimes(task), proof=self.proof)
-        self.step = 0
+        self.stepper = FusedStepper(task, runtimes(task, members), proof=self.proof)
+        self.step, self.members = 0, members
 
     def train(self, steps: int) -> dict[int, tuple[str, ...]]:
         """Train; return what was compared in each step in which something was."""
         found = {}
         for _ in range(steps):
-            self.stepper.train_step([self.batch] * 3, [self.step] * 3)
+            self.stepper.train_step([self.batch] * self.members, [self.step] * self.members)
             for runtime in self.stepper.runtimes:
                 runtime.end_step()
             self.step += 1
@@ -195,12 +275,12 @@ def neighbours(patch: pytest.MonkeyPatch) -> None:
         (
             Momentum,
             transposed,
-            r"fused gradient of `4.weight` .* \(trial \d, step 1 of epoch 1, eager, Program.loss \(",
+            r"gradient of `4.weight` .* \(trial \d, step 1 of epoch 1, eager, Program.loss \(",
         ),
-        (Program, transposed, r"fused gradient of `4.weight` .*trial \d, step 1"),
-        (Momentum, forgetful, r"fused parameter of `.*step 2 of epoch 1"),
+        (Program, transposed, r"gradient of `4.weight` .*trial \d, step 1"),
+        (Momentum, forgetful, r"parameter of `.*step 2 of epoch 1"),
         (Momentum, kept, "`seen` is 0 in the array, and 1 alone .*step 1"),
-        (Momentum, neighbours, r"fused metric '\w+' has size .*, alone .*trial \d, validation of epoch 1"),
+        (Momentum, neighbours, r"metric '\w+' has size .* in the array, and .* alone.*trial \d, validation of epoch 1"),
     ],
     ids=["gradient", "gradient with Adam", "momentum", "attribute", "metric"],
 )
@@ -324,6 +404,105 @@ def test_no_window_is_opened_once_the_allowance_is_spent(monkeypatch: pytest.Mon
     record.cost.seconds = 100.0
     monkeypatch.setattr(fused_stepper, "TrainingStep", Ways)
     assert list(Run(Momentum(), record, clock).train(10)) == [6, 7]  # the first plain steps are checked nevertheless
+
+
+@pytest.mark.parametrize("task", [LastLayer(None), LastLayer(0.1), Accumulates()], ids=["all", "clipped", "by hand"])
+def test_copies_begin_with_the_gradients_that_earlier_steps_have_left(task: Program) -> None:
+    run = Run(task)
+    run.train(4)
+    run.validate()
+    assert {row.what for row in run.proof.take_rows()} == {"validation"}
+    assert list(run.train(5)) == [5, 6]
+
+
+def test_a_plain_step_leaves_gradients_that_no_optimizer_clears(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members, steps: ("plain",))
+    run = Run(task := LastLayer(0.1), members=1)
+    (other,) = runtimes(task, 1)
+    plain = PlainStepper(task, [other])
+    for step in range(4):
+        run.train(1)
+        plain.train_step([X], [step])
+    for name, value in other.model.state_dict().items():
+        torch.testing.assert_close(run.stepper.runtimes[0].model.state_dict()[name], value, rtol=1e-12, atol=0)
+
+
+def test_copies_for_a_validation_are_made_before_it() -> None:
+    run = Run(Counts())
+    run.train_and_validate()
+    assert [row.what for row in run.proof.take_rows()][-2:] == ["validation"] * 2
+
+
+def test_attributes_that_a_validation_changes_are_compared() -> None:
+    with pytest.raises(StepRefusedError, match=r"`sums` has other values .*validation of epoch 1"):
+        Run(Remembers()).train_and_validate()
+
+
+def test_plain_steps_of_one_trial_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(Momentum(), members=1)
+    assert run.train(1) == {1: ("0 step, eager",)}
+    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members, steps: ("plain",))
+    run = Run(Momentum(), members=1)
+    assert run.train(3) == {}
+    run.validate()
+    assert run.proof.take_rows() == ()
+    assert not run.proof.saw_outside
+
+
+def test_what_plain_steps_of_one_trial_change_outside_of_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members, steps: ("plain",))
+    run = Run(CountsOnClass(), members=1)
+    with pytest.raises(StepRefusedError, match=r"each step changes `Net.steps`, outside of the models"):
+        run.train(3)
+    assert run.proof.saw_outside
+
+
+def test_an_attribute_that_nobody_can_repeat_is_named_with_the_remedy() -> None:
+    message = r"two runs of a step in plain PyTorch differ in `stamp` \(.*set `exact = False`"
+    with pytest.raises(StepRefusedError, match=message):
+        Run(Stamped()).train(1)
+
+
+def test_batches_of_other_shapes_each_time_are_not_taken_for_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members, steps: ("eager", "plain"))
+    run, found = Run(Momentum()), {}
+    for size in range(12, 2, -1):
+        run.batch = X[:size]
+        found |= run.train(1)
+    assert list(found) == [1, 2, 3]
+
+
+def compared(got: dict[Any, Any], want: dict[Any, Any]) -> Comparison:
+    return Comparison.of(*({key: torch.tensor(value).double() for key, value in each.items()} for each in (got, want)))
+
+
+def test_a_loss_that_is_zero_but_for_rounding_is_no_difference() -> None:
+    found = compared({("loss", ""): 1e-17}, {("loss", ""): 0.0})
+    assert found.beyond(torch.float64, {}) is None
+    assert compared({("loss", ""): 1e-12}, {("loss", ""): 0.0}).beyond(torch.float64, {}) == ("loss", "")
+
+
+def test_a_loss_of_zero_may_change_if_gradients_do_not() -> None:
+    found = compared({("loss", ""): 1e-17, ("gradient", "w"): 1.0}, {("loss", ""): 0.0, ("gradient", "w"): 1.0})
+    assert found.change() == 0.0
+    assert compared({("loss", ""): 1e-17}, {("loss", ""): 0.0}).change() == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("large", "small"),
+    [
+        (("buffer", "steps"), ("buffer", "scale")),
+        (("optimizer state", "w: step"), ("optimizer state", "w: exp_avg_sq")),
+    ],
+)
+def test_a_small_tensor_is_not_hidden_by_a_large_one_of_another_meaning(large: Any, small: Any) -> None:
+    found = compared({large: 1e9, small: 2e-8}, {large: 1e9, small: 1e-8})
+    assert found.beyond(torch.float64, {}) == small
+
+
+@pytest.mark.parametrize(("difference", "counts"), [(1, True), (2, True), (100, True), (1.5, False), (3, False)])
+def test_differences_of_one_sample_or_two_are_counts(difference: float, counts: bool) -> None:
+    assert counts_samples(difference / 64, 64) == counts
 
 
 @dataclass

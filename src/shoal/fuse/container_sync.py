@@ -8,6 +8,8 @@ import copy
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ __all__ = ["MANAGED_ATTRIBUTES", "MODULE_ATTRIBUTES", "ContainerSync", "contents
 
 _CONTAINERS = (list, tuple, dict, set, deque)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
 _FOREIGN = (nn.Module, nn.Parameter, Optimizer)
 _DEPTH = 8
 _LARGE = 1000
@@ -144,7 +147,7 @@ def _is_held(value: Any) -> bool:
     """Whether a value is a container, or an object that is no more than its attributes."""
     if isinstance(value, _CONTAINERS):
         return True
-    opaque = isinstance(value, (*_PLAIN, Tensor, nn.Module, Optimizer, type)) or callable(value)
+    opaque = isinstance(value, (*_PLAIN, Tensor, nn.Module, Optimizer, type, *_FUNCTIONS))
     return not opaque and isinstance(getattr(value, "__dict__", None), dict)
 
 

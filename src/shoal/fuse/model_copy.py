@@ -128,6 +128,7 @@ def copy_training(model: nn.Module, optimizers: Sequence[Any], memo: dict[int, A
     Raises:
         FusionError: Something in the model or an optimizer cannot be copied.
     """
+    kept = {*memo, id(memo)}
     copies = [memo.setdefault(id(one), object.__new__(type(one))) for one in optimizers]
     try:
         copied = copy.deepcopy(model, memo)
@@ -145,7 +146,7 @@ def copy_training(model: nn.Module, optimizers: Sequence[Any], memo: dict[int, A
                 f"{path or 'the model'!r}, a {type(module).__name__}, is not copied when the model is: a class defines "
                 "its own copies (as those of Keras do), and the array runs a copy; train this model in plain PyTorch"
             )
-    binder = _Binder({id(part): memo[id(part)] for part in (*model.modules(), *optimizers)})
+    binder = _Binder({key: new for key, new in memo.items() if key not in kept})
     for module in list(copied.modules()):
         for name, value in list(vars(module).items()):
             if name not in _REGISTERED:
@@ -163,7 +164,11 @@ def _counts_calls(step: Any) -> bool:
 
 
 class _Binder:
-    """Rebuilds functions that refer to copied modules, each once, so that they refer to the copies."""
+    """Rebuilds functions that refer to copied objects, each once, so that they refer to the copies.
+
+    Args:
+        copies: `id` of an object (a module, an optimizer, a list in an attribute) -> its copy.
+    """
 
     def __init__(self, copies: Mapping[int, Any]) -> None:
         self._copies = copies
@@ -171,10 +176,10 @@ class _Binder:
         self._rebuilt: dict[int, Any] = {}
 
     def rebind(self, value: Any) -> Any:
-        """Replace modules in the value of an attribute by their copies; lists, dicts and objects change in place."""
+        """Replace objects in the value of an attribute by their copies; lists, dicts and objects change in place."""
         if isinstance(value, (nn.Module, Tensor, type)):
             return value
-        if isinstance(value, (FunctionType, partial, MethodType, tuple)):
+        if isinstance(value, (FunctionType, partial, MethodType, BuiltinFunctionType, tuple)):
             return self._rebuild(value)
         if id(value) not in self._rebuilt:
             self._rebuilt[id(value)] = value
@@ -201,6 +206,8 @@ class _Binder:
             return rebuilt
         if isinstance(value, MethodType):
             return MethodType(value.__func__, self._rebuild(value.__self__))
+        if isinstance(value, BuiltinFunctionType):  # such as the `append` of a list
+            return getattr(self._rebuild(value.__self__), value.__name__)
         if isinstance(value, tuple):
             return tuple.__new__(type(value), map(self._rebuild, value))
         return value

@@ -154,6 +154,11 @@ class TrainingStep:
         """Way in which the next step is to be taken, if its batch has the shapes that are timed."""
         return self._race.next if self.way is None else self.way
 
+    def way_of(self, batch: Any) -> StepMode:
+        """Return the way in which a step with this batch is to be taken: batches of other shapes are not timed."""
+        is_timed = self.way is not None or self._shapes in (None, _shapes(batch))
+        return self.next_way if is_timed else self._race.leader
+
     @property
     def gain(self) -> float | None:
         """Speed-up of fused steps over plain ones; None unless both were timed."""
@@ -398,7 +403,8 @@ class _PlainStep:
         self._columns = [
             (stacked, own) for _, stacked, own in array.stacked_tensors() if isinstance(stacked, nn.Parameter)
         ]
-        self.drop()
+        for each in self._optimizer.members:  # gradients of other parameters accumulate
+            each.zero_grad()
         ticks = array.ticks
         array.tick += len(micro_batches(batch))
         losses = []

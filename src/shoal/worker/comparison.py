@@ -23,6 +23,7 @@ __all__ = [
     "Comparison",
     "TensorKey",
     "compute_dtype",
+    "counts_samples",
     "first_difference",
     "is_same_memory",
     "tensors_of",
@@ -71,19 +72,24 @@ class Comparison:
             norms |= {key: tuple(row) for key, row in zip(keys, table.tolist(), strict=True)}
         return cls({key: norms[key] for key in {**want, **got} if key in norms})
 
-    def relative(self) -> dict[TensorKey, float]:
-        """Return the norm of each difference relative to the norm of the copy's tensor, at most infinite."""
-        return {key: off and (off / want if want else inf) for key, (_, want, off) in self.norms.items()}
+    def change(self) -> float:
+        """Return by how much the loss, or if that is less all gradients together, differ, relative to their norms.
+
+        A loss may be a sum of terms that cancel, so its own size says little.
+        """
+        totals = self._totals()
+        found = [totals[kind] for kind in ("loss", "gradient") if kind in totals and any(totals[kind])]
+        return min((off / norm if norm else inf for norm, off in found), default=0.0)
 
     def largest(self, noise: Collection[TensorKey]) -> float:
         """Return the largest relative difference of all tensors of a kind together, without those in `noise`."""
         return max((off / norm if norm else off for norm, off in self._totals(noise).values()), default=0.0)
 
-    def _totals(self, left_out: Collection[TensorKey] = ()) -> dict[Kind, tuple[float, float]]:
-        """Norms of all tensors of a kind, and of their differences."""
-        squares: dict[Kind, list[float]] = {}
-        for kind, (_, want, off) in ((key[0], norms) for key, norms in self.norms.items() if key not in left_out):
-            total = squares.setdefault(kind, [0.0, 0.0])
+    def _totals(self, left_out: Collection[TensorKey] = ()) -> dict[str, tuple[float, float]]:
+        """Norms of all tensors of a kind, and of their differences; each entry of optimizers is a kind of its own."""
+        squares: dict[str, list[float]] = {}
+        for key, (_, want, off) in ((key, norms) for key, norms in self.norms.items() if key not in left_out):
+            total = squares.setdefault(_total_of(key), [0.0, 0.0])
             total[0] += want**2
             total[1] += off**2
         return {kind: (norm**0.5, off**0.5) for kind, (norm, off) in squares.items()}
@@ -92,14 +98,19 @@ class Comparison:
         """Return the first tensor that is off by more than rounding in `dtype` explains, or None.
 
         Args:
-            noise: Relative differences that rounding explains, where they were measured.
+            noise: Norms of differences that rounding explains, where they were measured.
         """
         totals = self._totals()
         for key, (_, want, off) in self.norms.items():
             # An update is small beside its parameter; statistics of a batch are not beside theirs.
             tolerance = TOLERANCE[dtype] / 10 if key[0] == "parameter" else TOLERANCE[dtype]
-            floor = 0.0 if key[0] in ("loss", "metric") else _FLOOR * EPSILON[dtype] * totals[key[0]][0]
-            if not off <= max(tolerance, noise.get(key, 0.0)) * want + floor + EPSILON[dtype] ** 2:
+            if key[0] in ("loss", "metric"):  # which may be zero but for rounding of terms that cancel
+                floor = min(EPSILON[dtype], EPSILON[torch.float32])
+            elif key[0] == "buffer":  # of any sizes
+                floor = EPSILON[dtype] ** 2
+            else:
+                floor = _FLOOR * EPSILON[dtype] * totals[_total_of(key)][0] + EPSILON[dtype] ** 2
+            if not off <= max(tolerance * want, noise.get(key, 0.0)) + floor:
                 return key
         return None
 
@@ -108,12 +119,25 @@ class Comparison:
         kind, name = key
         got, want, off = self.norms[key]
         if kind in ("loss", "metric"):
-            return f"fused {kind}{name and f' {name!r}'} has size {got:.6g}, alone {want:.6g}; they differ by {off:.2g}"
+            what = f"{kind}{name and f' {name!r}'}"
+            return f"{what} has size {got:.6g} in the array, and {want:.6g} alone; they differ by {off:.2g}"
+        what = f"{kind} of `{name}`"
         if isnan(off) or off == inf:
-            return f"fused {kind} of `{name}` and that of the trial alone differ in shape, or one is not finite"
+            return f"{what} in the array and alone differ in shape, or one is not finite"
         if f"{got:.2g}" != f"{want:.2g}":
-            return f"fused {kind} of `{name}` has norm {got:.3g}, alone {want:.3g}"
-        return f"fused {kind} of `{name}` differs from that of the trial alone by {off:.2g}, of norm {want:.3g}"
+            return f"{what} has norm {got:.3g} in the array, and {want:.3g} alone"
+        return f"{what} in the array differs from that alone by {off:.2g}, of norm {want:.3g}"
+
+
+def _total_of(key: TensorKey) -> str:
+    """Name of the total to which a tensor belongs."""
+    kind, name = key
+    return f"{kind}: {name.rpartition(': ')[2]}" if kind == "optimizer state" else kind
+
+
+def counts_samples(difference: float, size: int) -> bool:
+    """Whether a difference is that of one sample or two, of so many, also in percent."""
+    return any(isclose(difference * size, samples, rel_tol=1e-3) for samples in (1, 2, 100, 200))
 
 
 def is_same_memory(got: Tensor | None, want: Tensor | None) -> bool:

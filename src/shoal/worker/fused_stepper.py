@@ -134,7 +134,8 @@ class FusedStepper(Stepper):
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster."""
         if self._proof is not None:
-            self._proof.before_step(self.runtimes, batches, ticks, self._next_way)
+            array = None if self._plain is not None else self._array
+            self._proof.before_step(self.runtimes, batches, ticks, self._next_way(batches), array)
         try:
             losses = self._step(batches, ticks)
         except (StepRefusedError, MixedEpochsError):
@@ -160,10 +161,13 @@ class FusedStepper(Stepper):
         """The way in which the last step was taken."""
         return self._steps.last_way if self._plain is None else "plain"
 
-    @property
-    def _next_way(self) -> str:
-        """The way in which the next step is to be taken."""
-        return self._steps.next_way if self._plain is None else "plain"
+    def _next_way(self, batches: Sequence[Any] | None = None) -> str:
+        """The way in which the next step is to be taken; with batches of other shapes than those that are timed too."""
+        if self._plain is not None:
+            return "plain"
+        if batches is None or not isinstance(self._steps, TrainingStep) or self.settled:
+            return self._steps.next_way
+        return self._steps.way_of(self._mixed_batch(batches)[1])
 
     def _step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         if self._plain is not None:
@@ -209,7 +213,7 @@ class FusedStepper(Stepper):
         mixed, batch = self._mixed_batch(batches)
         self._array.ticks = tuple(ticks)
         if self._proof is not None:
-            self._proof.before_step(self.runtimes, batches, ticks, "team")
+            self._proof.before_step(self.runtimes, batches, ticks, "team", self._array)
         try:
             context = partial(self._checked_draws, ticks, mixed)
             losses = gradients(steps, batch, self.runtimes[0].settings.precision, context)
@@ -266,7 +270,9 @@ class FusedStepper(Stepper):
         if self._plain is not None:
             return self._plain.validate(batches)
         found = ValidationMetrics(self._task, self.runtimes)
-        proof = self._proof if self._proof is not None and self._proof.wants_validation() else None
+        proof = self._proof
+        if proof is not None and not proof.begin_validation(self.runtimes, self._next_way()):
+            proof = None
         first: list[Any] = []  # batches to compare
         self._array.eval()
         self._reuse.begin_pass()

@@ -1,7 +1,6 @@
 """A copy of a trial that trains beside it in plain PyTorch."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +12,13 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import lazy_clone
+from shoal.fuse.array import ModelArray
 from shoal.fuse.frozen import is_shared, is_worth_sharing, record_shared
 from shoal.fuse.model_copy import copy_training
 from shoal.fuse.rows import bytes_of
 from shoal.fuse.stacked import Stacked
 from shoal.task import Task, size_of
-from shoal.worker.comparison import Comparison, TensorKey, is_same_memory, tensors_of
+from shoal.worker.comparison import TensorKey, is_same_memory, tensors_of
 from shoal.worker.kept_gradients import KeptGradients
 from shoal.worker.metrics import ValidationMetrics
 from shoal.worker.stepper import PlainStepper
@@ -39,12 +39,17 @@ class PlainCopy:
 
     The caller restores what its steps change outside of it (lists, globals, variables that the task's methods name).
 
+    Args:
+        b: Index of the trial in the array.
+        array: Array that may hold the trial's gradients, which an earlier step has left.
+
     Raises:
         FusionError: The trial cannot be copied.
     """
 
-    def __init__(self, task: Task, runtime: TrialRuntime) -> None:
+    def __init__(self, task: Task, runtime: TrialRuntime, b: int = 0, array: ModelArray | None = None) -> None:
         self.runtime = _copied(runtime)
+        self.take_gradients(runtime, b, array)
         if not runtime.step:
             self.runtime.set_mode(train=True)  # as after the build, or after a validation
         self.loss = torch.tensor(torch.nan)
@@ -96,9 +101,17 @@ class PlainCopy:
                 own.detach().copy_(value)
         self.runtime.epoch = runtime.epoch
 
+    def take_gradients(self, runtime: TrialRuntime, b: int = 0, array: ModelArray | None = None) -> None:
+        """Take over the gradients of the trial, which are its parameters' own or rows of those of the array."""
+        own = dict(self.runtime.model.named_parameters())
+        theirs = dict(runtime.model.named_parameters())
+        for (kind, name), grad in tensors_of(runtime, b, array).items():
+            if kind == "gradient" and name in own and own[name] is not theirs[name]:
+                grad = grad if theirs[name].grad is None else theirs[name].grad
+                own[name].grad = None if grad is None else grad.detach().clone()
+
     @torch.no_grad()
-    def perturbed(self, relative: float) -> "PlainCopy":
-        """Return a copy of this copy whose parameters are off by a relative change of random sign."""
+    def _perturbed(self, relative: float) -> "PlainCopy":
         other = PlainCopy(self._task, self.runtime)
         generator = torch.Generator().manual_seed(0)
         for each in other.runtime.model.parameters():
@@ -107,21 +120,20 @@ class PlainCopy:
                 each.add_(each * signs * relative)
         return other
 
-    def sensitivity(
-        self, relative: float, without_trace: Callable[[], AbstractContextManager[Any]]
-    ) -> dict[TensorKey, float]:
-        """Measure how a relative change of the parameters changes what the next step computes, relative to that.
+    def twins(self, relative: float) -> "Iterator[PlainCopy]":
+        """Yield a copy of this copy, and one whose parameters are off by a relative change of random sign."""
+        yield PlainCopy(self._task, self.runtime)
+        yield self._perturbed(relative)
 
-        Args:
-            without_trace: Function that returns a context for each of the steps.
-        """
+    def repeat_in(self, other: "PlainCopy") -> "PlainCopy":
+        """Let another copy take a step as the last one was; return it."""
         batch, tick = self._last
-        pair = PlainCopy(self._task, self.runtime), self.perturbed(relative)
-        for one in pair:
-            with without_trace():
-                one.step(self.runtime, batch, tick)
-        found = [{("loss", ""): one.loss, **tensors_of(one.runtime)} for one in pair]
-        return Comparison.of(found[1], found[0]).relative()
+        other.step(self.runtime, batch, tick)
+        return other
+
+    def tensors(self) -> dict[TensorKey, Tensor | None]:
+        """Return the loss of the last step, and the tensors of the trial."""
+        return {("loss", ""): self.loss, **tensors_of(self.runtime)}
 
 
 class _WholeCopies(TorchFunctionMode):
@@ -156,12 +168,10 @@ def _copied(runtime: TrialRuntime) -> TrialRuntime:
     with _WholeCopies():
         copied, copies = copy_training(model, optimizers, memo)
     own = dict(zip(map(id, optimizers), copies, strict=True))
-    gradients = KeptGradients(copied, runtime.gradients.kept)
-    gradients.set(runtime.gradients.read())
     return replace(
         runtime,
         model=copied,
-        gradients=gradients,
+        gradients=KeptGradients(copied, runtime.gradients.kept),
         optimizer=pytree.tree_unflatten([own[id(one)] for one in leaves], spec),
         scheduler=None,
         carried=None,
