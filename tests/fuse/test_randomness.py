@@ -1,5 +1,6 @@
 """A member's random numbers depend on the member only: they are equal alone and in an array."""
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributions import Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
 from twins import Of, Table, build, close
 
 from shoal.core.errors import FusionError
@@ -80,15 +82,31 @@ def all_results(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
     return results
 
 
-@pytest.mark.parametrize(
-    "draw", [lambda x: x + torch.empty(6).normal_(), lambda x: torch.distributions.Normal(x, 1.0).rsample()]
-)
-def test_numbers_written_to_a_tensor_that_all_share_are_refused(draw: Callable[[Tensor], Tensor]) -> None:
-    array = fuse(build(lambda: Of(lambda m, x: draw(m.w(x)), w=nn.Linear(6, 6)), 2))
+def test_numbers_written_to_a_tensor_that_all_share_are_refused() -> None:
+    array = fuse(build(lambda: Of(lambda m, x: m.w(x) + torch.empty(6).normal_(), w=nn.Linear(6, 6)), 2))
     with pytest.raises(
         FusionError, match=r"normal_ writes random numbers to a tensor that all members share; .*unfuse"
     ):
         array(X)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: Normal(x, 1.0).rsample(),
+        lambda x: Independent(Normal(x, x.exp()), 1).rsample(),
+        lambda x: MultivariateNormal(x, torch.eye(6, dtype=x.dtype)).rsample(),
+        lambda x: LowRankMultivariateNormal(x, torch.ones(6, 2, dtype=x.dtype), torch.ones(6, dtype=x.dtype)).rsample(),
+    ],
+    ids=["normal", "independent", "multivariate", "of low rank"],
+)
+def test_samples_of_gaussian_distributions_are_each_members_own(draw: Callable[[Tensor], Tensor]) -> None:
+    model = build(lambda: Of(lambda m, x: draw(m.w(x)), w=nn.Linear(6, 6)), 3)
+    rows = fuse(copy.deepcopy(model), SEEDS[:3])(X)
+    assert not torch.equal(rows[0] - model[0].w(X), rows[1] - model[1].w(X))
+    for b, one in enumerate(model):
+        (alone,) = fuse([one], SEEDS[b : b + 1])(X)
+        torch.testing.assert_close(rows[b], alone)
 
 
 def test_a_member_draws_the_same_alone_and_in_company() -> None:

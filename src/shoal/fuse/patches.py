@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from threading import Lock, local
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.distributions import lowrank_multivariate_normal, multivariate_normal, normal
 from torch.overrides import handle_torch_function
 from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
@@ -27,6 +29,9 @@ _runs = 0
 
 _flatten = nn.RNNBase.flatten_parameters
 _checkpointed = checkpoint._checkpoint_without_reentrant_generator
+_GAUSSIAN: tuple[Any, ...] = (normal, multivariate_normal, lowrank_multivariate_normal)
+"""Modules with distributions that draw from a standard normal one."""
+_standard_normal: Callable[[Any, Any, Any], Tensor] = _GAUSSIAN[0]._standard_normal
 
 
 class _Checkpoints(local):
@@ -50,6 +55,8 @@ def install_patches() -> None:
             nn.RNNBase.flatten_parameters = _skip_flatten  # type: ignore[assignment,method-assign]
             F.handle_torch_function = _pass_on_weight  # type: ignore[attr-defined]
             checkpoint._checkpoint_without_reentrant_generator = _checkpoint_without_rng_state
+            for module in _GAUSSIAN:
+                module._standard_normal = _draw_standard_normal
 
 
 def remove_patches() -> None:
@@ -62,6 +69,8 @@ def remove_patches() -> None:
             nn.RNNBase.flatten_parameters = _flatten  # type: ignore[method-assign]
             F.handle_torch_function = handle_torch_function  # type: ignore[attr-defined]
             checkpoint._checkpoint_without_reentrant_generator = _checkpointed
+            for module in _GAUSSIAN:
+                module._standard_normal = _standard_normal
 
 
 def _refuse_reentrant(cls: Any, *args: Any) -> Any:
@@ -85,6 +94,13 @@ def _checkpoint_without_rng_state(fn: Any, preserve_rng_state: bool = True, *arg
     if active_source() is not None:
         _checkpoints.begun.append(part)
     return part
+
+
+def _draw_standard_normal(shape: Any, dtype: Any, device: Any) -> Tensor:
+    """Draw numbers of each member's own; torch's function writes to a new tensor, which all members would share."""
+    if active_source() is None:
+        return _standard_normal(shape, dtype, device)
+    return torch.randn(shape, dtype=dtype, device=device)
 
 
 def begun_checkpoints() -> int:

@@ -19,7 +19,6 @@ from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import RandomSource, member_keys
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
-from shoal.fuse.transaction import Transaction
 
 __all__ = [
     "MemberRunner",
@@ -39,8 +38,7 @@ class MemberRunner:
     """Runs functions on a single model, with the random numbers that the model would draw in an array.
 
     Intercepting all torch functions takes a fifth of a small step's time. So after first runs without a random number,
-    torch's generators are compared instead. A function that changes attributes of the model is always intercepted,
-    since checkpoints do not contain these.
+    torch's generators are compared instead.
     """
 
     def __init__(self, seed: int, device: torch.device, intercepted: bool = False) -> None:
@@ -66,12 +64,11 @@ class MemberRunner:
                     "model's own; go back to what was saved before (from now on random functions are intercepted)"
                 )
             return result
-        before = None if self._intercepted else Transaction([model])
         source = RandomSource(partial(member_keys, [self._seed], [tick]), single_member=True)
         with member_run(source):
             result = fn(model, *batch)
         self._silent[kind] += 1
-        if source.calls or drawn() or (before is not None and before.changed() is not None):
+        if source.calls or drawn():
             self._intercepted = True
         return result
 
