@@ -100,7 +100,7 @@ def test_a_distribution_of_an_own_float(name: str) -> None:
         return DISTRIBUTIONS[name](model.weight, model.rate)
 
     array = fuse(copy.deepcopy(models), range(3))
-    if name not in ("relaxed", "uniform"):
+    if name not in ("relaxed", "transformed", "uniform"):
         with pytest.raises(FusionError, match=r"test_own_floats\.py:\d+\): .*array\.unfuse\(\)"):
             array.map(draw)
         return
