@@ -291,7 +291,9 @@ class ArrayTrainer:
         yield
         if (label := before.changed(entries=False)) is not None and builds == outside.builds:
             outside.changed = label
-            raise StepRefusedError(shares_outside(label))
+            refused = StepRefusedError(shares_outside(label))
+            refused.since_check = True
+            raise refused
 
     def _report_checks(self, refusal: str, step: int = 0) -> None:
         """Report that the group is an array, its checks since the last report, or why it trains in plain PyTorch."""
@@ -368,7 +370,7 @@ class ArrayTrainer:
         )
         if reason.trial is None:
             text, late = str(reason), [one.proven[0] + 1 for one in self._group if one.epoch > one.proven[0]]
-            if late and self.key not in self._state.plain_keys:
+            if reason.since_check and late:
                 text += f"; reports of epoch {min(late)} and later ones were of such steps, and stay recorded"
             self._report_checks(text, self._group[0].step)
             self._state.plain_keys[self.key] = text
@@ -376,10 +378,12 @@ class ArrayTrainer:
             self._state.global_rng.add(reason.trial)
         if self._proof is not None and not self._state.outside.changed:
             self._state.outside.changed = self._proof.changed_outside
-        self._roll_back()
+        self._roll_back(reason.since_check)
 
-    def _roll_back(self) -> None:
-        """Restart the group from its checkpoints before the failed step, and before the last check that passed."""
+    def _roll_back(self, since_check: bool = False) -> None:
+        """Restart the group from its checkpoints, or from those before the last check that passed."""
+        for runtime in () if since_check else self._group:
+            runtime.proven = (runtime.epoch, runtime.step)
         self._drop_stepper()  # first, since it holds as much memory as the models that are built next
         self._members.rebuild(self._group)
         self._group = []

@@ -227,15 +227,15 @@ class Proof:
         self._ways.add(way)
         self._is_compared = True
         self._synchronize()
-        with self._accounted():
+        with self._accounted(), _distrusting():
             for b, one in list(self._copies.items()):
                 difference = self._check.step(one, runtimes[b], b, losses[b], way, array)
                 if difference is None:
                     del self._copies[b]
                 else:
                     self._note(runtimes[b], 1, f"step, {way}", difference)
-        if len(self._outside) >= FIRST_STEPS and all(self._outside):
-            raise StepRefusedError(shares_outside(self._outside[-1]))
+            if len(self._outside) >= FIRST_STEPS and all(self._outside):
+                raise StepRefusedError(shares_outside(self._outside[-1]))
         self._steps_left -= 1
         if self._steps_left <= 0 or (not self._copies and len(runtimes) > 1):
             self._copies, self._steps_left = {}, 0
@@ -278,7 +278,7 @@ class Proof:
         """
         self._synchronize()
         copies, self._validating, self._due = self._validating, {}, True
-        with self._accounted():
+        with self._accounted(), _distrusting():
             values = found.so_far()
             for b, one in copies.items():
                 difference = self._check.validation(one, runtimes[b], batches, *values[b])
@@ -347,6 +347,16 @@ class Proof:
         self._due, self._is_compared = False, True
         self._check.noise.clear()
         self._outside = []
+
+
+@contextmanager
+def _distrusting() -> Iterator[None]:
+    """Let trials that are refused in the context go back before the last check that passed."""
+    try:
+        yield
+    except StepRefusedError as refused:
+        refused.since_check = True
+        raise
 
 
 def _copy(task: Task, runtime: TrialRuntime, b: int = 0, array: ModelArray | None = None) -> PlainCopy:

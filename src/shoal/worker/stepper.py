@@ -44,6 +44,8 @@ class StepRefusedError(Exception):
     def __init__(self, reason: str, trial: int | None = None) -> None:
         super().__init__(reason)
         self.trial = trial
+        self.since_check = False
+        """Whether steps since the last check that passed may have been wrong, so that the trials go back before it."""
 
 
 class TeamGradients(Protocol):
