@@ -25,6 +25,7 @@ __all__ = [
     "forked_rng",
     "generator_lock",
     "preserved_rng",
+    "same_state",
     "seed_all",
     "seed_member",
     "seeded",
@@ -40,6 +41,14 @@ GENERATOR_STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], ob
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
 }
 """Class of random generators -> functions that get and set the state of one."""
+
+
+def same_state(state: Any, other: Any) -> bool:
+    """Whether two states of random generators, or two arrays, are equal bit by bit."""
+    if isinstance(state, np.ndarray):
+        return bool(state.tobytes() == other.tobytes())
+    return torch.equal(state, other) if isinstance(state, Tensor) else repr(state) == repr(other)
+
 
 DEFAULT_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """Those of Python, NumPy and torch, which Shoal seeds."""

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.frozen import same_values
-from shoal.fuse.generators import DEFAULT_GENERATORS, GENERATOR_STATES, DrawDetector, PythonRngSnapshot
+from shoal.fuse.generators import DEFAULT_GENERATORS, GENERATOR_STATES, DrawDetector, PythonRngSnapshot, same_state
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import modules_of
 
@@ -134,7 +134,7 @@ class Transaction:
             if _version(tensor) != version:
                 return label
         for label, value, saved in self._arrays:
-            if not _equal_state(_state(value), saved):
+            if not same_state(_state(value), saved):
                 return label
         for kind, before in self._classes:
             if (now := _plain_attributes(kind)) != before:
@@ -384,12 +384,6 @@ def _is_left(array: Any) -> bool:
 def _state(value: Any) -> Any:
     """Return a copy of an array, or the state of a random generator."""
     return value.copy() if isinstance(value, np.ndarray) else GENERATOR_STATES[type(value)][0](value)
-
-
-def _equal_state(state: Any, other: Any) -> bool:
-    if isinstance(state, np.ndarray):
-        return bool(state.tobytes() == other.tobytes())
-    return torch.equal(state, other) if isinstance(state, Tensor) else bool(repr(state) == repr(other))
 
 
 def _top_package(of: Any) -> str:

@@ -199,7 +199,7 @@ class ArrayTrainer:
 
     def leave(self, numbers: AbstractSet[int]) -> set[int]:
         """Save and remove the trials with these numbers; return the numbers that were in the array."""
-        self._synchronize()
+        _synchronize(self._stepper, self._group)
         return self._members.leave(numbers)
 
     def join(self, members: Iterable[Member]) -> None:
@@ -208,12 +208,12 @@ class ArrayTrainer:
 
     def save(self) -> None:
         """Write checkpoints of all trials."""
-        self._synchronize()
+        _synchronize(self._stepper, self._group)
         self._members.save()
 
     def suspend(self) -> None:
         """Save all trials, put them in the cache for the next job of this process, and report the remaining losses."""
-        self._synchronize()
+        _synchronize(self._stepper, self._group)
         self._members.suspend()
         self._losses.report_summary()
 
@@ -235,7 +235,10 @@ class ArrayTrainer:
         self._spent = self._began - time.perf_counter()
         self._lockstep = train.lockstep
         try:
-            with self._watched_outside(group[0].model):
+            watched = self._proof is not None and not (
+                self._state.outside.changed and self.key in self._state.plain_keys
+            )
+            with _watched_outside(self._state, group[0].model) if watched else nullcontext():
                 yield from self._train_steps(group, plan)
         except MixedEpochsError as reason:
             _log.warning("trials at different epochs take turns: %s", reason)
@@ -250,7 +253,7 @@ class ArrayTrainer:
         if not self._group:
             return
         stepper = self._stepper_for(plan.epoch_steps)
-        self._synchronize()
+        _synchronize(self._stepper, self._group)
         try:  # nothing is saved between this and the end of the epoch, so a resume does not call it twice
             fused = not isinstance(stepper, PlainStepper)
             renew = call_end_epoch(self._state.task, stepper.runtimes, fused)
@@ -271,7 +274,7 @@ class ArrayTrainer:
         seconds = self._spent + time.perf_counter() - self._began
         several = len(self._group) > 1
         self._report_checks(self._state.plain_keys.get(self.key, "") or (stepper.refusal if several else ""))
-        self._synchronize()
+        _synchronize(self._stepper, self._group)
         reports = self._members.end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
         self._group = []
         self._losses.report(reports)
@@ -279,21 +282,6 @@ class ArrayTrainer:
         if self._members.runtimes and any(report.state is not TrialState.RUNNING for report in reports):
             self.join_wait = min(JOIN_WAIT_SHARE * seconds, MAX_JOIN_WAIT_SECONDS)
         yield False
-
-    @contextmanager
-    def _watched_outside(self, model: nn.Module) -> Iterator[None]:
-        """Refuse the rest of an epoch that changes something outside of models while trials share it."""
-        outside = self._state.outside
-        if self._proof is None or (outside.changed and self.key in self._state.plain_keys):
-            yield
-            return
-        before, builds = outside_snapshot(self._state.task, model), outside.builds
-        yield
-        if (label := before.changed(entries=False)) is not None and builds == outside.builds:
-            outside.changed = label
-            refused = StepRefusedError(shares_outside(label))
-            refused.since_check = True
-            raise refused
 
     def _report_checks(self, refusal: str, step: int = 0) -> None:
         """Report that the group is an array, its checks since the last report, or why it trains in plain PyTorch."""
@@ -415,11 +403,6 @@ class ArrayTrainer:
             )
         return self._stepper
 
-    def _synchronize(self) -> None:
-        """Copy what the group's steps have changed to its models; between epochs nothing is left to copy."""
-        if self._stepper is not None and self._stepper.runtimes == self._group:
-            self._stepper.synchronize()
-
     def _drop_stepper(self) -> None:
         if self._stepper is not None:
             self._profile = self._stepper.new_profile or self._profile
@@ -428,6 +411,24 @@ class ArrayTrainer:
             self._stepper = None
             if self._state.device.type == "cuda":
                 gc.collect()  # its array is a reference cycle that holds device memory
+
+
+@contextmanager
+def _watched_outside(state: WorkerState, model: nn.Module) -> Iterator[None]:
+    """Refuse the rest of an epoch that changes something outside of models while trials share it."""
+    before, builds = outside_snapshot(state.task, model), state.outside.builds
+    yield
+    if (label := before.changed(entries=False)) is not None and builds == state.outside.builds:
+        state.outside.changed = label
+        refused = StepRefusedError(shares_outside(label))
+        refused.since_check = True
+        raise refused
+
+
+def _synchronize(stepper: Stepper | None, group: Sequence[TrialRuntime]) -> None:
+    """Copy what a group's steps have changed to its models; between epochs nothing is left to copy."""
+    if stepper is not None and stepper.runtimes == group:
+        stepper.synchronize()
 
 
 def _take_step_alone(stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:

@@ -1,8 +1,7 @@
 """Comparison of a member of an array with its plain copy: tensors by norm, attributes value by value."""
 
-import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf, isclose, isnan
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from shoal.fuse.array import ModelArray
 from shoal.fuse.container_sync import MODULE_ATTRIBUTES
+from shoal.fuse.generators import GENERATOR_STATES, same_state
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
 __all__ = [
@@ -261,8 +261,9 @@ def _differences(got: Any, want: Any, tolerance: float, path: str, seen: set[int
     elif isinstance(want, (set, frozenset)):
         if all(isinstance(each, _PLAIN) for each in want) and got != want:
             yield f"`{path}` is {_shown(got)} in the array, and {_shown(want)} alone"
-    elif (state := _generator_state(want)) is not None:
-        if state != _generator_state(got):
+    elif type(want) in GENERATOR_STATES:
+        read, _ = GENERATOR_STATES[type(want)]
+        if not same_state(read(got), read(want)):
             yield f"the random generator `{path}` has drawn other numbers in the array than alone"
     elif isinstance(getattr(want, "__dict__", None), dict) and not isinstance(want, (type, ModuleType)):
         yield from _entries(vars(got), vars(want), tolerance, path, seen, ".")
@@ -306,19 +307,6 @@ def _arrays_close(got: Any, want: Any, tolerance: float) -> bool:
     if want.dtype.kind not in "fc":
         return bool(np.array_equal(got, want))
     return bool(np.allclose(got, want, rtol=tolerance, atol=tolerance**1.5, equal_nan=True))
-
-
-_STATES: dict[type, Callable[[Any], Any]] = {
-    random.Random: lambda one: one.getstate(),
-    np.random.Generator: lambda one: repr(one.bit_generator.state),
-    np.random.RandomState: lambda one: repr(one.get_state(legacy=False)),
-    torch.Generator: lambda one: one.get_state().tolist(),
-}
-
-
-def _generator_state(value: Any) -> Any:
-    state = _STATES.get(type(value))
-    return None if state is None else state(value)
 
 
 def _shown(value: Any) -> str:
