@@ -62,6 +62,14 @@ def test_arrays_spread_over_the_running_jobs():
     assert {job: len(arrays) for job, arrays in taken.items()} == {"x": 4, "y": 4}
 
 
+def test_without_fusing_an_array_of_the_same_key_stays_apart():
+    (device,) = slots(1)
+    running = [(Job("runs", (array(A, 0),)), device)]
+    taken = taken_in([array(A, 1)], running, Grouping(), known(A=KEPT), room({device.name: 50 * GB}), frozenset())
+    (joined,) = taken["runs"]
+    assert (numbers(joined), joined.separate) == ([1], True)
+
+
 @pytest.mark.parametrize(
     ("other", "comes"),
     [

@@ -188,7 +188,7 @@ def admit(
     left = [x for x in waiting if not joined or not any(member.trial.number in joined for member in x.members)]
     for host in hosts if left else ():
         host.finish_joining(joins.get(host.job.id, ()))
-    for name, arrays in _add_arrays(left, hosts, profiles, grouping).items():
+    for name, arrays in _add_arrays(left, hosts, profiles, grouping, fuse).items():
         joins[name] = (*joins.get(name, ()), *arrays)
     return joins
 
@@ -251,7 +251,7 @@ def _mean_load(
 
 
 def _add_arrays(
-    waiting: Sequence[Array], hosts: Sequence[_HostJob], profiles: Profiles, grouping: Grouping
+    waiting: Sequence[Array], hosts: Sequence[_HostJob], profiles: Profiles, grouping: Grouping, fuse: bool
 ) -> dict[str, tuple[Array, ...]]:
     """Add waiting arrays to jobs as further arrays, the oldest first.
 
@@ -274,7 +274,8 @@ def _add_arrays(
         for host in sorted(eligible, key=lambda host: host.seconds):
             incoming = host.candidate(array)
             if host.ends_sooner(incoming, free_in) and host.admits(incoming, grouping):
-                joins = replace(array, profile=profiles(array.key, host.device.kind), separate=host.in_lockstep)
+                separate = host.in_lockstep or not fuse
+                joins = replace(array, profile=profiles(array.key, host.device.kind), separate=separate)
                 added[host.job.id] = (*added.get(host.job.id, ()), joins)
                 break
         else:
