@@ -163,6 +163,9 @@ def _counts_calls(step: Any) -> bool:
     return bool(getattr(step, "_wrapped_by_lr_sched", False))
 
 
+_PLAIN = {type(None), bool, int, float, str, bytes}
+
+
 class _Binder:
     """Rebuilds functions that refer to copied objects, each once, so that they refer to the copies.
 
@@ -184,7 +187,8 @@ class _Binder:
         if id(value) not in self._rebuilt:
             self._rebuilt[id(value)] = value
             inner = value if isinstance(value, (dict, list)) else getattr(value, "__dict__", {})
-            for key, held in list(enumerate(inner) if isinstance(inner, list) else inner.items()):
+            entries = enumerate(inner) if isinstance(inner, list) else inner.items()
+            for key, held in [each for each in entries if type(each[1]) not in _PLAIN]:
                 new = self.rebind(held)
                 if new is not held:
                     inner[key] = new

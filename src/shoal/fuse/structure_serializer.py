@@ -27,7 +27,7 @@ _OF_EVERY_CLASS = {
     *("__static_attributes__", "__slotnames__", "_abc_impl"),
 }
 _LONG = 64
-"""Number of bytes above which a bytes object is described by a digest."""
+"""Length above which bytes, and a dict or list of numbers and strings, are described by a digest."""
 
 _LARGE = 2**32
 """Lower bound of results of `id` and `hash`; hashes of small integers, which equal the integers, are below it."""
@@ -171,6 +171,8 @@ class StructureSerializer:
         return value.type if isinstance(value, torch.device) else None
 
     def _describe_container(self, value: Any, kind: str, above: tuple[int, ...], replaceable: _Replaceable) -> str:
+        if not self._cross_process and _is_large_table(value):
+            return f"{kind} {digest([repr(value)])}"
         if isinstance(value, Mapping):
             keys, values = value.keys(), value.values()
             names = [self._describe(key, above, replaceable.fixed) for key in keys]
@@ -289,3 +291,11 @@ def _values(tensor: Tensor) -> str:
         return "of unknown values"
     parts = [part.detach().cpu().resolve_conj().resolve_neg() for part in dense_parts(tensor)]
     return f"of values {digest(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for part in parts)}"
+
+
+def _is_large_table(value: Any) -> bool:
+    """Whether a value is a large dict or list, such as a vocabulary, of numbers and strings that `repr` tells apart."""
+    if type(value) not in (dict, list) or len(value) <= _LONG:
+        return False
+    entries = (*value, *value.values()) if isinstance(value, dict) else value
+    return set(map(type, entries)) <= {int, str, bool, type(None)}

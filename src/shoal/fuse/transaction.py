@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
 from math import inf
+from operator import is_
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -256,7 +257,8 @@ class Transaction:
     def _traverse_container(self, container: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
         items = self._record(container, label, of_model=depth == inf)
         if depth == inf or len(items) <= _LARGE:
-            yield from ((inner, _entry_name(label, key), depth - 1) for key, inner in items.items())
+            entries = ((key, inner) for key, inner in items.items() if not isinstance(inner, _PLAIN))
+            yield from ((inner, _entry_name(label, key), depth - 1) for key, inner in entries)
 
     def _traverse_function(self, fn: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
         if isinstance(fn, partial):
@@ -345,7 +347,7 @@ def _restore_entries(seen: _ContainerSnapshot, now: dict[Any, Any]) -> None:
 
 
 def _all_same(values: Collection[Any], others: Collection[Any]) -> bool:
-    return len(values) == len(others) and all(map(_same, values, others))
+    return len(values) == len(others) and (all(map(is_, values, others)) or all(map(_same, values, others)))
 
 
 def _same(value: Any, other: Any) -> bool:
