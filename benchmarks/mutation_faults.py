@@ -493,7 +493,7 @@ FAULTS = (
     Fault("a neighbour's means", metrics.MetricMeans, "add", _means_rolled, ("Program", "Evaluated")),
     Fault("means without sizes of batches", metrics.MetricMeans, "add", _sizes_alike, ("Program", "Labels")),
     Fault("a neighbour's outputs", metrics, "_member_slice", _other_output, ("Evaluated",)),
-    Fault("any output reused", metrics, "_may_reuse", _returns(True), ("Noisy",)),
+    Fault("any output reused", metrics, "_is_alike", _returns(True), ("Noisy",)),
     # random numbers
     Fault(
         "one seed for all members",
