@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cache, partial
 from math import inf
 from operator import is_
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import lazy_clone
+from shoal.fuse.container_sync import MODULE_ATTRIBUTES
 from shoal.fuse.frozen import same_values
 from shoal.fuse.generators import DEFAULT_GENERATORS, GENERATOR_STATES, DrawDetector, PythonRngSnapshot, same_state
 from shoal.fuse.stacked import Stacked
@@ -33,7 +34,7 @@ from shoal.fuse.unfused_module import modules_of
 __all__ = ["Transaction", "refuse_changes"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_OPAQUE = (type, Enum, ModuleType, logging.Logger)
+_OPAQUE = (Enum, ModuleType, logging.Logger)
 _TRAINING = (Optimizer, LRScheduler, Dataset, DataLoader)
 _CONTAINERS = (list, deque, dict, set)
 _REGISTERED = ("_parameters", "_buffers")
@@ -98,22 +99,21 @@ class Transaction:
         self._outside: list[tuple[str, Tensor, int, Tensor]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
         self._watched: list[tuple[str, Tensor, int]] = []
-        bases = dict.fromkeys(base for kind in classes for base in kind.__mro__ if not _is_of_library(base))
-        self._classes = [(base, _plain_attributes(base)) for base in bases]
+        self._classes: list[tuple[type, dict[str, Any]]] = []
         with _without_tracing():
             self._values = [(tensor, _version(tensor), tensor.detach().clone()) for tensor in tensors]
             self._gradients = [(each, each.grad, _copied(each.grad)) for each in tensors if each.is_leaf]
             self._generators = (DrawDetector(_device(tensors)), PythonRngSnapshot())
             self._traverse((root, type(root).__name__, inf) for root in models)
             self._traverse((fn, "", _DEPTH) for fn in functions)
-            self._traverse(
-                (getattr(held, "__func__", held), f"{base.__name__}.{name}", _DEPTH)
-                for base in bases
-                for name, held in list(vars(base).items())
-            )
+            self._traverse((kind, "", _DEPTH) for kind in classes)
 
-    def changed(self, entries: bool = True) -> str | None:
-        """The name of the first change since the snapshot, or None; of parameters and buffers only `tensors` count.
+    def changed(self) -> str | None:
+        """The name of the first change since the snapshot, or None; of parameters and buffers only `tensors` count."""
+        return next(self.changes(), None)
+
+    def changes(self, entries: bool = True) -> Iterator[str]:
+        """Yield the names of all changes since the snapshot.
 
         Args:
             entries: Whether a new entry of a dict or set, as of a cache, counts as a change.
@@ -127,21 +127,16 @@ class Transaction:
                     for key in ({**before, **now} if grows else before)
                     if key not in now or key not in before or not _same(now[key], before[key])
                 ]
-                if keys or entries:
-                    return seen.label or _entry_name("", next(iter(keys), ""))
+                if seen.label and (keys or entries):
+                    yield seen.label
+                elif not seen.label:
+                    yield from (_entry_name("", key) for key in keys)
         if any(_version(tensor) != version for tensor, version, _ in (*self._tensors, *self._values)):
-            return "a tensor"
-        for label, tensor, version, _ in self._outside:
-            if _version(tensor) != version:
-                return label
-        for label, value, saved in self._arrays:
-            if not same_state(_state(value), saved):
-                return label
+            yield "a tensor"
+        yield from (label for label, tensor, version, _ in self._outside if _version(tensor) != version)
+        yield from (label for label, value, saved in self._arrays if not same_state(_state(value), saved))
         for kind, before in self._classes:
-            if (now := _plain_attributes(kind)) != before:
-                names = (each for each in {**before, **now} if before.get(each, _MISSING) != now.get(each, _MISSING))
-                return f"{kind.__name__}.{next(names)}"
-        return None
+            yield from (f"{kind.__name__}.{name}" for name in _changed_attributes(before, _attributes(kind)))
 
     def changed_for_good(self) -> str | None:
         """The name of the first tensor outside of models that has changed and that `restore` leaves; else None."""
@@ -186,11 +181,10 @@ class Transaction:
             for generators in self._generators:
                 generators.restore()
             for kind, before in self._classes:
-                now = _plain_attributes(kind)
-                for name in {**before, **now}:
+                for name in _changed_attributes(before, _attributes(kind)):
                     if name not in before:
                         delattr(kind, name)
-                    elif before[name] != now.get(name, _MISSING):
+                    else:
                         setattr(kind, name, before[name])
 
     def _traverse(self, roots: Iterable[tuple[Any, str, float]]) -> None:
@@ -215,29 +209,24 @@ class Transaction:
                 if not of_model and not (isinstance(value, np.ndarray) and _is_left(value)):
                     self._arrays.append((label, value, _state(value)))
             elif isinstance(value, nn.Module):
-                if of_model:
-                    to_do += self._traverse_module(value, label)
-                else:
-                    self._watched += [
-                        (f"{label}.{name}", tensor, _version(tensor))
-                        for name, tensor in (*value.named_parameters(), *value.named_buffers())
-                        if id(tensor) not in self._visited
-                    ]
+                to_do += (
+                    self._traverse_module(value, label) if of_model else self._traverse_outside(value, label, depth)
+                )
+            elif isinstance(value, type):
+                to_do += () if of_model else self._traverse_class(value, depth)
             elif isinstance(value, (FunctionType, MethodType, partial)):
                 if not of_model:
                     to_do += self._traverse_function(value, label, depth)
             elif isinstance(value, (*_CONTAINERS, CellType)):
                 to_do += self._traverse_container(value, label, depth)
             elif isinstance(attributes := getattr(value, "__dict__", None), dict):
-                if not of_model and (isinstance(value, _TRAINING) or hasattr(type(value), "__getitem__")):
+                if not of_model and isinstance(value, _TRAINING):
                     continue  # a trial's own, which checkpoints hold, and data sets, which batches come from
                 if of_model:
                     to_do += self._traverse_container(attributes, label, depth)
                 elif _top_package(type(value)) != "shoal":
                     to_do += self._traverse_container(attributes, type(value).__name__, depth)
-                    if not _is_of_library(type(value)):
-                        methods = [each for base in type(value).__mro__ for each in vars(base).values()]
-                        to_do += ((each, label, depth - 1) for each in methods if isinstance(each, FunctionType))
+                    to_do.append((type(value), label, depth - 1))
 
     def _record_tensor(self, tensor: Tensor, label: str) -> None:
         if tensor.nbytes <= _MOST_BYTES:
@@ -253,6 +242,28 @@ class Transaction:
                     self._record(held, label, registered=True, of_model=True)
             else:
                 yield held, f"{label}.{name}" if name != "_modules" else label, inf
+
+    def _traverse_outside(self, module: nn.Module, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
+        """Record a model that is not a trial's: a teacher, a target network."""
+        for path, part in module.named_modules(prefix=label):
+            self._visited.add(id(part))
+            held = {name: value for name, value in vars(part).items() if name not in MODULE_ATTRIBUTES}
+            self._record(vars(part), path, held)
+            yield from ((value, f"{path}.{name}", depth - 1) for name, value in held.items())
+            for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+                if tensor is not None and id(tensor) not in self._visited:
+                    self._visited.add(id(tensor))
+                    self._record_tensor(tensor, f"{path}.{name}")
+
+    def _traverse_class(self, kind: type, depth: float) -> Iterator[tuple[Any, str, float]]:
+        for base in kind.__mro__:
+            if (base is kind or id(base) not in self._visited) and not _is_of_library(base):
+                self._visited.add(id(base))
+                attributes = _attributes(base)
+                self._classes.append((base, attributes))
+                functions = [getattr(held, "__func__", getattr(held, "fget", held)) for held in vars(base).values()]
+                yield from ((held, "", depth) for held in functions if isinstance(held, FunctionType))
+                yield from ((held, f"{base.__name__}.{name}", depth - 1) for name, held in attributes.items())
 
     def _traverse_container(self, container: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
         items = self._record(container, label, of_model=depth == inf)
@@ -272,7 +283,7 @@ class Transaction:
                 yield cell, name, depth
             yield (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()), fn.__name__, depth + 1
             known = self._snapshots.get(id(fn.__globals__))
-            names = {*fn.__code__.co_names} | set(known.names if known is not None and known.names else ())
+            names = {*_names_in(fn.__code__)} | set(known.names if known is not None and known.names else ())
             for name, inner in self._record(fn.__globals__, "", names).items():
                 yield inner, name, depth - 1
 
@@ -282,8 +293,25 @@ class Transaction:
         return items
 
 
-def _plain_attributes(kind: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(kind).items() if isinstance(value, _PLAIN)}
+def _attributes(kind: type) -> dict[str, Any]:
+    """The attributes of a class that are neither methods nor descriptors, nor those of every class."""
+    return {
+        name: value
+        for name, value in vars(kind).items()
+        if not name.startswith("__") and not callable(value) and not hasattr(type(value), "__get__")
+    }
+
+
+def _changed_attributes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [name for name in {**before, **now} if not _same(before.get(name, _MISSING), now.get(name, _MISSING))]
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """The names in a function and in those within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 @contextmanager

@@ -90,7 +90,8 @@ class ArrayMembers:
         """Return a trial from the cache of this process, else built and restored from its newest checkpoint."""
         runtime = self._state.trial_cache.take(member, self._state.directory)
         if runtime is None:
-            runtime = build(self._state.task, member, self._state.device)
+            with self._state.outside.building():
+                runtime = build(self._state.task, member, self._state.device)
             self._state.outside.begin(member.trial.number, runtime.model)
             runtime.restore(self._state.directory, self._epoch_steps(member))
         return runtime if self._use_schedulers else dataclasses.replace(runtime, scheduler=None)

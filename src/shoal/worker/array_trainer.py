@@ -24,7 +24,7 @@ from shoal.worker.array_members import ArrayMembers
 from shoal.worker.epoch_hook import call_end_epoch
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
-from shoal.worker.outside import outside_snapshot, shares_outside
+from shoal.worker.outside import refuse_lasting_change, shares_outside
 from shoal.worker.proof import Proof, ProofRecord
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
@@ -234,12 +234,11 @@ class ArrayTrainer:
         self._plan = plan = StepPlan.of(self._state.task, lead.config, train, valid)
         self._spent = self._began - time.perf_counter()
         self._lockstep = train.lockstep
+        watched = self._proof is not None and not (self._state.outside.changed and self.key in self._state.plain_keys)
+        refuse_outside = _watch_outside(self._state, group[0].model) if watched else lambda: None
         try:
-            watched = self._proof is not None and not (
-                self._state.outside.changed and self.key in self._state.plain_keys
-            )
-            with _watched_outside(self._state, group[0].model) if watched else nullcontext():
-                yield from self._train_steps(group, plan)
+            yield from self._train_steps(group, plan)
+            refuse_outside()
         except MixedEpochsError as reason:
             _log.warning("trials at different epochs take turns: %s", reason)
             self._mixed_epochs = False
@@ -256,7 +255,7 @@ class ArrayTrainer:
         _synchronize(self._stepper, self._group)
         try:  # nothing is saved between this and the end of the epoch, so a resume does not call it twice
             fused = not isinstance(stepper, PlainStepper)
-            renew = call_end_epoch(self._state.task, stepper.runtimes, fused)
+            renew = call_end_epoch(self._state.task, stepper.runtimes, fused, self._state.outside)
         except StepRefusedError as reason:
             self._fall_back_to_plain(reason)
             return
@@ -268,6 +267,7 @@ class ArrayTrainer:
         try:
             with during(Activity.VALIDATION), averaged(self._group):
                 metrics = stepper.validate(_with_heartbeats(batches, self._heartbeat))
+            refuse_outside()
         except StepRefusedError as reason:
             self._fall_back_to_plain(reason)
             return
@@ -413,16 +413,21 @@ class ArrayTrainer:
                 gc.collect()  # its array is a reference cycle that holds device memory
 
 
-@contextmanager
-def _watched_outside(state: WorkerState, model: nn.Module) -> Iterator[None]:
-    """Refuse the rest of an epoch that changes something outside of models while trials share it."""
-    before, builds = outside_snapshot(state.task, model), state.outside.builds
-    yield
-    if (label := before.changed(entries=False)) is not None and builds == state.outside.builds:
-        state.outside.changed = label
-        refused = StepRefusedError(shares_outside(label))
-        refused.since_check = True
-        raise refused
+def _watch_outside(state: WorkerState, model: nn.Module) -> Callable[[], None]:
+    """Return a function that refuses what has changed outside of models since this call, while trials share it."""
+    outside = state.outside
+    before = outside.snapshot(model)
+
+    def refuse() -> None:
+        refuse_lasting_change(before)
+        label = next((each for each in before.changes(entries=False) if each not in outside.built), "")
+        if label:
+            outside.changed = outside.changed or label
+            refused = StepRefusedError(shares_outside(label))
+            refused.since_check = True
+            raise refused
+
+    return refuse
 
 
 def _synchronize(stepper: Stepper | None, group: Sequence[TrialRuntime]) -> None:

@@ -1,7 +1,7 @@
 """Calls of `Task.end_epoch`, for each trial of an array with its own model."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,13 +14,14 @@ from shoal.fuse.generators import seed_all
 from shoal.fuse.rows import storage_address
 from shoal.task import Task, call
 from shoal.worker.kept_gradients import enter_array
+from shoal.worker.outside import OutsideState
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
 
 __all__ = ["call_end_epoch"]
 
 
-def call_end_epoch(task: Task, runtimes: Sequence[TrialRuntime], fused: bool) -> bool:
+def call_end_epoch(task: Task, runtimes: Sequence[TrialRuntime], fused: bool, outside: OutsideState) -> bool:
     """Call `Task.end_epoch` for the trials that have not failed; return whether an array of them must be made anew.
 
     Tensors that a call has put in the place of buffers, or given to parameters as `.data`, are copied into the memory
@@ -28,6 +29,7 @@ def call_end_epoch(task: Task, runtimes: Sequence[TrialRuntime], fused: bool) ->
 
     Args:
         fused: Whether the trials are an array.
+        outside: What trials keep outside of models; in plain PyTorch each has its own.
 
     Raises:
         StepRefusedError: a call has changed a frozen parameter that trials share, which is as before; or it has changed
@@ -42,7 +44,8 @@ def call_end_epoch(task: Task, runtimes: Sequence[TrialRuntime], fused: bool) ->
             continue
         before = _attributes(runtime) if fused else None
         seed_all(derive_seed(runtime.trial.seed, "end_epoch", runtime.epoch), runtime.device)
-        with _shared_unchanged(runtime.model), _in_place(runtime.model) if fused else nullcontext():
+        own = _in_place(runtime.model) if fused else outside.of(runtime.trial.number, runtime.model, "end_epoch")
+        with _shared_unchanged(runtime.model), own:
             call(task, "end_epoch", runtime.model, config=runtime.trial.config)
         changed = changed or (fused and _attributes(runtime) != before)
     if array is not None:

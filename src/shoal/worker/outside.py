@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from weakref import WeakSet
 
 from torch import nn
 
@@ -16,9 +17,9 @@ WATCHED_CALLS = 3
 """Calls in a row of a trial's methods that change such state, so that it is not a cache that fills."""
 
 
-def outside_snapshot(task: Task, model: nn.Module) -> Transaction:
+def outside_snapshot(task: Task, model: nn.Module, left_out: Iterable[nn.Module] = ()) -> Transaction:
     """Return a snapshot of what the methods of a task, and those of a model's classes, keep outside of models."""
-    return _snapshot(task, set(map(type, model.modules())), [model])
+    return _snapshot(task, set(map(type, model.modules())), [model, *left_out])
 
 
 def shares_outside(label: str) -> str:
@@ -37,13 +38,13 @@ def refuse_lasting_change(snapshot: Transaction) -> None:
     """
     if (label := snapshot.changed_for_good()) is not None:
         raise TaskError(
-            f"a step changes `{label}`, which all trials of a process share; it is too large, or part of a model, so "
-            "that each trial cannot have its own values; make it a part of the model that `model` returns"
+            f"a step changes `{label}`, which all trials of a process share; it is too large for each "
+            "trial to have its own; make it a part of the model that `model` returns"
         )
 
 
 def _snapshot(task: Task, classes: Iterable[type], left_out: Iterable[nn.Module] = ()) -> Transaction:
-    methods = (task.step, task.loss, task.metrics, task.outputs)
+    methods = (task.step, task.loss, task.metrics, task.outputs, task.end_epoch)
     return Transaction(functions=methods, classes=classes, left_out=left_out)
 
 
@@ -56,21 +57,33 @@ class OutsideState:
     def __init__(self, task: Task) -> None:
         self.changed = ""
         """What a step was seen to change; "" for nothing, so that trials share all state outside of models."""
-        self.builds = 0
-        """Number of trials that were built, which may have changed such state as well."""
+        self.built: set[str] = set()
+        """What building models was seen to change, which is not a change by steps."""
         self._task = task
         self._classes: set[type] = set()
         self._first: list[Transaction] = []
         self._own: dict[int, Transaction] = {}
-        self._watched: Counter[int] = Counter()
+        self._watched: Counter[tuple[int, str]] = Counter()
+        self._models: WeakSet[nn.Module] = WeakSet()
+
+    def snapshot(self, model: nn.Module) -> Transaction:
+        """Return a snapshot of all that the task and a model's classes keep outside of the models of trials."""
+        return outside_snapshot(self._task, model, self._models)
 
     def include(self, model: nn.Module) -> None:
         """Include what the classes of a model that was just built keep."""
-        self.builds += 1
+        self._models.add(model)
         classes = set(map(type, model.modules())) - self._classes
         if classes or not self._first:
-            self._first.append(_snapshot(self._task, classes))
+            self._first.append(_snapshot(self._task, classes, self._models))
             self._classes |= classes
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Context manager for a build of a trial: what that changes is `built`."""
+        before = _snapshot(self._task, self._classes, self._models)
+        yield
+        self.built.update(before.changes(entries=False))
 
     def begin(self, trial: int, model: nn.Module) -> None:
         """Let a trial whose model was just built begin with the first state."""
@@ -83,22 +96,26 @@ class OutsideState:
             each.restore()
 
     @contextmanager
-    def of(self, trial: int, model: nn.Module) -> Iterator[None]:
-        """Context manager for a call of a trial's methods in plain PyTorch."""
-        if not self.changed and self._watched[trial] >= WATCHED_CALLS:
+    def of(self, trial: int, model: nn.Module, what: str) -> Iterator[None]:
+        """Context manager for a call of a trial's methods in plain PyTorch.
+
+        Args:
+            what: Kind of the call: calls of one kind are watched together.
+        """
+        if not self.changed and self._watched[trial, what] >= WATCHED_CALLS:
             yield
             return
         if trial in self._own:
             self._own[trial].restore()
         else:
             self.restore_first()
-        before = outside_snapshot(self._task, model)
+        before = self.snapshot(model)
         yield
         refuse_lasting_change(before)
-        self._own[trial] = outside_snapshot(self._task, model)
+        self._own[trial] = self.snapshot(model)
         if (label := before.changed()) is None:
-            self._watched[trial] = WATCHED_CALLS
+            self._watched[trial, what] = WATCHED_CALLS
         else:
-            self._watched[trial] += 1
-            if self._watched[trial] == WATCHED_CALLS:
+            self._watched[trial, what] += 1
+            if self._watched[trial, what] == WATCHED_CALLS:
                 self.changed = self.changed or label

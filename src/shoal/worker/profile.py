@@ -142,6 +142,7 @@ class _ArrayBenchmark:
             runtimes.append(build(self.task, member, self.device, saved=False))
             self.outside.include(runtimes[-1].model)
             share_frozen(runtimes[0].model, runtimes[-1].model)
+        self.outside.restore_first()  # what the steps of other sizes have changed
         if not self.refusal:
             return make_stepper(self.task, sort_by_optimizer(runtimes))
         numbers = frozenset(member.trial.number for member in self.array.members)

@@ -162,19 +162,19 @@ class PlainStepper(Stepper):
         """Take one step of each trial."""
         members, losses = len(self._trials), []
         for b, (trial, batch, tick) in enumerate(zip(self._trials, batches, ticks, strict=True)):
-            with self._own_outside(b):
+            with self._own_outside(b, "step"):
                 losses.append(trial.step(member_batch(batch, b, members), tick))
         return torch.stack(losses)
 
-    def _own_outside(self, b: int) -> AbstractContextManager[None]:
+    def _own_outside(self, b: int, what: str) -> AbstractContextManager[None]:
         runtime = self.runtimes[b]
-        return nullcontext() if self._outside is None else self._outside.of(runtime.trial.number, runtime.model)
+        return nullcontext() if self._outside is None else self._outside.of(runtime.trial.number, runtime.model, what)
 
     def validate_batch(self, b: int, batch: Any, tick: int, reuse: bool = True) -> tuple[dict[str, Any], Any]:
         """Return loss and metrics of a trial, and its outputs, for a validation batch; without `reuse` of outputs."""
         if not reuse:
             self._trials[b].reuse = ForwardReuse(observes=False)
-        with self._own_outside(b):
+        with self._own_outside(b, "validation"):
             return self._trials[b].validate_batch(batch, tick)
 
     def validate_each(self, batch: Any, tick: int) -> list[tuple[dict[str, Any], Any]]:
