@@ -1,5 +1,6 @@
 """What trials keep outside of their models, and late state, after jobs that stop in the middle."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shoal.core.errors import TaskError
 from shoal.core.event import Noted, Proven, Reported
 from shoal.core.job import Job, WorkerContext
 from shoal.data.datasets import DataSets
+from shoal.fuse import transaction
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task
@@ -86,10 +88,12 @@ class MeanTeacher(Sums):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         with torch.no_grad():
             TEACHER.weight.add_(0.1)
-        return super().loss(model, batch)
+        return super().loss(model, batch) * TEACHER.weight.sum().double().detach().abs()
 
 
-def jobs(task: Task, directory: Path, *controls: JobControl, plain: bool = False) -> tuple[dict[Any, float], list[Any]]:
+def jobs(
+    task: Task, directory: Path, *controls: JobControl, plain: bool = False, numbers: Sequence[int] = range(3)
+) -> tuple[dict[Any, float], list[Any]]:
     """Metrics by trial and epoch, and all events, of jobs one after another, each in a process of its own."""
     found: dict[Any, float] = {}
     events: list[Any] = []
@@ -99,7 +103,7 @@ def jobs(task: Task, directory: Path, *controls: JobControl, plain: bool = False
         sets = DataSets(task, CPU)
         state = WorkerState(task, sets, TrialCache(), CPU, directory, plain_keys={KEY: "a reason"} if plain else {})
         context = WorkerContext(directory, b"", checkpoint_seconds=0.0)
-        job = Job("job", (Array(KEY, tuple(member(number) for number in range(3))),))
+        job = Job("job", (Array(KEY, tuple(member(number) for number in numbers)),))
         events += Trainer(job, state, SignatureBuilder(task, sets), control, context).run()
         found |= metrics(events)
     CENTRE.copy_(before)
@@ -116,6 +120,18 @@ def test_state_that_changes_now_and_then_is_in_checkpoints(held: Any, stop: int,
     assert not [event.refusal for event in events if isinstance(event, Proven) and event.refusal]
 
 
+def test_a_teacher_outside_of_the_model_is_each_trials_own(tmp_path: Path) -> None:
+    before = TEACHER.weight.detach().clone()
+    alone: dict[Any, float] = {}
+    for number in range(3):
+        with torch.no_grad():
+            TEACHER.weight.copy_(before)
+        alone |= jobs(MeanTeacher(), tmp_path / f"alone {number}", plain=True, numbers=[number])[0]
+    with torch.no_grad():
+        TEACHER.weight.copy_(before)
+    assert jobs(MeanTeacher(), tmp_path / "array")[0] == pytest.approx(alone, rel=1e-9)
+
+
 def test_what_changes_outside_is_each_trials_own_and_told_as_not_resumable(tmp_path: Path) -> None:
     alone, _ = jobs(Centred(), tmp_path / "alone", plain=True)
     assert alone != jobs(Sums(), tmp_path / "without", plain=True)[0]
@@ -127,7 +143,10 @@ def test_what_changes_outside_is_each_trials_own_and_told_as_not_resumable(tmp_p
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_model_outside_that_a_step_changes_is_a_clear_error(plain: bool, tmp_path: Path) -> None:
+def test_what_is_too_large_for_each_trial_and_changes_is_a_clear_error(
+    plain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "_MOST_BYTES", 3)
     with pytest.raises(TaskError, match=r"changes `TEACHER.weight`, which all trials of a process share.*part of the"):
         jobs(MeanTeacher(), tmp_path, plain=plain)
 

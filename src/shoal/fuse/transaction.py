@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, Dataset
 
 from shoal.core.errors import FusionError
-from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.container_sync import MODULE_ATTRIBUTES
 from shoal.fuse.frozen import same_values
 from shoal.fuse.generators import DEFAULT_GENERATORS, GENERATOR_STATES, DrawDetector, PythonRngSnapshot, same_state
@@ -44,7 +43,7 @@ _DEPTH = 5
 """Number of levels of nested containers and objects that are followed from the names in a function."""
 _LARGE = 1000
 """Largest size of a container named in a function at which its entries are followed."""
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 4 << 20
 """Largest tensor or array outside of models whose values are kept."""
 _MISSING = object()
 
@@ -78,7 +77,7 @@ class Transaction:
         left_out: Models that are left out where functions refer to them.
 
     Outside of models the values of tensors and arrays of at most `_MOST_BYTES`, and states of random generators, are
-    included. Larger ones, and tensors of other models that are found there, are only watched.
+    included. Larger tensors are only watched, and larger arrays are left out.
     """
 
     def __init__(
@@ -230,7 +229,7 @@ class Transaction:
 
     def _record_tensor(self, tensor: Tensor, label: str) -> None:
         if tensor.nbytes <= _MOST_BYTES:
-            self._outside.append((label, tensor, _version(tensor), lazy_clone(tensor.detach())))
+            self._outside.append((label, tensor, _version(tensor), tensor.detach().clone()))
         else:
             self._watched.append((label, tensor, _version(tensor)))
 
