@@ -18,7 +18,7 @@ FUSED = {
     "corpus_state": """
         CumulativeMean BuffersInPlace BuffersSwapped WeightAverage TargetNetwork Curriculum SmoothingSchedule
         MomentumSchedule TensorMean MemoryBank Codebook CachedPositions HiddenState CachedMask MeterObject
-        LateList LateArray LargeCounter SharedClock
+        LateList LateArray SharedClock
         MeterOfTensors ActivationsInList ActivationsInDict LossHistory
     """,
     "corpus_random": """
@@ -43,7 +43,7 @@ FUSED = {
 
 REFUSED = {
     "corpus_state": """
-        FloatMean FloatWindow Locked ModelCopied
+        FloatMean FloatWindow LargeCounter Locked ModelCopied
     """,
     "corpus_random": "OwnGenerator NumpyGenerator",
     "corpus_structure": """
@@ -125,5 +125,5 @@ def test_the_table_has_every_program_once() -> None:
     ]
     assert sorted(listed) == sorted(written)
     assert set(listed) >= {*THOROUGH.split(), *COMPILED.split(), *FAILING}
-    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED)] == [73, 43]
-    assert len(set(listed) - {*THOROUGH.split()}) == 61
+    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED)] == [72, 44]
+    assert len(set(listed) - {*THOROUGH.split()}) == 71

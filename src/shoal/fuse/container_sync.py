@@ -31,6 +31,8 @@ _FOREIGN = (nn.Module, nn.Parameter, Optimizer)
 _DEPTH = 8
 _LARGE = 1000
 """Largest number of entries of a container that are compared one by one; of a larger one, their identities."""
+_MOST_CHANGING = 256
+"""Largest number of leaves and their versions in a container that changes: to copy more takes longer than a step."""
 _SEARCHES = 3
 """Runs after which only containers are compared that a run has changed before, until `push` is to search again."""
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
@@ -100,6 +102,11 @@ class ContainerSync:
                 )
             if contents is None or (before is not None and same_contents(contents, before)):
                 continue
+            if len(contents_of(value, whole=True) or ()) > _MOST_CHANGING:
+                raise FusionError(
+                    f"{place[1]!r} of a model changes and holds more than {_MOST_CHANGING // 2} entries, which each "
+                    "member would have to be given; keep less in it, or keep it in buffers"
+                )
             for b, modules in enumerate(self._members):
                 _update(vars(modules[place[0]]), place[1], value, before, b)
             self._found[place] = contents

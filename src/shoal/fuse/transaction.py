@@ -150,22 +150,24 @@ class Transaction:
                     return _entry_name(seen.label, key)
         return None
 
-    def restore(self) -> None:
-        """Restore the state of the snapshot."""
+    def restore(self, left_out: Collection[str] = ()) -> None:
+        """Restore the state of the snapshot, except for what has these names in `changes`."""
         with _without_tracing():
             for seen in self._snapshots.values():
                 now = seen.now()
-                if seen.changed(now):
-                    _restore_entries(seen, now)
+                if seen.changed(now) and not (seen.label and seen.label in left_out):
+                    _restore_entries(seen, now, left_out)
             for tensor, version, saved in self._tensors:
                 # fused optimizer kernels do not change versions
                 if _version(tensor) != version or not same_values(tensor, saved):
                     tensor.detach().copy_(saved)
-            for _, tensor, version, saved in self._outside:
-                if _version(tensor) != version:
+            for label, tensor, version, saved in self._outside:
+                if _version(tensor) != version and label not in left_out:
                     tensor.detach().copy_(saved)
             self._outside = [(label, tensor, _version(tensor), saved) for label, tensor, _, saved in self._outside]
-            for _, value, kept in self._arrays:
+            for label, value, kept in self._arrays:
+                if label in left_out:
+                    continue
                 if isinstance(value, np.ndarray):
                     value[...] = kept
                 else:
@@ -181,6 +183,8 @@ class Transaction:
                 generators.restore()
             for kind, before in self._classes:
                 for name in _changed_attributes(before, _attributes(kind)):
+                    if f"{kind.__name__}.{name}" in left_out:
+                        continue
                     if name not in before:
                         delattr(kind, name)
                     else:
@@ -281,9 +285,18 @@ class Transaction:
             for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
                 yield cell, name, depth
             yield (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()), fn.__name__, depth + 1
-            known = self._snapshots.get(id(fn.__globals__))
-            names = {*_names_in(fn.__code__)} | set(known.names if known is not None and known.names else ())
-            for name, inner in self._record(fn.__globals__, "", names).items():
+            yield from self._traverse_globals(fn.__globals__, {*_names_in(fn.__code__)}, "", depth)
+
+    def _traverse_globals(
+        self, space: dict[str, Any], names: set[str], label: str, depth: float
+    ) -> Iterator[tuple[Any, str, float]]:
+        """Record the globals of these names, and those of other modules of the user that are named as `module.name`."""
+        known = self._snapshots.get(id(space))
+        held = self._record(space, label, names | set(known.names if known is not None and known.names else ()))
+        for name, inner in held.items():
+            if isinstance(inner, ModuleType) and not _is_library(inner.__name__) and vars(inner) is not space:
+                yield from self._traverse_globals(vars(inner), names, "", depth - 1) if depth > 0 else ()
+            else:
                 yield inner, name, depth - 1
 
     def _record(self, container: Any, label: str, names: Collection[str] | None = None, **kind: bool) -> dict[Any, Any]:
@@ -353,7 +366,7 @@ def _items(container: Any, names: Collection[str] | None = None) -> dict[Any, An
     return dict(container) if isinstance(container, dict) else dict(enumerate(container))
 
 
-def _restore_entries(seen: _ContainerSnapshot, now: dict[Any, Any]) -> None:
+def _restore_entries(seen: _ContainerSnapshot, now: dict[Any, Any], left_out: Collection[str]) -> None:
     container: Any = seen.container
     if isinstance(container, CellType):
         if seen.items:
@@ -362,10 +375,12 @@ def _restore_entries(seen: _ContainerSnapshot, now: dict[Any, Any]) -> None:
             del container.cell_contents
     elif isinstance(container, dict):
         kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict  # not what a subclass makes of it
-        for key in now:
+        stays = {key for key in {**seen.items, **now} if not seen.label and _entry_name("", key) in left_out}
+        for key in now.keys() - stays if stays else now:
             kind.__delitem__(container, key)
         for key, value in seen.items.items():
-            kind.__setitem__(container, key, value)
+            if key not in stays:
+                kind.__setitem__(container, key, value)
     elif isinstance(container, list):
         container[:] = seen.items.values()
     else:
@@ -422,7 +437,11 @@ def _top_package(of: Any) -> str:
 
 def _is_of_library(of: Any) -> bool:
     """Whether a class or function is of Python, torch, NumPy, Shoal or an installed package."""
-    package = _top_package(of)
+    return _is_library(str(of.__module__))
+
+
+def _is_library(module: str) -> bool:
+    package = module.partition(".")[0]
     return package in _LIBRARIES or _is_installed(package)
 
 

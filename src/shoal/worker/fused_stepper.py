@@ -312,6 +312,8 @@ class FusedStepper(Stepper):
                 if self._versions(batch) != versions:
                     raise StepRefusedError(f"{error}, in a validation that writes to the model or its batch") from error
                 self._profile = self.new_profile or self._profile
+                for runtime in self.runtimes:
+                    runtime.gradients.leave()
                 self._fuse()
                 self._array.eval()
             self._validate_members()

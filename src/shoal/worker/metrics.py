@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, update_wrapper
 from itertools import chain
@@ -104,12 +104,19 @@ class ValidationMetrics:
         """Return means of the metrics, and outputs, of each trial for the batches so far."""
         return list(zip(self._means.per_trial(), map(list, self._outputs), strict=True))
 
-    def per_trial(self) -> list[dict[str, float]]:
-        """Return the metrics of each trial."""
+    def per_trial(
+        self, own: Callable[[int], AbstractContextManager[None]] = lambda b: nullcontext()
+    ) -> list[dict[str, float]]:
+        """Return the metrics of each trial.
+
+        Args:
+            own: Function that returns a context for the call of `evaluate` of a trial, by its index.
+        """
         means = self._means.per_trial()
-        for values, outputs, runtime in zip(means, self._outputs, self._runtimes, strict=True):
+        for b, (values, outputs, runtime) in enumerate(zip(means, self._outputs, self._runtimes, strict=True)):
             if outputs and not runtime.failure:  # few metrics accept the NaNs of a failed trial
-                values.update(self._evaluated(runtime, outputs, values))
+                with own(b):
+                    values.update(self._evaluated(runtime, outputs, values))
         return means
 
     def _evaluated(self, runtime: TrialRuntime, outputs: list[Any], values: Mapping[str, float]) -> dict[str, float]:

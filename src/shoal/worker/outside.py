@@ -44,7 +44,7 @@ def refuse_lasting_change(snapshot: Transaction) -> None:
 
 
 def _snapshot(task: Task, classes: Iterable[type], left_out: Iterable[nn.Module] = ()) -> Transaction:
-    methods = (task.step, task.loss, task.metrics, task.outputs, task.end_epoch)
+    methods = (task.step, task.loss, task.metrics, task.outputs, task.evaluate, task.end_epoch)
     return Transaction(functions=methods, classes=classes, left_out=left_out)
 
 
@@ -58,7 +58,7 @@ class OutsideState:
         self.changed = ""
         """What a step was seen to change; "" for nothing, so that trials share all state outside of models."""
         self.built: set[str] = set()
-        """What building models was seen to change, which is not a change by steps."""
+        """What building models was seen to change, which stays as it is."""
         self._task = task
         self._classes: set[type] = set()
         self._first: list[Transaction] = []
@@ -83,7 +83,7 @@ class OutsideState:
         """Context manager for a build of a trial: what that changes is `built`."""
         before = _snapshot(self._task, self._classes, self._models)
         yield
-        self.built.update(before.changes(entries=False))
+        self.built.update(before.changes())
 
     def begin(self, trial: int, model: nn.Module) -> None:
         """Let a trial whose model was just built begin with the first state."""
@@ -93,7 +93,7 @@ class OutsideState:
     def restore_first(self) -> None:
         """Restore the first state."""
         for each in reversed(self._first):
-            each.restore()
+            each.restore(self.built)
 
     @contextmanager
     def of(self, trial: int, model: nn.Module, what: str) -> Iterator[None]:
@@ -105,17 +105,19 @@ class OutsideState:
         if not self.changed and self._watched[trial, what] >= WATCHED_CALLS:
             yield
             return
-        if trial in self._own:
-            self._own[trial].restore()
+        if (before := self._own.get(trial)) is not None:
+            before.restore(self.built)
         else:
             self.restore_first()
-        before = self.snapshot(model)
+            before = self.snapshot(model)
         yield
         refuse_lasting_change(before)
-        self._own[trial] = self.snapshot(model)
-        if (label := before.changed()) is None:
+        label = before.changed()
+        if trial not in self._own or label is not None:
+            self._own[trial] = self.snapshot(model)
+        if label is None:
             self._watched[trial, what] = WATCHED_CALLS
-        else:
-            self._watched[trial, what] += 1
-            if self._watched[trial, what] == WATCHED_CALLS:
-                self.changed = self.changed or label
+            return
+        self._watched[trial, what] += 1
+        if self._watched[trial, what] == WATCHED_CALLS:
+            self.changed = self.changed or label

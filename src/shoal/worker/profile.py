@@ -139,7 +139,8 @@ class _ArrayBenchmark:
         """Return a stepper of `members` members, taken in a cycle from all members or from `some`."""
         runtimes: list[TrialRuntime] = []
         for member in islice(cycle(some or self.array.members), members):
-            runtimes.append(build(self.task, member, self.device, saved=False))
+            with self.outside.building():
+                runtimes.append(build(self.task, member, self.device, saved=False))
             self.outside.include(runtimes[-1].model)
             share_frozen(runtimes[0].model, runtimes[-1].model)
         self.outside.restore_first()  # what the steps of other sizes have changed

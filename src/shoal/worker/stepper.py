@@ -198,7 +198,7 @@ class PlainStepper(Stepper):
                 found.add_each(self.validate_each(batch, -number), size_of(batch))
         for runtime in self.runtimes:
             runtime.set_mode(train=True)
-        return found.per_trial()
+        return found.per_trial(lambda b: self._own_outside(b, "evaluate"))
 
 
 class _PlainTrial:
