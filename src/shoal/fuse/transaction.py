@@ -95,9 +95,8 @@ class Transaction:
         self._visited |= set(map(id, DEFAULT_GENERATORS))
         self._visited |= {id(each) for one in left_out for each in (*one.modules(), *one.parameters(), *one.buffers())}
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
-        self._outside: list[tuple[str, Tensor, int, Tensor]] = []
+        self._outside: list[tuple[str, Tensor, int, Tensor | None]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
-        self._watched: list[tuple[str, Tensor, int]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
         with _without_tracing():
             self._values = [(tensor, _version(tensor), tensor.detach().clone()) for tensor in tensors]
@@ -139,7 +138,8 @@ class Transaction:
 
     def changed_for_good(self) -> str | None:
         """The name of the first tensor outside of models that has changed and that `restore` leaves; else None."""
-        return next((label for label, tensor, version in self._watched if _version(tensor) != version), None)
+        large = ((label, tensor, version) for label, tensor, version, saved in self._outside if saved is None)
+        return next((label for label, tensor, version in large if _version(tensor) != version), None)
 
     def find_stacked(self) -> str | None:
         """The name of the first entry or variable outside of the models that a tensor of all members was put into."""
@@ -161,10 +161,13 @@ class Transaction:
                 # fused optimizer kernels do not change versions
                 if _version(tensor) != version or not same_values(tensor, saved):
                     tensor.detach().copy_(saved)
-            for label, tensor, version, saved in self._outside:
-                if _version(tensor) != version and label not in left_out:
-                    tensor.detach().copy_(saved)
-            self._outside = [(label, tensor, _version(tensor), saved) for label, tensor, _, saved in self._outside]
+            for label, tensor, version, values in self._outside:
+                if values is not None and _version(tensor) != version and label not in left_out:
+                    tensor.detach().copy_(values)
+            self._outside = [
+                (label, tensor, version if values is None else _version(tensor), values)
+                for label, tensor, version, values in self._outside
+            ]
             for label, value, kept in self._arrays:
                 if label in left_out:
                     continue
@@ -232,10 +235,8 @@ class Transaction:
                     to_do.append((type(value), label, depth - 1))
 
     def _record_tensor(self, tensor: Tensor, label: str) -> None:
-        if tensor.nbytes <= _MOST_BYTES:
-            self._outside.append((label, tensor, _version(tensor), tensor.detach().clone()))
-        else:
-            self._watched.append((label, tensor, _version(tensor)))
+        saved = tensor.detach().clone() if tensor.nbytes <= _MOST_BYTES else None
+        self._outside.append((label, tensor, _version(tensor), saved))
 
     def _traverse_module(self, module: nn.Module, label: str) -> Iterator[tuple[Any, str, float]]:
         self._record(vars(module), label, of_model=True)
@@ -285,17 +286,17 @@ class Transaction:
             for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
                 yield cell, name, depth
             yield (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()), fn.__name__, depth + 1
-            yield from self._traverse_globals(fn.__globals__, {*_names_in(fn.__code__)}, "", depth)
+            yield from self._traverse_globals(fn.__globals__, {*_names_in(fn.__code__)}, depth)
 
     def _traverse_globals(
-        self, space: dict[str, Any], names: set[str], label: str, depth: float
+        self, space: dict[str, Any], names: set[str], depth: float
     ) -> Iterator[tuple[Any, str, float]]:
         """Record the globals of these names, and those of other modules of the user that are named as `module.name`."""
         known = self._snapshots.get(id(space))
-        held = self._record(space, label, names | set(known.names if known is not None and known.names else ()))
+        held = self._record(space, "", names | set(known.names if known is not None and known.names else ()))
         for name, inner in held.items():
             if isinstance(inner, ModuleType) and not _is_library(inner.__name__) and vars(inner) is not space:
-                yield from self._traverse_globals(vars(inner), names, "", depth - 1) if depth > 0 else ()
+                yield from self._traverse_globals(vars(inner), names, depth - 1) if depth > 0 else ()
             else:
                 yield inner, name, depth - 1
 

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
 
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from shoal.core.errors import TaskError
 from shoal.fuse.transaction import Transaction
@@ -64,7 +64,7 @@ class OutsideState:
         self._first: list[Transaction] = []
         self._own: dict[int, Transaction] = {}
         self._watched: Counter[tuple[int, str]] = Counter()
-        self._models: WeakSet[nn.Module] = WeakSet()
+        self._models: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def snapshot(self, model: nn.Module) -> Transaction:
         """Return a snapshot of all that the task and a model's classes keep outside of the models of trials."""
@@ -72,7 +72,7 @@ class OutsideState:
 
     def include(self, model: nn.Module) -> None:
         """Include what the classes of a model that was just built keep."""
-        self._models.add(model)
+        self._models[model] = None
         classes = set(map(type, model.modules())) - self._classes
         if classes or not self._first:
             self._first.append(_snapshot(self._task, classes, self._models))
