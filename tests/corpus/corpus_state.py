@@ -492,13 +492,6 @@ class LateArray(Program):
         return Late(np.zeros(2))
 
 
-class LargeCounter(Program):
-    """A counter of more than a thousand entries changes in place."""
-
-    def net(self, config: Any) -> nn.Module:
-        return Late(dict.fromkeys(range(2000), 0))
-
-
 class SharedClock(Program):
     """Two modules share a list: the one counts in it, the other reads it."""
 

@@ -347,19 +347,28 @@ class Fatal(Blobs):
         return super().optimizer(model, config)
 
 
+class Countdown:
+    """Steps that are left after the first validation; it is no state of trials, as it has no attributes."""
+
+    __slots__ = ("left", "validated")
+
+    def __init__(self, left: int) -> None:
+        self.left, self.validated = left, False
+
+
 class InterruptedAfter(Momentum):
     """Presses Ctrl-C once, when it has computed some more training losses after its first validation."""
 
     def __init__(self, steps: int, marker: str) -> None:
         self.marker = Path(marker)
-        self.seen: dict[str, Any] = {"left": steps, "validated": False}
+        self.seen = Countdown(steps)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         if not torch.is_grad_enabled():
-            self.seen["validated"] = True
-        elif self.seen["validated"] and not self.marker.exists():
-            self.seen["left"] -= 1
-            if self.seen["left"] == 0:
+            self.seen.validated = True
+        elif self.seen.validated and not self.marker.exists():
+            self.seen.left -= 1
+            if self.seen.left == 0:
                 self.marker.touch()
                 signal.raise_signal(signal.SIGINT)
         return super().loss(model, batch)

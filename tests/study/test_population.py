@@ -117,8 +117,8 @@ def test_a_copy_whose_parent_has_lost_its_checkpoint_fails_with_the_reason(
     study = tmp_path / "study"
     end_epoch = shoal.worker.trial_runtime.TrialRuntime.save  # type: ignore[attr-defined]
 
-    def forgetful(runtime: Any, directory: Path) -> None:
-        end_epoch(runtime, directory)
+    def forgetful(runtime: Any, directory: Path, outside: str) -> None:
+        end_epoch(runtime, directory, outside)
         for path in checkpoint_directory(directory, runtime.trial.number).glob("000002-*.pt"):
             os.unlink(path)
 
