@@ -160,8 +160,8 @@ class Sums(shoal.Task):
         return torch.optim.SGD(model.parameters(), lr=config["lr"])
 
     def loss(self, model, batch):
-        if self.odd == "interrupts" and not Path("sent").exists():  # a second signal would end the process at once
-            Path("sent").touch()
+        if self.odd == "interrupts" and not Path("../sent").exists():  # a second signal would end the process at once
+            Path("../sent").touch()
             os.kill(os.getpid(), signal.SIGINT)
         if self.odd == "fails" and model.out_features != 1:
             raise RuntimeError("no loss")
