@@ -41,7 +41,7 @@ DRAWS: dict[str, Callable[[], Tensor]] = {
     "a module's dropout": lambda: nn.Dropout1d(0.5)(X),
     "dropout of attention": lambda: F.scaled_dot_product_attention(X, X, X, dropout_p=0.5),
     "numbers of torch": lambda: torch.rand(5) + torch.randn(5) + torch.randperm(5),
-    "numbers put into a tensor": lambda: torch.empty(5).normal_(),
+    "samples of a distribution": lambda: torch.distributions.Normal(torch.zeros(5), 1.0).sample(),
     "two functions": lambda: F.dropout(torch.rand(4), 0.5) + torch.rand(4),
 }
 
