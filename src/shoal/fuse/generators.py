@@ -51,7 +51,7 @@ def same_state(state: Any, other: Any) -> bool:
 
 
 DEFAULT_GENERATORS = (random._inst, np.random.mtrand._rand, torch.default_generator)
-"""Those of Python, NumPy and torch, which Shoal seeds."""
+"""The default generators of Python, NumPy and torch, which Shoal seeds."""
 
 _seeds: ContextVar[tuple[Sequence[int], torch.device] | None] = ContextVar("seeds", default=None)
 

@@ -212,7 +212,7 @@ class Transaction:
                 elif not isinstance(value, Stacked):  # which a step of an array has put there
                     self._record_tensor(value, label)
             elif isinstance(value, np.ndarray) or type(value) in GENERATOR_STATES:
-                if not of_model and not (isinstance(value, np.ndarray) and _is_left(value)):
+                if not of_model and _is_kept(value):
                     self._arrays.append((label, value, _state(value)))
             elif isinstance(value, nn.Module):
                 to_do += (
@@ -421,9 +421,9 @@ def _copied(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
-def _is_left(array: Any) -> bool:
-    """Whether the values of an array are not kept."""
-    return bool(array.nbytes > _MOST_BYTES or array.dtype.hasobject)
+def _is_kept(value: Any) -> bool:
+    """Whether the state of a random generator, or the values of an array, are kept."""
+    return not isinstance(value, np.ndarray) or (value.nbytes <= _MOST_BYTES and not value.dtype.hasobject)
 
 
 def _state(value: Any) -> Any:

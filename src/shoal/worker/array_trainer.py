@@ -423,9 +423,7 @@ def _watch_outside(state: WorkerState, model: nn.Module) -> Callable[[], None]:
         label = next((each for each in before.changes(entries=False) if each not in outside.built), "")
         if label:
             outside.changed = outside.changed or label
-            refused = StepRefusedError(shares_outside(label))
-            refused.since_check = True
-            raise refused
+            raise StepRefusedError(shares_outside(label), since_check=True)
 
     return refuse
 

@@ -56,9 +56,9 @@ class OutsideState:
 
     def __init__(self, task: Task) -> None:
         self.changed = ""
-        """What a step was seen to change; "" for nothing, so that trials share all state outside of models."""
+        """Name of the state that a step was seen to change; "" for none, so that trials share all of it."""
         self.built: set[str] = set()
-        """What building models was seen to change, which stays as it is."""
+        """Names of the state that building models was seen to change, which no restore takes back."""
         self._task = task
         self._builds = 0
         self._classes: set[type] = set()

@@ -110,7 +110,7 @@ class Proof:
 
     @property
     def changed_outside(self) -> str:
-        """What a step has changed outside of models; "" for nothing."""
+        """Name of the state outside of models that a step has changed; "" for none."""
         return self._record.outside
 
     def begin(self, runtimes: Sequence[TrialRuntime], synchronize: Callable[[], None]) -> None:

@@ -41,10 +41,10 @@ class StepRefusedError(Exception):
     It names the trial if that cannot draw its own random numbers even when it trains alone.
     """
 
-    def __init__(self, reason: str, trial: int | None = None) -> None:
+    def __init__(self, reason: str, trial: int | None = None, since_check: bool = False) -> None:
         super().__init__(reason)
         self.trial = trial
-        self.since_check = False
+        self.since_check = since_check
         """Whether steps since the last check that passed may have been wrong, so that the trials go back before it."""
 
 
