@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from shoal.core.array import Member
 from shoal.core.trial import Trial
+from shoal.data.datasets import DataSets
 from shoal.fuse import frozen
 from shoal.fuse.member_changes import AttributeSync
 from shoal.fuse.optim.fused import FusedOptimizer
@@ -27,6 +28,7 @@ from shoal.worker import fused_stepper
 from shoal.worker.comparison import Comparison, counts_samples, first_difference
 from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.metrics import MetricMeans
+from shoal.worker.outside import OutsideState
 from shoal.worker.plain_copy import PlainCopy, copied_bytes
 from shoal.worker.proof import Proof, ProofCost, ProofRecord
 from shoal.worker.stepper import PlainStepper, StepRefusedError
@@ -204,7 +206,7 @@ class Run:
     ) -> None:
         self.batch = X.to(task.dtype)
         self.record = ProofRecord(ProofCost(0.0)) if record is None else record
-        self.proof = Proof(task, self.record, clock or Clock())
+        self.proof = Proof(task, OutsideState(task, DataSets(task, CPU)), self.record, clock or Clock())
         self.stepper = FusedStepper(task, runtimes(task, members), proof=self.proof)
         self.step, self.members = 0, members
 

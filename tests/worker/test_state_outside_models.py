@@ -10,7 +10,7 @@ import torch
 from contract_samples import StopsAfter
 from test_carried_state import CPU, member, metrics
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from shoal.core.array import Array, FusionKey
 from shoal.core.errors import TaskError
@@ -37,6 +37,7 @@ COUNTS = {"steps": 0}
 TABLES: dict[int, Tensor] = {}
 NUMBERS = np.random.default_rng(0)
 ARRAY = np.zeros(1)
+SEEN: dict[int, int] = {}
 
 
 class Net(nn.Module):
@@ -91,6 +92,43 @@ class MeanTeacher(Sums):
         return super().loss(model, batch) * TEACHER.weight.sum().double().detach().abs()
 
 
+class Weighted(Sums):
+    """In the third epoch a loss counts once more for each time that its position in an epoch was seen."""
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        if not model.training or model.steps <= 8:
+            return loss
+        at = model.steps % 4
+        SEEN[at] = SEEN.get(at, 0) + 1
+        return loss * (1 + SEEN[at])
+
+
+class Rows(Dataset[Tensor]):
+    """A replay buffer."""
+
+    def __init__(self) -> None:
+        self.rows: list[Tensor] = []
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index]
+
+
+class Replays(Sums):
+    """Adds to each loss that of the batch before, which is kept in a data set that is not the task's `data`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = Rows()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        if model.training:
+            loss = sum((model(each).square().mean() for each in self.before.rows[-1:]), loss)
+            self.before.rows.append(batch[0])
+        return loss
+
+
 def jobs(
     task: Task, directory: Path, *controls: JobControl, plain: bool = False, numbers: Sequence[int] = range(3)
 ) -> tuple[dict[Any, float], list[Any]]:
@@ -130,6 +168,20 @@ def test_a_teacher_outside_of_the_model_is_each_trials_own(tmp_path: Path) -> No
     with torch.no_grad():
         TEACHER.weight.copy_(before)
     assert jobs(MeanTeacher(), tmp_path / "array")[0] == pytest.approx(alone, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Weighted, Replays])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_table_that_fills_late_and_a_replay_buffer_are_each_trials_own(
+    kind: type[Sums], plain: bool, tmp_path: Path
+) -> None:
+    alone: dict[Any, float] = {}
+    for number in range(3):
+        SEEN.clear()
+        alone |= jobs(kind(), tmp_path / f"alone {number}", plain=True, numbers=[number])[0]
+    SEEN.clear()
+    assert alone != jobs(Sums(), tmp_path / "without", plain=True)[0]
+    assert jobs(kind(), tmp_path / "several", plain=plain)[0] == pytest.approx(alone, rel=1e-9)
 
 
 def test_what_changes_outside_is_each_trials_own_and_told_as_not_resumable(tmp_path: Path) -> None:
@@ -226,7 +278,7 @@ def test_a_snapshot_sees_and_restores_what_a_function_changes(change: Any, name:
 
 
 def test_trials_are_apart_while_their_first_calls_change_something() -> None:
-    state, model = OutsideState(Centred()), Net()
+    state, model = OutsideState(task := Centred(), DataSets(task, CPU)), Net()
     state.begin(0, model)
     state.begin(1, model)
     for call in range(1, 4):

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset
+from torch.utils.weak import WeakIdKeyDictionary
 
 from shoal.core.activity import Activity
 from shoal.core.errors import TaskError
@@ -31,6 +33,8 @@ class DataSets:
         self._task = task
         self._device = device
         self._known: list[tuple[dict[str, Any], tuple[Batches, Batches]]] = []
+        self.sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """Data sets that `data` returned, and those that they are made of."""
 
     def of(self, config: Config) -> tuple[Batches, Batches]:
         """Return the training and the validation set of a config; configs with equal data get the same objects."""
@@ -73,6 +77,7 @@ class DataSets:
 
     def _batches(self, returned: Any, name: str) -> Batches:
         dataset, collate, settings = parse_loader(returned, name, _check_workers(self._task))
+        self.sources.update(dict.fromkeys(_sources(dataset)))
         if type(self._task).collate is not Task.collate:
             if collate is not None:
                 raise TaskError(
@@ -101,6 +106,19 @@ def _call_collate(collate: Callable[[list[Any]], Any], whose: str, samples: list
             f"got {type(batch).__name__} without any; pad what is ragged, for example by pad_sequence"
         )
     return batch
+
+
+def _sources(dataset: Any) -> list[Dataset[Any]]:
+    """A data set, and those in its attributes and in lists among these, at any depth."""
+    found: list[Dataset[Any]] = []
+    to_do = [dataset]
+    while to_do:
+        one = to_do.pop()
+        if isinstance(one, Dataset) and not any(one is each for each in found):
+            found.append(one)
+            for held in vars(one).values():
+                to_do += held if isinstance(held, (list, tuple)) else [held]
+    return found
 
 
 def _name(function: Any) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
+from itertools import chain
 from math import inf
 from operator import is_
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -21,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from shoal.core.errors import FusionError
 from shoal.fuse.container_sync import MODULE_ATTRIBUTES
@@ -34,7 +35,7 @@ __all__ = ["Transaction", "refuse_changes"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (Enum, ModuleType, logging.Logger)
-_TRAINING = (Optimizer, LRScheduler, Dataset, DataLoader)
+_TRAINING = (Optimizer, LRScheduler, DataLoader)
 _CONTAINERS = (list, deque, dict, set)
 _REGISTERED = ("_parameters", "_buffers")
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy", "shoal", "torch"})
@@ -74,7 +75,7 @@ class Transaction:
             the depth `_DEPTH`.
         tensors: Parameters and buffers, whose values and gradients are copied.
         classes: Classes whose attributes and methods are included, except those of installed packages.
-        left_out: Models that are left out where functions refer to them.
+        left_out: Models and data sets that are left out where functions refer to them.
 
     Outside of models the values of tensors and arrays of at most `_MOST_BYTES`, and states of random generators, are
     included. Larger tensors are only watched, and larger arrays are left out.
@@ -86,14 +87,14 @@ class Transaction:
         functions: Iterable[Callable[..., Any]] = (),
         tensors: Iterable[Tensor] = (),
         classes: Iterable[type] = (),
-        left_out: Iterable[nn.Module] = (),
+        left_out: Iterable[object] = (),
     ) -> None:
         models, tensors = list(models), list(tensors)
         registered = [held for model in models for module in modules_of(model) for held in _registered(module)]
         self._snapshots: dict[int, _ContainerSnapshot] = {}
         self._visited = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
         self._visited |= set(map(id, DEFAULT_GENERATORS))
-        self._visited |= {id(each) for one in left_out for each in (*one.modules(), *one.parameters(), *one.buffers())}
+        self._visited |= {id(each) for one in left_out for each in _parts(one)}
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
         self._outside: list[tuple[str, Tensor, int, Tensor | None]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
@@ -227,7 +228,7 @@ class Transaction:
                 to_do += self._traverse_container(value, label, depth)
             elif isinstance(attributes := getattr(value, "__dict__", None), dict):
                 if not of_model and isinstance(value, _TRAINING):
-                    continue  # a trial's own, which checkpoints hold, and data sets, which batches come from
+                    continue  # a trial's own, which checkpoints hold, and loaders, which batches come from
                 if of_model:
                     to_do += self._traverse_container(attributes, label, depth)
                 elif _top_package(type(value)) != "shoal":
@@ -304,6 +305,11 @@ class Transaction:
         items = _items(container, names)
         self._snapshots[id(container)] = _ContainerSnapshot(container, items, label, names, **kind)
         return items
+
+
+def _parts(of: object) -> Iterator[object]:
+    """A model's modules, parameters and buffers; of anything else, itself."""
+    return chain(of.modules(), of.parameters(), of.buffers()) if isinstance(of, nn.Module) else iter((of,))
 
 
 def _attributes(kind: type) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from shoal.worker.comparison import (
     first_difference,
     tensors_of,
 )
-from shoal.worker.outside import outside_snapshot
+from shoal.worker.outside import OutsideState
 from shoal.worker.plain_copy import PlainCopy
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
@@ -38,22 +38,22 @@ _LOSS: TensorKey = ("loss", "")
 
 
 @contextmanager
-def without_trace(task: Task, runtime: TrialRuntime) -> Iterator[Transaction]:
+def without_trace(outside: OutsideState, runtime: TrialRuntime) -> Iterator[Transaction]:
     """Restore at the end what copies of a trial change outside of models, and random generators."""
-    outside = outside_snapshot(task, runtime.model)
+    before = outside.snapshot(runtime.model)
     try:
-        yield outside
+        yield before
     finally:
-        outside.restore()
+        before.restore()
 
 
 class MemberCheck:
     """Compares members with their copies."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, outside: OutsideState) -> None:
         self.noise: dict[TensorKey, float] = {}
         """Norms of differences that rounding explains, where they were measured."""
-        self._task = task
+        self._task, self._outside = task, outside
 
     def step(
         self, one: PlainCopy, runtime: TrialRuntime, b: int, loss: Tensor, way: str, array: ModelArray | None
@@ -110,7 +110,7 @@ class MemberCheck:
             StepRefusedError: They differ by more than rounding.
         """
         where = f"trial {runtime.trial.number}, validation of epoch {runtime.epoch + 1}"
-        with without_trace(self._task, runtime):
+        with without_trace(self._outside, runtime):
             alone, alone_outputs = one.validate(batches)
         _check_error(one, where)
         if metrics.keys() != alone.keys():
@@ -152,7 +152,7 @@ class MemberCheck:
         """Let two copies of a copy do the same, the second with parameters that are off by a relative change."""
         found = []
         for each in one.twins(relative):
-            with without_trace(self._task, one.runtime):
+            with without_trace(self._outside, one.runtime):
                 found.append(run(each))
         return found[0], found[1]
 

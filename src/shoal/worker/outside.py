@@ -8,18 +8,14 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shoal.core.errors import TaskError
+from shoal.data.datasets import DataSets
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task
 
-__all__ = ["OutsideState", "outside_snapshot", "refuse_lasting_change", "shares_outside"]
+__all__ = ["OutsideState", "refuse_lasting_change", "shares_outside"]
 
 WATCHED_CALLS = 3
 """Calls in a row of a trial's methods that change such state, so that it is not a cache that fills."""
-
-
-def outside_snapshot(task: Task, model: nn.Module, left_out: Iterable[nn.Module] = ()) -> Transaction:
-    """Return a snapshot of what the methods of a task, and those of a model's classes, keep outside of models."""
-    return _snapshot(task, set(map(type, model.modules())), [model, *left_out])
 
 
 def shares_outside(label: str) -> str:
@@ -43,23 +39,21 @@ def refuse_lasting_change(snapshot: Transaction) -> None:
         )
 
 
-def _snapshot(task: Task, classes: Iterable[type], left_out: Iterable[nn.Module] = ()) -> Transaction:
-    methods = (task.step, task.loss, task.metrics, task.outputs, task.evaluate, task.end_epoch)
-    return Transaction(functions=methods, classes=classes, left_out=left_out)
-
-
 class OutsideState:
     """Gives each trial of a process its own state outside of models, if its first calls change such state.
 
     It begins for each trial as it was when the first one was built. It is not in checkpoints.
+
+    Args:
+        sets: Those that batches come from, whose own state is not a trial's.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, sets: DataSets) -> None:
         self.changed = ""
         """Name of the state that a step was seen to change; "" for none, so that trials share all of it."""
         self.built: set[str] = set()
         """Names of the state that building models was seen to change, which no restore takes back."""
-        self._task = task
+        self._task, self._sets = task, sets
         self._builds = 0
         self._classes: set[type] = set()
         self._first: list[Transaction] = []
@@ -69,14 +63,14 @@ class OutsideState:
 
     def snapshot(self, model: nn.Module) -> Transaction:
         """Return a snapshot of all that the task and a model's classes keep outside of the models of trials."""
-        return outside_snapshot(self._task, model, self._models)
+        return self._snapshot(set(map(type, model.modules())), model)
 
     def include(self, model: nn.Module) -> None:
         """Include what the classes of a model that was just built keep."""
         self._models[model] = None
         classes = set(map(type, model.modules())) - self._classes
         if classes or not self._first:
-            self._first.append(_snapshot(self._task, classes, self._models))
+            self._first.append(self._snapshot(classes))
             self._classes |= classes
 
     @contextmanager
@@ -86,7 +80,7 @@ class OutsideState:
         if self._builds > WATCHED_CALLS:
             yield
             return
-        before = _snapshot(self._task, self._classes, self._models)
+        before = self._snapshot(self._classes)
         yield
         self.built.update(before.changes())
 
@@ -126,3 +120,8 @@ class OutsideState:
         self._watched[trial, what] += 1
         if self._watched[trial, what] == WATCHED_CALLS:
             self.changed = self.changed or label
+
+    def _snapshot(self, classes: Iterable[type], *left_out: nn.Module) -> Transaction:
+        task = self._task
+        methods = (task.step, task.loss, task.metrics, task.outputs, task.evaluate, task.end_epoch)
+        return Transaction(functions=methods, classes=classes, left_out=(*left_out, *self._models, *self._sets.sources))

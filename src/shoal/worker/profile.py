@@ -84,7 +84,7 @@ def measure(
     gets the reason if the members cannot be one array. The steps may change what `outside` includes.
     """
     train, valid = sets.of(array.members[0].trial.config)
-    bench = _ArrayBenchmark(task, train, valid, array, device, outside or OutsideState(task))
+    bench = _ArrayBenchmark(task, train, valid, array, device, outside or OutsideState(task, sets))
     first = next(bench.batches())
     pending_bytes = train.pending_bytes + valid.pending_bytes  # first, since it allocates the samples on a GPU
     base = _memory_used(device)

@@ -28,7 +28,7 @@ from shoal.worker.comparison import first_difference
 from shoal.worker.failures import outcome_of
 from shoal.worker.member_check import MemberCheck, without_trace
 from shoal.worker.metrics import ValidationMetrics
-from shoal.worker.outside import outside_snapshot, refuse_lasting_change, shares_outside
+from shoal.worker.outside import OutsideState, refuse_lasting_change, shares_outside
 from shoal.worker.plain_copy import PlainCopy, copied_bytes
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
@@ -87,11 +87,14 @@ class Proof:
     """Checks of one array.
 
     Args:
+        outside: What trials keep outside of models; only looked at.
         record: Record of the structure; changed.
         clock: Clock in seconds.
     """
 
-    def __init__(self, task: Task, record: ProofRecord, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, task: Task, outside: OutsideState, record: ProofRecord, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._rows: list[Check] = []
         self._task = task
         self._record = record
@@ -99,7 +102,8 @@ class Proof:
         self._due = False
         self._ways: set[str] = set()  # that were checked since the array was built
         self._copies: dict[int, PlainCopy] = {}
-        self._check = MemberCheck(task)
+        self._state = outside
+        self._check = MemberCheck(task, outside)
         self._synchronize: Callable[[], None] = lambda: None
         self._outside: list[str] = []  # what the steps of the window have changed outside of models
         self._before: Transaction | None = None  # state outside of models before the step of a lone trial
@@ -167,7 +171,7 @@ class Proof:
             self._due, self._steps_left, self._outside = False, FIRST_STEPS, []
         if self._steps_left > 0:
             with self._accounted():
-                self._before = outside_snapshot(self._task, runtime.model)
+                self._before = self._state.snapshot(runtime.model)
 
     def _step_copies(
         self,
@@ -187,7 +191,7 @@ class Proof:
                 self._copies[b] = _copy(self._task, runtimes[b], b, array)
         self._is_compared = False
         changes = []
-        with without_trace(self._task, runtimes[0]) as outside:
+        with without_trace(self._state, runtimes[0]) as outside:
             for b, one in list(self._copies.items()):
                 if self._is_expensive:
                     del self._copies[b]
@@ -299,7 +303,7 @@ class Proof:
             return
         for b, runtime in enumerate(runtimes):
             one = _copy(self._task, runtime)
-            with without_trace(self._task, runtime):
+            with without_trace(self._state, runtime):
                 run(one, b)
             if type(one.error) is type(error):
                 return

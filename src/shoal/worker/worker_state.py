@@ -100,7 +100,7 @@ class WorkerState:
     outside: OutsideState = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "outside", OutsideState(self.task))
+        object.__setattr__(self, "outside", OutsideState(self.task, self.sets))
 
 
 def _tensors(runtime: TrialRuntime) -> list[Tensor]:
