@@ -24,7 +24,7 @@ from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.rules import linear
 from shoal.fuse.step import StepMode, TrainingStep
 from shoal.task import Task
-from shoal.worker import fused_stepper
+from shoal.worker import fused_stepper, proof
 from shoal.worker.comparison import Comparison, counts_samples, first_difference
 from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.metrics import MetricMeans
@@ -427,6 +427,27 @@ def test_a_plain_step_leaves_gradients_that_no_optimizer_clears(monkeypatch: pyt
         plain.train_step([X], [step])
     for name, value in other.model.state_dict().items():
         torch.testing.assert_close(run.stepper.runtimes[0].model.state_dict()[name], value, rtol=1e-12, atol=0)
+
+
+def test_of_members_whose_steps_take_long_one_is_compared_in_each_step_of_a_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof, "CHEAP_SECONDS", -1.0)
+    found = Run(Momentum()).train(130)
+    assert list(found) == [1, 2, 3, 64, 65, 128, 129]
+    assert all(len(rows) == 1 for rows in found.values())
+
+
+def test_a_copy_that_does_not_fit_into_the_memory_is_tried_at_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, tried = Run(Momentum()), []
+
+    def fails(copy: PlainCopy, *arguments: Any) -> None:
+        tried.append(run.step + 1)
+        copy.error = torch.OutOfMemoryError()
+
+    monkeypatch.setattr(PlainCopy, "step", fails)
+    assert run.train(130) == {}
+    assert sorted(set(tried)) == [1, 64, 128]
 
 
 def test_copies_for_a_validation_are_made_before_it() -> None:

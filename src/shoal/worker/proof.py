@@ -71,7 +71,7 @@ class ProofRecord:
     Args:
         cost: Of all structures; shared.
         outside: What a step has changed outside of models; "" for nothing.
-        proven: Ways with which a window of several members is complete.
+        proven: Ways with which a window of several members is complete, or did not fit into the memory.
     """
 
     cost: ProofCost
@@ -163,6 +163,9 @@ class Proof:
             self._steps_left, self._due = max(self._steps_left, LATER_STEPS * self._due), False
             with self._accounted():
                 self._step_copies(runtimes, batches, ticks, array)
+            if not self._copies:  # no copy fits into the memory
+                record.proven.add(way)
+                self._ways.add(way)
 
     def _watch(self, runtime: TrialRuntime) -> None:
         """Begin or go on with a window of the plain steps of one trial."""
@@ -192,8 +195,8 @@ class Proof:
         self._is_compared = False
         changes = []
         with without_trace(self._state, runtimes[0]) as outside:
-            for b, one in list(self._copies.items()):
-                if self._is_expensive:
+            for place, (b, one) in enumerate(list(self._copies.items())):
+                if place > 0 and self._is_expensive:
                     del self._copies[b]
                     continue
                 began = self._clock()
@@ -340,7 +343,7 @@ class Proof:
     def _open(self, runtimes: Sequence[TrialRuntime], array: ModelArray | None = None) -> None:
         """Begin a window: at first of three members, later of one."""
         self._synchronize()
-        chosen = self._chosen(runtimes, 1 if self._record.proven else 3)
+        chosen = self._chosen(runtimes, 1 if self._is_expensive or self._record.proven else 3)
         with self._accounted():
             try:
                 self._copies = {b: _copy(self._task, runtimes[b], b, array) for b in chosen}
