@@ -213,7 +213,7 @@ class _Call:
 class ForwardReuse:
     """Reuses the output of the one call of a model in `loss` for the one call in `metrics` or `outputs`.
 
-    In the first batch of passes 1, 2, 4, ... over the validation set the model is called each time. A method may then
+    In the first batch of passes 1, 4, 16, ... over the validation set the model is called each time. A method may then
     use the output of `loss` if each of the two called the model once, with the same arguments and the same attributes
     of the model, and both outputs were equal. In other batches it gets that output if arguments and attributes are the
     same again, and nothing was changed in place. Models with hooks, or with a `__call__` of their own, are always
@@ -239,7 +239,7 @@ class ForwardReuse:
         self._state = None
         self._proving = self._passes >= self._next_proof
         if self._proving:
-            self._next_proof *= 2
+            self._next_proof *= 4
 
     @contextmanager
     def batch(self, model: nn.Module) -> Iterator[Callable[[str], None]]:
