@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from math import inf
 from operator import is_
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from shoal.core.errors import FusionError
 from shoal.fuse.container_sync import MODULE_ATTRIBUTES
@@ -91,10 +91,10 @@ class Transaction:
     ) -> None:
         models, tensors = list(models), list(tensors)
         registered = [held for model in models for module in modules_of(model) for held in _registered(module)]
+        self._left_out = list(left_out)
         self._snapshots: dict[int, _ContainerSnapshot] = {}
         self._visited = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
         self._visited |= set(map(id, DEFAULT_GENERATORS))
-        self._visited |= {id(each) for one in left_out for each in _parts(one)}
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
         self._outside: list[tuple[str, Tensor, int, Tensor | None]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
@@ -106,6 +106,7 @@ class Transaction:
             self._traverse((root, type(root).__name__, inf) for root in models)
             self._traverse((fn, "", _DEPTH) for fn in functions)
             self._traverse((kind, "", _DEPTH) for kind in classes)
+        self._left_out.clear()  # a snapshot may outlive them
 
     def changed(self) -> str | None:
         """The name of the first change since the snapshot, or None; of parameters and buffers only `tensors` count."""
@@ -204,8 +205,10 @@ class Transaction:
             if isinstance(value, (tuple, frozenset)):  # may be created by this traversal, and contains no cycle
                 to_do += ((inner, label, depth - 1) for inner in value)
                 continue
-            self._visited.add(id(value))
             of_model = depth == inf
+            if not of_model and isinstance(value, (Tensor, nn.Module, Dataset)) and id(value) in self._left_out_ids:
+                continue
+            self._visited.add(id(value))
             if isinstance(value, Tensor):
                 if of_model:
                     whole = value.whole if isinstance(value, Stacked) else value
@@ -235,6 +238,11 @@ class Transaction:
                     to_do += self._traverse_container(attributes, type(value).__name__, depth)
                     to_do.append((type(value), label, depth - 1))
 
+    @cached_property
+    def _left_out_ids(self) -> set[int]:
+        """Of models, data sets, modules and tensors: read if any is found, since there may be many."""
+        return {id(each) for one in self._left_out for each in _parts(one)}
+
     def _record_tensor(self, tensor: Tensor, label: str) -> None:
         saved = tensor.detach().clone() if tensor.nbytes <= _MOST_BYTES else None
         self._outside.append((label, tensor, _version(tensor), saved))
@@ -256,7 +264,8 @@ class Transaction:
             self._record(vars(part), path, held)
             yield from ((value, f"{path}.{name}", depth - 1) for name, value in held.items())
             for name, tensor in (*part._parameters.items(), *part._buffers.items()):
-                if tensor is not None and id(tensor) not in self._visited:
+                known = tensor is None or id(tensor) in self._visited or id(tensor) in self._left_out_ids
+                if not known:
                     self._visited.add(id(tensor))
                     self._record_tensor(tensor, f"{path}.{name}")
 

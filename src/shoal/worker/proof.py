@@ -41,7 +41,7 @@ FIRST_STEPS, LATER_STEPS = 3, 2
 FIRST_LATE_CHECK = 64
 """Step of the first check beyond the first window; the following ones are each at twice the step."""
 
-ALLOWANCE_SECONDS, ALLOWANCE_SHARE = 0.05, 0.01
+ALLOWANCE_SECONDS, ALLOWANCE_SHARE = 0.02, 0.01
 """Seconds, and share of the time since the first step, that checks may take in a process before the next one begins."""
 
 CHEAP_SECONDS = 0.02

@@ -46,11 +46,11 @@ def kernel_group_of(optimizer: Optimizer) -> str:
 
 def has_unmodified_step(optimizer: Optimizer) -> bool:
     """Whether `step` is its class's, without hooks; the wrapper by which LR schedulers count calls is allowed."""
-    # a wrapper that does not call `Optimizer.__init__` has neither
-    hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
-    if any(hook is None or len(hook) for hook in hooks):
+    try:
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    except AttributeError:  # a wrapper that does not call `Optimizer.__init__`
         return False
-    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+    if hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return False
     own = vars(optimizer).get("step")
     return own is None or (hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is type(optimizer).step)
