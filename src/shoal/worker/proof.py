@@ -45,7 +45,7 @@ ALLOWANCE_SECONDS, ALLOWANCE_SHARE = 0.02, 0.01
 """Seconds, and share of the time since the first step, that checks may take in a process before the next one begins."""
 
 CHEAP_SECONDS = 0.02
-"""Seconds of a copy's step up to which further copies take the first step of a window as well."""
+"""Seconds of a copy's step up to which three copies take the first step of a window, and beyond which two."""
 
 MOST_BYTES = 64 << 20
 """Bytes of copies up to which there is more than one at a time."""
@@ -196,7 +196,7 @@ class Proof:
         changes = []
         with without_trace(self._state, runtimes[0]) as outside:
             for place, (b, one) in enumerate(list(self._copies.items())):
-                if place > 0 and self._is_expensive:
+                if place > 1 and self._is_expensive:
                     del self._copies[b]
                     continue
                 began = self._clock()
@@ -335,15 +335,20 @@ class Proof:
         return cost.seconds < ALLOWANCE_SECONDS + ALLOWANCE_SHARE * (self._clock() - cost.began)
 
     def _chosen(self, runtimes: Sequence[TrialRuntime], most: int) -> list[int]:
-        """Return at most so many of a member that the study's seed draws, the first, and the last; one if large."""
+        """Return at most so many of a member that the study's seed draws, the first, and the last; one if large.
+
+        The first member is never the only one of several: what all of them take over from it would not be seen.
+        """
         seed = f"{runtimes[0].trial.data_seed} {self._record.steps} {self._record.validations}"
-        found = list(dict.fromkeys((random.Random(seed).randrange(len(runtimes)), 0, len(runtimes) - 1)))[:most]
+        last = len(runtimes) - 1
+        drawn = random.Random(seed).randint(min(1, last), last)
+        found = list(dict.fromkeys((drawn, 0, last, *range(last))))[:most]
         return found[:1] if len(found) * copied_bytes(runtimes[0]) > MOST_BYTES else found
 
     def _open(self, runtimes: Sequence[TrialRuntime], array: ModelArray | None = None) -> None:
         """Begin a window: at first of three members, later of one."""
         self._synchronize()
-        chosen = self._chosen(runtimes, 1 if self._is_expensive or self._record.proven else 3)
+        chosen = self._chosen(runtimes, 1 if self._record.proven else 3)
         with self._accounted():
             try:
                 self._copies = {b: _copy(self._task, runtimes[b], b, array) for b in chosen}
