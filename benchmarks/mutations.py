@@ -6,13 +6,13 @@ one array, whose steps take ways in bursts of four: eager, plain, eager, ..., or
 proof, the trials should go back to plain steps with a reason; the steps until then are counted. Without the proof, the
 fault must change a training loss or a metric by more than ten times what rounding does, else it does not count for the
 program; rounding is the difference between the array and the same trials in plain PyTorch, both without the fault. The
-clock of the proof's allowance counts a millisecond for each step of a member or a copy, so that the result does not
-depend on the machine.
+clock of the proof counts a millisecond for each step of a member or a copy, or thirty with `--slow`, so that fewer
+members are compared; so the result does not depend on the machine.
 
 The copies of the proof train by code that plain trials use as well (`PlainStepper`, averages of weights, the random
 keys of one trial): the proof cannot find a fault in that, so none is planted there.
 
-    python benchmarks/mutations.py [--quick] [--faults NAME ...]
+    python benchmarks/mutations.py [--quick] [--slow] [--faults NAME ...]
 
 A quick run tries each fault with the first of its programs, and measures what it changes only if it is not found.
 """
@@ -53,8 +53,8 @@ EPOCHS, BURST = 6, 4
 FACTOR = 10.0
 """A fault counts if it changes a value by more than this factor over what rounding does."""
 
-STEP_SECONDS = 1e-3
-"""What a step of a member, or of its copy, takes by the clock of the proof."""
+CHEAP_STEP, SLOW_STEP = 1e-3, 30e-3
+"""Seconds that a step of a member, or of its copy, takes by the clock of the proof."""
 
 PROFILE = Profile({1: 1.0, len(RATES): 1.0}, 4, 2, 2**28, 2**21, 1.0, 1.0, {1: 0.01}, 1.0)
 """In place of measurements, so that all trials become one array."""
@@ -92,6 +92,8 @@ class Bursts(TrainingStep):
 class Clock:
     """Counts the steps of members and of their copies."""
 
+    step_seconds = CHEAP_STEP
+
     def __init__(self) -> None:
         self.now = 0.0
 
@@ -102,7 +104,7 @@ class Clock:
         step = getattr(owner, name)
 
         def counted(self_: Any, *arguments: Any) -> Any:
-            self.now += STEP_SECONDS * members(self_)
+            self.now += self.step_seconds * members(self_)
             return step(self_, *arguments)
 
         setattr(owner, name, counted)
@@ -219,9 +221,12 @@ def change(program: str, fault: Fault) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="each fault with one program")
+    parser.add_argument("--slow", action="store_true", help="steps take long, so fewer members are compared")
     parser.add_argument("--faults", nargs="+", metavar="NAME", help="only these; prints the reasons")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.slow:
+        Clock.step_seconds = SLOW_STEP
     chosen = [fault for fault in FAULTS if not (options.quick and fault.rare)]
     chosen = [fault for fault in chosen if not options.faults or fault.name in options.faults]
     missed = []
