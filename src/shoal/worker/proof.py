@@ -71,7 +71,8 @@ class ProofRecord:
     Args:
         cost: Of all structures; shared.
         outside: What a step has changed outside of models; "" for nothing.
-        proven: Ways with which a window of several members is complete, or did not fit into the memory.
+        proven: Ways with which a window of several members is complete, or did not fit into the memory; "after plain"
+            is that of an array's steps that follow plain ones.
     """
 
     cost: ProofCost
@@ -101,6 +102,7 @@ class Proof:
         self._clock = clock
         self._due = False
         self._ways: set[str] = set()  # that were checked since the array was built
+        self._last_way = ""
         self._copies: dict[int, PlainCopy] = {}
         self._state = outside
         self._check = MemberCheck(task, outside)
@@ -127,7 +129,7 @@ class Proof:
             StepRefusedError: A member cannot be copied.
         """
         self._synchronize = synchronize
-        self._copies, self._ways, self._due, self._steps_left = {}, set(), True, 0
+        self._copies, self._ways, self._last_way, self._due, self._steps_left = {}, set(), "", True, 0
         if len(runtimes) > 1 and (not self._record.proven or self._is_affordable()):
             self._open(runtimes)
 
@@ -151,8 +153,9 @@ class Proof:
         record.steps += 1
         if record.steps >= record.next_step:
             record.next_step, self._due = 2 * record.next_step, True
-        self._due = self._due or way not in self._ways
-        first = len(runtimes) > 1 and way not in record.proven
+        ways = self._with_return(way)
+        self._due = self._due or not ways <= self._ways
+        first = len(runtimes) > 1 and not ways <= record.proven
         if _is_plain(runtimes, way):
             self._watch(runtimes[0])
             return
@@ -164,8 +167,8 @@ class Proof:
             with self._accounted():
                 self._step_copies(runtimes, batches, ticks, array)
             if not self._copies:  # no copy fits into the memory
-                record.proven.add(way)
-                self._ways.add(way)
+                record.proven |= ways
+                self._ways |= ways
 
     def _watch(self, runtime: TrialRuntime) -> None:
         """Begin or go on with a window of the plain steps of one trial."""
@@ -224,6 +227,7 @@ class Proof:
         Raises:
             StepRefusedError: A member differs from its copy.
         """
+        ways, self._last_way = self._with_return(way), way
         if self._before is not None:
             with self._accounted():
                 refuse_lasting_change(self._before)
@@ -231,7 +235,7 @@ class Proof:
             self._before = None
         elif not self._copies:
             return
-        self._ways.add(way)
+        self._ways |= ways
         self._is_compared = True
         self._synchronize()
         with self._accounted(), _distrusting():
@@ -252,6 +256,10 @@ class Proof:
             self._copies = dict(list(self._copies.items())[:1])
         for runtime in () if self._record.outside else runtimes:  # what trials share is in none of their checkpoints
             runtime.proven = (runtime.epoch, runtime.step + 1)
+
+    def _with_return(self, way: str) -> set[str]:
+        """The way, and whether the array is to take over what plain steps of its members have changed."""
+        return {way, "after plain"} if way != "plain" and self._last_way == "plain" else {way}
 
     def begin_validation(self, runtimes: Sequence[TrialRuntime], way: str) -> bool:
         """Count a validation, and return whether its first batches are to be checked, for which members are copied.
