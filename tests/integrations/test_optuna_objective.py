@@ -182,8 +182,6 @@ def test_an_objective_that_stops_the_study_is_the_last_one(
     assert len(wanted.trials) == 3
     assert [each.state for each in study.trials[:3]] == [each.state for each in wanted.trials]
     assert all(each.state.is_finished() for each in study.trials), "one that trains beside it goes on to its end"
-    beside = int(devices[-1]) - 1
-    assert len(study.trials) <= 3 + beside, "one of another process may be about to begin"
     begun = [row for row in done.trials if row.metrics]
     assert len(begun) == len(study.trials)
     rest = [row for row in done.trials if not row.metrics]
