@@ -435,8 +435,7 @@ def test_of_members_whose_steps_take_long_two_are_compared_and_one_in_later_step
 ) -> None:
     monkeypatch.setattr(proof, "CHEAP_SECONDS", -1.0)
     found = Run(Momentum()).train(130)
-    assert list(found) == [1, 2, 3, 64, 65, 128, 129]
-    assert [len(rows) for rows in found.values()] == [2, 1, 1, 1, 1, 1, 1]
+    assert {step: len(rows) for step, rows in found.items()} == {1: 2, 2: 1, 3: 1, 64: 1, 128: 1}
 
 
 def test_a_copy_that_does_not_fit_into_the_memory_is_tried_at_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:

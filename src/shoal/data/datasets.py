@@ -77,7 +77,7 @@ class DataSets:
 
     def _batches(self, returned: Any, name: str) -> Batches:
         dataset, collate, settings = parse_loader(returned, name, _check_workers(self._task))
-        self.sources.update(dict.fromkeys(_sources(dataset)))
+        self._add_sources(dataset)
         if type(self._task).collate is not Task.collate:
             if collate is not None:
                 raise TaskError(
@@ -88,6 +88,17 @@ class DataSets:
                 dataset, name, partial(call, self._task, "collate"), "the task's `collate`", settings
             )
         return self._make_batches(dataset, name, collate, f"the `collate_fn` of the {name} loader", settings)
+
+    def _add_sources(self, dataset: Any) -> None:
+        """Note a data set, and those in its attributes, in lists and dicts among these, at any depth."""
+        if not isinstance(dataset, Dataset) or dataset in self.sources:
+            return
+        self.sources[dataset] = None
+        for value in vars(dataset).values():
+            held = list(value.values()) if isinstance(value, dict) else value
+            several = isinstance(held, (list, tuple)) and held and isinstance(held[0], Dataset)
+            for each in held if several else (held,):
+                self._add_sources(each)
 
     def _make_batches(
         self, dataset: Any, name: str, collate: Callable[[list[Any]], Any] | None, whose: str, settings: LoaderSettings
@@ -106,19 +117,6 @@ def _call_collate(collate: Callable[[list[Any]], Any], whose: str, samples: list
             f"got {type(batch).__name__} without any; pad what is ragged, for example by pad_sequence"
         )
     return batch
-
-
-def _sources(dataset: Any) -> list[Dataset[Any]]:
-    """A data set, and those in its attributes and in lists among these, at any depth."""
-    found: list[Dataset[Any]] = []
-    to_do = [dataset]
-    while to_do:
-        one = to_do.pop()
-        if isinstance(one, Dataset) and not any(one is each for each in found):
-            found.append(one)
-            for held in vars(one).values():
-                to_do += held if isinstance(held, (list, tuple)) else [held]
-    return found
 
 
 def _name(function: Any) -> str:

@@ -90,10 +90,11 @@ class ArrayMembers:
         """Return a trial from the cache of this process, else built and restored from its newest checkpoint."""
         runtime = self._state.trial_cache.take(member, self._state.directory)
         if runtime is None:
+            epoch_steps = self._epoch_steps(member)  # first, since snapshots leave out the data sets that it loads
             with self._state.outside.building():
                 runtime = build(self._state.task, member, self._state.device)
             self._state.outside.begin(member.trial.number, runtime.model)
-            runtime.restore(self._state.directory, self._epoch_steps(member))
+            runtime.restore(self._state.directory, epoch_steps)
         return runtime if self._use_schedulers else dataclasses.replace(runtime, scheduler=None)
 
     def _epoch_steps(self, member: Member) -> int:

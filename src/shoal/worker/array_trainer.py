@@ -129,13 +129,13 @@ class ArrayTrainer:
         self._group: list[TrialRuntime] = []  # trials in the current epoch
         self._mixed_epochs = True  # whether trials at different epochs train as one array
         self._began, self._spent = 0.0, 0.0  # start of the current call, and seconds of the epoch before it
-        self._lockstep = self._has_trained = False
+        self._lockstep = False
         self._plan: StepPlan | None = None
         self._told: dict[int, str] = {}  # trials of reported arrays -> why they train in plain PyTorch
+        self._record = worker_state.proofs.setdefault(array.key, ProofRecord(worker_state.proof_cost))
         self._proof: Proof | None = None
         if worker_state.task.exact and not timing_only:
-            record = worker_state.proofs.setdefault(array.key, ProofRecord(worker_state.proof_cost))
-            self._proof = Proof(worker_state.task, worker_state.outside, record)
+            self._proof = Proof(worker_state.task, worker_state.outside, self._record)
         self._training = self._train_all()
 
     @property
@@ -235,7 +235,8 @@ class ArrayTrainer:
         self._spent = self._began - time.perf_counter()
         self._lockstep = train.lockstep
         watched = self._proof is not None and not (self._state.outside.changed and self.key in self._state.plain_keys)
-        refuse_outside = _watch_outside(self._state, group[0].model, self._has_trained) if watched else lambda: None
+        trained = self._record.has_trained
+        refuse_outside = _watch_outside(self._state, group[0].model, trained) if watched else lambda: None
         try:
             yield from self._train_steps(group, plan)
             refuse_outside()
@@ -268,7 +269,7 @@ class ArrayTrainer:
             with during(Activity.VALIDATION), averaged(self._group):
                 metrics = stepper.validate(_with_heartbeats(batches, self._heartbeat))
             refuse_outside()
-            self._has_trained = True
+            self._record.has_trained = True
         except StepRefusedError as reason:
             self._fall_back_to_plain(reason)
             return
@@ -417,7 +418,8 @@ class ArrayTrainer:
 def _watch_outside(state: WorkerState, model: nn.Module, entries: bool) -> Callable[[], None]:
     """Return a function that refuses what has changed outside of models since this call, while trials share it.
 
-    Without `entries` a new entry of a dict or set is taken for that of a cache, which an array fills at first.
+    Args:
+        entries: Whether a new entry of a dict or set counts as well, and is not taken for that of a cache.
     """
     outside = state.outside
     before = outside.snapshot(model)

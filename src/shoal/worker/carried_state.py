@@ -204,10 +204,10 @@ class _Fingerprint:
 
     @classmethod
     def of(cls, value: Any, state: CarriedState) -> "_Fingerprint":
-        if is_atom(value) or (type(value) in (list, dict) and not value):
-            return cls(repr(value))
         if (part := state.parts.get(id(value))) is not None:
             return cls((part.path,))
+        if is_atom(value) or (type(value) in (list, dict) and not value):
+            return cls(repr(value))
         content = _Hash()
         try:
             if isinstance(value, (list, tuple, dict)) and len(value) > LARGE and consists_of_atoms(value):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from shoal.fuse.array import ModelArray
 from shoal.fuse.container_sync import MODULE_ATTRIBUTES
@@ -266,7 +267,7 @@ def _differences(got: Any, want: Any, tolerance: float, path: str, seen: set[int
         if not same_state(read(got), read(want)):
             yield f"the random generator `{path}` has drawn other numbers in the array than alone"
     elif isinstance(getattr(want, "__dict__", None), dict) and not isinstance(want, (type, ModuleType)):
-        yield from _entries(vars(got), vars(want), tolerance, path, seen, ".")
+        yield from _entries(_own_attributes(got), _own_attributes(want), tolerance, path, seen, ".")
 
 
 def _entries(
@@ -290,6 +291,12 @@ def _joined(path: str, name: object) -> str:
 
 def _user_attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in MODULE_ATTRIBUTES}
+
+
+def _own_attributes(of: object) -> dict[str, Any]:
+    """Attributes of an object; of an optimizer without what schedulers put there to count its steps."""
+    marks = ("step", "_opt_called") if isinstance(of, Optimizer) else ()
+    return {name: value for name, value in vars(of).items() if name not in marks}
 
 
 def _close(got: Any, want: Any, tolerance: float) -> bool:

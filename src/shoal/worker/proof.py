@@ -45,7 +45,8 @@ ALLOWANCE_SECONDS, ALLOWANCE_SHARE = 0.02, 0.01
 """Seconds, and share of the time since the first step, that checks may take in a process before the next one begins."""
 
 CHEAP_SECONDS = 0.02
-"""Seconds of a copy's step up to which three copies take the first step of a window, and beyond which two."""
+"""Seconds of a copy's step beyond which two copies in place of three take the first step of a window, and later windows
+are one step long."""
 
 MOST_BYTES = 64 << 20
 """Bytes of copies up to which there is more than one at a time."""
@@ -71,13 +72,17 @@ class ProofRecord:
     Args:
         cost: Of all structures; shared.
         outside: What a step has changed outside of models; "" for nothing.
-        proven: Ways with which a window of several members is complete, or did not fit into the memory; "after plain"
-            is that of an array's steps that follow plain ones.
+        has_trained: Whether an epoch is complete.
+        proven: Ways with which a window of several members is complete; "after plain" is that of an array's steps that
+            follow plain ones.
+        too_large: Ways with which a window was begun, and no copy did fit into the memory.
     """
 
     cost: ProofCost
     outside: str = ""
+    has_trained: bool = False
     proven: set[str] = field(default_factory=set)
+    too_large: set[str] = field(default_factory=set)
     steps: int = 0
     next_step: int = FIRST_LATE_CHECK
     validations: int = 0
@@ -155,7 +160,7 @@ class Proof:
             record.next_step, self._due = 2 * record.next_step, True
         ways = self._with_return(way)
         self._due = self._due or not ways <= self._ways
-        first = len(runtimes) > 1 and not ways <= record.proven
+        first = len(runtimes) > 1 and not ways <= record.proven | record.too_large
         if _is_plain(runtimes, way):
             self._watch(runtimes[0])
             return
@@ -163,11 +168,11 @@ class Proof:
             self._open(runtimes, array)
         if self._copies:
             self._synchronize()
-            self._steps_left, self._due = max(self._steps_left, LATER_STEPS * self._due), False
+            self._steps_left, self._due = max(self._steps_left, self._later_steps * self._due), False
             with self._accounted():
                 self._step_copies(runtimes, batches, ticks, array)
-            if not self._copies:  # no copy fits into the memory
-                record.proven |= ways
+            if not self._copies:
+                record.too_large |= ways
                 self._ways |= ways
 
     def _watch(self, runtime: TrialRuntime) -> None:
@@ -342,6 +347,11 @@ class Proof:
         cost = self._record.cost
         return cost.seconds < ALLOWANCE_SECONDS + ALLOWANCE_SHARE * (self._clock() - cost.began)
 
+    @property
+    def _later_steps(self) -> int:
+        """Steps of a window that is not the first one."""
+        return 1 if self._is_expensive else LATER_STEPS
+
     def _chosen(self, runtimes: Sequence[TrialRuntime], most: int) -> list[int]:
         """Return at most so many of a member that the study's seed draws, the first, and the last; one if large.
 
@@ -363,7 +373,7 @@ class Proof:
             except StepRefusedError:
                 if len(runtimes) > 1:  # one trial alone may train as it is
                     raise
-        self._steps_left = LATER_STEPS if self._record.proven else FIRST_STEPS
+        self._steps_left = self._later_steps if self._record.proven else FIRST_STEPS
         self._due, self._is_compared = False, True
         self._check.noise.clear()
         self._outside = []
