@@ -129,6 +129,35 @@ class Replays(Sums):
         return loss
 
 
+class Splits(Sums):
+    """Two attributes are one list at first, and two from the fifth step on."""
+
+    def model(self, config: Any) -> nn.Module:
+        model = Net().double()
+        model.now = model.before = []
+        return model
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        if model.training:
+            if model.steps % 5 == 0:
+                model.before, model.now = model.now, []
+            if model.steps > 7:
+                model.now.append(0.1 * model.steps)
+        return loss * (1 + sum(model.before))
+
+
+class KeepsOptimizer(Sums):
+    """The model refers to its optimizer."""
+
+    def optimizer(self, model: Any, config: Any) -> Any:
+        model.optimizer = super().optimizer(model, config)
+        return model.optimizer
+
+    def scheduler(self, optimizer: Any, config: Any) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
 def jobs(
     task: Task, directory: Path, *controls: JobControl, plain: bool = False, numbers: Sequence[int] = range(3)
 ) -> tuple[dict[Any, float], list[Any]]:
@@ -168,6 +197,23 @@ def test_a_teacher_outside_of_the_model_is_each_trials_own(tmp_path: Path) -> No
     with torch.no_grad():
         TEACHER.weight.copy_(before)
     assert jobs(MeanTeacher(), tmp_path / "array")[0] == pytest.approx(alone, rel=1e-9)
+
+
+@pytest.mark.parametrize("stops", [[], [7], [2, 7]])
+def test_a_container_that_becomes_two_is_refused(stops: list[int], tmp_path: Path) -> None:
+    alone, _ = jobs(Splits(), tmp_path / "alone", plain=True)
+    assert alone != jobs(Sums(), tmp_path / "without", plain=True)[0]
+    found, events = jobs(Splits(), tmp_path / "array", *map(StopsAfter, stops))
+    assert found == pytest.approx(alone, rel=1e-9)
+    reasons = {event.refusal for event in events if isinstance(event, Proven) and event.refusal}
+    assert any(reason.startswith("attributes `before`, `now` of a model have become one") for reason in reasons)
+
+
+def test_a_model_that_keeps_its_optimizer_stays_in_an_array(tmp_path: Path) -> None:
+    alone, _ = jobs(KeepsOptimizer(), tmp_path / "alone", plain=True)
+    found, events = jobs(KeepsOptimizer(), tmp_path / "array")
+    assert found == pytest.approx(alone, rel=1e-9)
+    assert not [event.refusal for event in events if isinstance(event, Proven) and event.refusal]
 
 
 @pytest.mark.parametrize("kind", [Weighted, Replays])

@@ -71,6 +71,7 @@ class ContainerSync:
         """Place -> contents of the template's value when it was equal to those of members."""
         self._first = {place: contents_of(value) for place, value in self._values(members[0])}
         """Place -> contents of the first member's value then."""
+        self._shared = [_shared(modules) for modules in (template, members[0])]
         self._carried: dict[_Place, list[_Contents | None]] = {}
         """Place that a run has changed -> contents of the members' values then."""
 
@@ -92,6 +93,8 @@ class ContainerSync:
             FusionError: What an earlier run has changed cannot be given to them any more.
         """
         self._runs += not search
+        if search or self._runs <= _SEARCHES:
+            self._check_shared()
         for place, value in self._candidates(search):
             contents = contents_of(value)
             before = self._found.get(place)
@@ -107,6 +110,7 @@ class ContainerSync:
                     f"{place[1]!r} of a model changes and holds more than {_MOST_CHANGING // 2} entries, which each "
                     "member would have to be given; keep less in it, or keep it in buffers"
                 )
+            self._check_shared()
             for b, modules in enumerate(self._members):
                 _update(vars(modules[place[0]]), place[1], value, before, b)
             self._found[place] = contents
@@ -119,6 +123,8 @@ class ContainerSync:
         Raises:
             FusionError: The members' values cannot be joined.
         """
+        if search:
+            self._check_shared()
         for place, value in self._values(self._members[0]) if search else ():
             own, known = contents_of(value), self._first.get(place)
             if place not in self._carried and own and not (known and same_contents(own, known)):
@@ -128,6 +134,7 @@ class ContainerSync:
             now = self._contents_of_members(place)
             if all(a is not None and b is not None and same_contents(a, b) for a, b in zip(now, before, strict=True)):
                 continue
+            self._check_shared()
             i, name = place
             try:
                 joined = _joined([vars(modules[i]).get(name) for modules in self._members])
@@ -139,6 +146,17 @@ class ContainerSync:
             changed = True
         return changed
 
+    def _check_shared(self) -> None:
+        """Refuse attributes that have become one container or have ceased to be one: each would be changed in place."""
+        now = [_shared(modules) for modules in (self._template, self._members[0])]
+        if now != self._shared:
+            odd = {place for a, b in zip(now, self._shared, strict=True) for places in a ^ b for place in places}
+            names = ", ".join(f"`{name}`" for name in sorted({str(name) for _, name in odd}))
+            raise FusionError(
+                f"attributes {names} of a model have become one container, or are no longer one; keep a container of "
+                "its own in each, as by `copy`"
+            )
+
     def _candidates(self, search: bool) -> list[tuple[_Place, Any]]:
         """The template's values that a run may have changed: after the first runs only those that one has changed."""
         if search or self._runs <= _SEARCHES:
@@ -148,6 +166,17 @@ class ContainerSync:
 
     def _contents_of_members(self, place: _Place) -> list[_Contents | None]:
         return [contents_of(vars(modules[place[0]]).get(place[1])) for modules in self._members]
+
+
+def _shared(modules: Sequence[nn.Module]) -> set[tuple[_Place, ...]]:
+    """Groups of attributes that are one container, array or object."""
+    found: dict[int, list[_Place]] = {}
+    for i, module in enumerate(modules):
+        for name, value in vars(module).items():
+            held = _is_held(value) or isinstance(value, np.ndarray)
+            if held and not isinstance(value, tuple) and name not in MANAGED_ATTRIBUTES:
+                found.setdefault(id(value), []).append((i, name))
+    return {tuple(places) for places in found.values() if len(places) > 1}
 
 
 def _is_held(value: Any) -> bool:

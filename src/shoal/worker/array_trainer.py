@@ -199,7 +199,7 @@ class ArrayTrainer:
 
     def leave(self, numbers: AbstractSet[int]) -> set[int]:
         """Save and remove the trials with these numbers; return the numbers that were in the array."""
-        _synchronize(self._stepper, self._group)
+        self._synchronize()
         return self._members.leave(numbers)
 
     def join(self, members: Iterable[Member]) -> None:
@@ -208,12 +208,12 @@ class ArrayTrainer:
 
     def save(self) -> None:
         """Write checkpoints of all trials."""
-        _synchronize(self._stepper, self._group)
+        self._synchronize()
         self._members.save()
 
     def suspend(self) -> None:
         """Save all trials, put them in the cache for the next job of this process, and report the remaining losses."""
-        _synchronize(self._stepper, self._group)
+        self._synchronize()
         self._members.suspend()
         self._losses.report_summary()
 
@@ -253,7 +253,8 @@ class ArrayTrainer:
         if not self._group:
             return
         stepper = self._stepper_for(plan.epoch_steps)
-        _synchronize(self._stepper, self._group)
+        if not self._synchronize():
+            return
         try:  # nothing is saved between this and the end of the epoch, so a resume does not call it twice
             fused = not isinstance(stepper, PlainStepper)
             renew = call_end_epoch(self._state.task, stepper.runtimes, fused, self._state.outside)
@@ -276,7 +277,8 @@ class ArrayTrainer:
         seconds = self._spent + time.perf_counter() - self._began
         several = len(self._group) > 1
         self._report_checks(self._state.plain_keys.get(self.key, "") or (stepper.refusal if several else ""))
-        _synchronize(self._stepper, self._group)
+        if not self._synchronize():
+            return
         reports = self._members.end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
         self._group = []
         self._losses.report(reports)
@@ -312,9 +314,10 @@ class ArrayTrainer:
         try:
             for step in range(group[0].step, steps):
                 yield True
-                if self._remove_departed():
-                    if not self._group:
-                        return
+                departed = self._remove_departed()
+                if not self._group:
+                    return
+                if departed:
                     iterators = {
                         k: iterator for k, iterator in iterators.items() if any(x.epoch == k for x in self._group)
                     }
@@ -378,6 +381,16 @@ class ArrayTrainer:
         self._members.rebuild(self._group)
         self._group = []
 
+    def _synchronize(self) -> bool:
+        """Copy what the group's steps have changed to its models; return False if it falls back to plain PyTorch."""
+        if self._stepper is not None and self._stepper.runtimes == self._group:  # else nothing is left to copy
+            try:
+                self._stepper.synchronize()
+            except StepRefusedError as reason:
+                self._fall_back_to_plain(reason)
+                return False
+        return True
+
     def _stepper_for(self, epoch_steps: int) -> Stepper:
         """Return the stepper of the group, or a new one if the group has changed."""
         if self._stepper is not None and self._stepper.runtimes == self._group:
@@ -432,12 +445,6 @@ def _watch_outside(state: WorkerState, model: nn.Module, entries: bool) -> Calla
             raise StepRefusedError(shares_outside(label), since_check=True)
 
     return refuse
-
-
-def _synchronize(stepper: Stepper | None, group: Sequence[TrialRuntime]) -> None:
-    """Copy what a group's steps have changed to its models; between epochs nothing is left to copy."""
-    if stepper is not None and stepper.runtimes == group:
-        stepper.synchronize()
 
 
 def _take_step_alone(stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:

@@ -294,9 +294,10 @@ def _user_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _own_attributes(of: object) -> dict[str, Any]:
-    """Attributes of an object; of an optimizer without what schedulers put there to count its steps."""
-    marks = ("step", "_opt_called") if isinstance(of, Optimizer) else ()
-    return {name: value for name, value in vars(of).items() if name not in marks}
+    """Attributes of an object; of an optimizer without what torch keeps there for itself and for its schedulers."""
+    if not isinstance(of, Optimizer):
+        return vars(of)
+    return {name: value for name, value in vars(of).items() if name != "step" and not name.startswith("_")}
 
 
 def _close(got: Any, want: Any, tolerance: float) -> bool:

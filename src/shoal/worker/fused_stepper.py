@@ -189,7 +189,10 @@ class FusedStepper(Stepper):
     def synchronize(self) -> None:
         """As for `Stepper`."""
         if self._begun and self._plain is None:
-            self._steps.synchronize()
+            try:
+                self._steps.synchronize()
+            except FusionError as error:
+                raise StepRefusedError(str(error), since_check=True) from error
 
     @property
     def indivisible(self) -> str:

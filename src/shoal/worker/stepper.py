@@ -100,7 +100,11 @@ class Stepper(ABC):
         """
 
     def synchronize(self) -> None:  # noqa: B027  # plain steps change the models themselves
-        """Copy all that steps have changed to the trials' own models, before these are used otherwise."""
+        """Copy all that steps have changed to the trials' own models, before these are used otherwise.
+
+        Raises:
+            StepRefusedError: That cannot be given to them.
+        """
 
     @property
     def indivisible(self) -> str:
