@@ -245,6 +245,9 @@ class Task(ABC):
         sizes = [size_of(batch) for batch in batches]
         return [(batch, size / sum(sizes)) for batch, size in zip(batches, sizes, strict=True)]
 
+    _keeps_modes: bool = False
+    """Whether training leaves the modes of modules as the model has them, and goes on with those after a validation."""
+
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
         """Return the settings of the task that do not fit a new study, in words; `tune` logs each as a warning."""
         return []

@@ -304,7 +304,7 @@ def test_gradients_of_any_type_are_raced(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("path")
 def test_a_way_that_is_clearly_beaten_is_tried_a_few_times_only() -> None:
-    ways = Ways(first=1, beaten=10)
+    ways = Ways(first=1, beaten=60)
     last(ways)
     assert ways.ran.count("beaten") == 1 + 2
 

@@ -31,7 +31,7 @@ from shoal.worker.metrics import MetricMeans
 from shoal.worker.outside import OutsideState
 from shoal.worker.plain_copy import PlainCopy, copied_bytes
 from shoal.worker.proof import Proof, ProofCost, ProofRecord
-from shoal.worker.stepper import PlainStepper, StepRefusedError
+from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, build
 
 CPU = torch.device("cpu")
@@ -87,17 +87,10 @@ class Locked(Program):
 
 
 class LastLayer(Momentum):
-    """Trains one layer; gradients of the others add up, and count when all are clipped."""
-
-    def __init__(self, clip: float | None) -> None:
-        super().__init__()
-        self.clip = clip
+    """Trains one layer; gradients of the others add up."""
 
     def optimizer(self, model: Any, config: Any) -> Any:
         return torch.optim.SGD(model[4].parameters(), lr=config["lr"])
-
-    def clip_norm(self, config: Any) -> float | None:
-        return self.clip
 
 
 class Accumulates(Momentum):
@@ -409,25 +402,13 @@ def test_no_window_is_opened_once_the_allowance_is_spent(monkeypatch: pytest.Mon
     assert list(Run(Momentum(), record, clock).train(20)) == [6, 7, 11, 12]
 
 
-@pytest.mark.parametrize("task", [LastLayer(None), LastLayer(0.1), Accumulates()], ids=["all", "clipped", "by hand"])
+@pytest.mark.parametrize("task", [LastLayer(), Accumulates()], ids=["of other layers", "by hand"])
 def test_copies_begin_with_the_gradients_that_earlier_steps_have_left(task: Program) -> None:
     run = Run(task)
     run.train(4)
     run.validate()
     assert {row.what for row in run.proof.take_rows()} == {"validation"}
     assert list(run.train(5)) == [5, 6]
-
-
-def test_a_plain_step_leaves_gradients_that_no_optimizer_clears(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members, steps: ("plain",))
-    run = Run(task := LastLayer(0.1), members=1)
-    (other,) = runtimes(task, 1)
-    plain = PlainStepper(task, [other])
-    for step in range(4):
-        run.train(1)
-        plain.train_step([X], [step])
-    for name, value in other.model.state_dict().items():
-        torch.testing.assert_close(run.stepper.runtimes[0].model.state_dict()[name], value, rtol=1e-12, atol=0)
 
 
 def test_of_members_whose_steps_take_long_two_are_compared_and_one_in_later_steps(

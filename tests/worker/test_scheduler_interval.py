@@ -129,7 +129,7 @@ def test_weights_equal_those_of_a_plain_loop(kind: type[Task], members: int, sto
     trials = [trial(b) for b in range(members)]
     task = kind()
     if stop is not None:
-        again = int(kind is OneByOne and members > 1)  # its first step is taken twice: as an array, and plainly
+        again = int(kind in (OneByOne, Apart) and members > 1)  # the first step is taken twice
         work(task, tmp_path, [Member(one, 0, EPOCHS) for one in trials], StopsAfter(stop + 2 + again))
         found = load_newest(tmp_path, 0)
         assert found is not None

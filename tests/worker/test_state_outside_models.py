@@ -147,6 +147,16 @@ class Splits(Sums):
         return loss * (1 + sum(model.before))
 
 
+class Clipped(Sums):
+    """Clips the norm of all gradients, and its optimizer has the bias only."""
+
+    def optimizer(self, model: Any, config: Any) -> Any:
+        return torch.optim.SGD([model.layer.bias], lr=config["lr"])
+
+    def clip_norm(self, config: Any) -> float:
+        return 0.5
+
+
 class KeepsOptimizer(Sums):
     """The model refers to its optimizer."""
 
@@ -207,6 +217,15 @@ def test_a_container_that_becomes_two_is_refused(stops: list[int], tmp_path: Pat
     assert found == pytest.approx(alone, rel=1e-9)
     reasons = {event.refusal for event in events if isinstance(event, Proven) and event.refusal}
     assert any(reason.startswith("attributes `before`, `now` of a model have become one") for reason in reasons)
+
+
+@pytest.mark.parametrize("stops", [[], [7], [2, 7]])
+def test_gradients_that_add_up_in_a_norm_are_in_checkpoints_and_in_no_array(stops: list[int], tmp_path: Path) -> None:
+    alone, _ = jobs(Clipped(), tmp_path / "alone", plain=True)
+    found, events = jobs(Clipped(), tmp_path / "array", *map(StopsAfter, stops))
+    assert found == alone
+    reasons = {event.refusal for event in events if isinstance(event, Proven)}
+    assert any(reason.startswith("no optimizer has `layer.weight`, whose gradients then add up") for reason in reasons)
 
 
 def test_a_model_that_keeps_its_optimizer_stays_in_an_array(tmp_path: Path) -> None:

@@ -146,3 +146,51 @@ def test_the_reason_is_logged_once_for_a_task(caplog: pytest.LogCaptureFixture) 
         FusedStepper(task := Twice(), runtimes(task, [trial(number) for number in range(TRIALS)])).validate(BATCHES)
     (said,) = [record.getMessage() for record in caplog.records if "one after another" in record.getMessage()]
     assert "Number.metrics (test_validation_by_members.py:" in said
+
+
+class KeepsModes(Small):
+    """Has a dropout that stays in evaluation mode, as parts of Lightning modules may."""
+
+    _keeps_modes = True
+
+    def model(self, config: Any) -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).double()
+        model[1].eval()
+        return model
+
+
+@pytest.mark.parametrize("stepper", [FusedStepper, PlainStepper])
+def test_modes_are_those_of_before_a_validation(stepper: Any) -> None:
+    task = KeepsModes()
+    trained = stepper(task, own := runtimes(task, [trial(number) for number in range(TRIALS)]))
+    for step in range(2):
+        trained.train_step([BATCHES[0]] * TRIALS, [step] * TRIALS)
+        trained.validate(BATCHES)
+        trained.synchronize()
+        assert [[part.training for part in each.model] for each in own] == [[True, False, True]] * TRIALS
+    deterministic = stepper(task, runtimes(task, [trial(number) for number in range(TRIALS)]))
+    for step in (5, 6):  # other random numbers, which nothing draws
+        deterministic.train_step([BATCHES[0]] * TRIALS, [step] * TRIALS)
+    for each, other in zip(own, deterministic.runtimes, strict=True):
+        torch.testing.assert_close(each.model.state_dict(), other.model.state_dict(), rtol=1e-12, atol=0)
+
+
+class Outputs(Small):
+    """Counts samples by a number among its outputs."""
+
+    def outputs(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch[0]), len(batch[0]), 0.5
+
+    def evaluate(self, outputs: list[Any], config: Any) -> Mapping[str, float]:
+        assert all((type(count), type(half)) == (int, float) for _, count, half in outputs)
+        return {"sum": float(sum(half * out.sum() for out, _, half in outputs)) / sum(count for _, count, _ in outputs)}
+
+
+def test_numbers_among_outputs_are_numbers_in_an_array_too() -> None:
+    task = Outputs()
+    trials = [trial(number) for number in range(TRIALS)]
+    array, alone = FusedStepper(task, runtimes(task, trials)), PlainStepper(task, runtimes(task, trials))
+    found, wanted = array.validate(BATCHES), alone.validate(BATCHES)
+    assert array._validator is None
+    for values, others in zip(found, wanted, strict=True):
+        assert values == pytest.approx(others, rel=1e-12)

@@ -101,6 +101,11 @@ class AttributeSync:
                 self._stacked_attributes[i, name] = (tensor, self._member_values(i, name))
         self._compared[_TEMPLATE] = self._snapshot(self._template)
 
+    def pull_modes(self) -> None:
+        """Copy the modes of the first member's modules to the template."""
+        for module, own in zip(self._template, self._members[0], strict=True):
+            module.training = own.training
+
     def _check_attribute(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
             raise FusionError(f"members 0 and {b} now differ in {self._path(i, name)!r}; fuse them again")

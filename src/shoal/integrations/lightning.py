@@ -87,6 +87,8 @@ class LightningTask(Task):
 
     scheduler_interval: Literal["epoch", "step"] = "step"
 
+    _keeps_modes = True  # as Lightning's trainer does
+
     def __init__(
         self,
         module: type[nn.Module],
@@ -147,7 +149,12 @@ class LightningTask(Task):
         length = self._length(config)
         with attached(model, length, _ignore):
             returned = cast("Any", model).configure_optimizers()
-        return parsed(returned, model, length)
+        found = parsed(returned, model, length)
+        if self.clip_norm(config) is not None:  # Lightning clips those of the optimizer
+            own = {id(each) for group in found.param_groups for each in group["params"]}
+            for each in model.parameters():
+                each.requires_grad_(each.requires_grad and id(each) in own)
+        return found
 
     def scheduler(self, optimizer: Any, config: Config) -> Any:
         """Return the schedulers of `configure_optimizers`."""

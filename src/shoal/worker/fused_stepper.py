@@ -38,7 +38,7 @@ from shoal.worker.metrics import ForwardReuse, ValidationMetrics, task_loss, val
 from shoal.worker.outside import OutsideState
 from shoal.worker.proof import Proof
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
-from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
+from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in, uncleared
 
 __all__ = ["CustomStep", "FusedStepper", "make_stepper"]
 
@@ -88,6 +88,12 @@ class FusedStepper(Stepper):
             self._steps = CustomStep(self._array, runtimes, task)
             enter_array(self._array, [runtime.gradients for runtime in runtimes])
         else:
+            lead = runtimes[0]
+            if name := uncleared(lead.model, lead.optimizer, lead.settings):
+                raise FusionError(
+                    f"no optimizer has `{name}`, whose gradients then add up from step to step and count for "
+                    "`clip_norm`; freeze it by requires_grad_(False), or give it to the optimizer"
+                )
             optimizer = fuse_optimizers([x.optimizer for x in runtimes], self._array)
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)
             scaler = GradScaler.of(self._array, _loss_scales(runtimes))
@@ -277,6 +283,7 @@ class FusedStepper(Stepper):
         if proof is not None and not proof.begin_validation(self.runtimes, self._next_way()):
             proof = None
         first: list[Any] = []  # batches to compare
+        modes = [each for runtime in self.runtimes for each in runtime.modes()]
         self._array.eval()
         self._reuse.begin_pass()
         if self._validator is not None:
@@ -297,6 +304,9 @@ class FusedStepper(Stepper):
         if self._validator is not None:
             self._array.state.sync_from_members(search=True)
         self._array.train()
+        for module, mode in modes:
+            module.training = mode
+        self._array.state.sync_modes()
         return found.per_trial()
 
     def _measured(self, batch: Any, number: int) -> tuple[Any, Any] | None:

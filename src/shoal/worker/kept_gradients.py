@@ -1,4 +1,4 @@
-"""Gradients that a `step` of the task's own leaves for its next one: accumulation by hand, adversarial training."""
+"""Gradients that a step leaves for the next one: accumulation by hand, parameters that no optimizer has."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ class KeptGradients:
     """The gradients of a trial, which its parameters hold or, while it is a member of an array, the array.
 
     Args:
-        kept: Whether the task has a `step` of its own. Else each step begins without gradients, and none are kept.
+        kept: Whether a step may read gradients of the one before. Else none are kept.
     """
 
     def __init__(self, model: nn.Module, kept: bool) -> None:

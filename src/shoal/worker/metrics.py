@@ -139,17 +139,35 @@ def task_loss(task: Task, precision: Precision, model: nn.Module, batch: Any) ->
 def validation_values(
     task: Task, precision: Precision, reuse: "ForwardReuse", model: nn.Module, batch: Any
 ) -> tuple[dict[str, Any], Any]:
-    """Return loss and metrics of a validation batch, and the task's `outputs`, for a model or an array of models."""
+    """Return loss and metrics of a validation batch, and the task's `outputs`, for a model or an array of models.
+
+    Numbers among the outputs are nodes without leaves, which the next map over them replaces by the numbers.
+    """
     with reuse.batch(model) as begin, precision():
         loss = task_loss(task, precision, model, batch)
         begin("metrics")
         metrics = call(task, "metrics", model, batch)
         begin("outputs")
-        outputs = call(task, "outputs", model, batch)
+        outputs = pytree.tree_map(_as_node, call(task, "outputs", model, batch))
     _check_metrics("metrics", metrics)
     if "valid_loss" in metrics:
         raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
     return {"valid_loss": loss, **{name: _as_float64(value) for name, value in metrics.items()}}, outputs
+
+
+class _Number:
+    """A number that a map over a tree leaves as it is."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+pytree.register_pytree_node(_Number, lambda node: ([], node.value), lambda leaves, value: value)
+
+
+def _as_node(leaf: Any) -> Any:
+    plain = isinstance(leaf, (bool, int, float, np.number, np.bool_)) and not isinstance(leaf, Tensor)
+    return _Number(leaf) if plain else leaf
 
 
 def _member_slice(b: int, column: Tensor) -> Tensor:

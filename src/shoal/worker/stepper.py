@@ -194,6 +194,7 @@ class PlainStepper(Stepper):
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """Validate all trials in one pass over the batches."""
         found = ValidationMetrics(self._task, self.runtimes)
+        modes = [each for runtime in self.runtimes for each in runtime.modes()]
         for runtime in self.runtimes:
             runtime.set_mode(train=False)
         self.begin_pass()
@@ -202,6 +203,8 @@ class PlainStepper(Stepper):
                 found.add_each(self.validate_each(batch, -number), size_of(batch))
         for runtime in self.runtimes:
             runtime.set_mode(train=True)
+        for module, mode in modes:
+            module.training = mode
         return found.per_trial(lambda b: self._own_outside(b, "evaluate"))
 
 

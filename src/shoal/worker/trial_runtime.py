@@ -43,6 +43,7 @@ __all__ = [
     "state_tensors",
     "synchronize",
     "trained_model",
+    "uncleared",
 ]
 
 _log = logging.getLogger("shoal.worker")
@@ -64,7 +65,7 @@ class TrialRuntime:
         failure: Reason for which the trial fails at the end of its epoch, or "".
         average: Moving averages of the trained parameters by name; empty before the first step, or without `Task.ema`.
         carried: State outside of state dicts; None if the trial is not saved.
-        gradients: What a step leaves for the next one; of a task with a `step` of its own.
+        gradients: What a step leaves for the next one.
     """
 
     member: Member
@@ -138,9 +139,17 @@ class TrialRuntime:
                 scheduler.step()
 
     def set_mode(self, train: bool) -> None:
-        """Set the model, and optimizers that have modes, to training or evaluation mode."""
-        self.model.train(train)
+        """Set the model, and optimizers that have modes, to training or evaluation mode.
+
+        A model that keeps its modes is not set to training mode.
+        """
+        if not (train and self.settings.keeps_modes):
+            self.model.train(train)
         self._set_mode_of_optimizers(train)
+
+    def modes(self) -> list[tuple[nn.Module, bool]]:
+        """The modules of a model that keeps its modes, and whether each is in training mode; else none."""
+        return [(each, each.training) for each in self.model.modules()] if self.settings.keeps_modes else []
 
     def _set_mode_of_optimizers(self, train: bool) -> None:
         for one in optimizers_in(self.optimizer):
@@ -282,12 +291,20 @@ def build(task: Task, member: Member, device: torch.device, saved: bool = True) 
     if settings.scales_loss:
         _check_not_float16(model)
         scale = LossScale()
-    gradients = KeptGradients(model, type(task).step is not Task.step)
+    gradients = KeptGradients(model, type(task).step is not Task.step or uncleared(model, optimizer, settings) != "")
     runtime = TrialRuntime(member, model, optimizer, scheduler, device, settings, gradients, by_step, loss_scale=scale)
     runtime.set_mode(train=True)
     if saved:
         runtime.carried = CarriedState(task, model, optimizer, scheduler, device)
     return runtime
+
+
+def uncleared(model: nn.Module, optimizer: Any, settings: StepSettings) -> str:
+    """Return the first parameter whose gradients no optimizer clears, so that they add up in the norm; "" for none."""
+    if settings.max_norm is None:
+        return ""
+    known = {id(each) for one in optimizers_in(optimizer) for group in one.param_groups for each in group["params"]}
+    return next((name for name, each in model.named_parameters() if each.requires_grad and id(each) not in known), "")
 
 
 def _check_scheduler(scheduler: Any) -> None:
