@@ -517,6 +517,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "groups of equal length": ({"train_sampling_strategy": "group_by_length"}, "pad_to_multiple_of"),
     "a schedule of losses": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "lr_scheduler_type='reduce_lr_on_plateau'"),
     "parts of epochs": ({"num_train_epochs": 1.5, "eval_strategy": "epoch"}, r"num_train_epochs=1\.5"),
+    "steps of no batch": (
+        {"gradient_accumulation_steps": 0},
+        "gradient_accumulation_steps of TrainingArguments must be at least 1, got 0",
+    ),
+    "batches of no sample": ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size .* at least 1, got 0"),
     "two at once": (
         {"neftune_noise_alpha": 5.0, "eval_on_start": True},
         r"neftune_noise_alpha=5\.0 .*; eval_on_start=True .*ReportCheckpointCallback",
@@ -532,7 +537,13 @@ def test_what_cannot_be_had_is_refused_by_name(name: str, tmp_path: Path) -> Non
 
 
 OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
-    "the study's": ({"num_train_epochs": 2}, "'num_train_epochs' is an argument of the whole study"),
+    "the study's": (
+        {"num_train_epochs": 2},
+        "'num_train_epochs' is an argument of the whole study; set it in TrainingArguments, and the epochs of trials",
+    ),
+    "the study's alone": ({"eval_steps": 2}, "'eval_steps' is an .*; set it in TrainingArguments$"),
+    "the seed": ({"seed": 1}, "'seed' is an argument of the whole study; give `seed` to `shoal.tune`"),
+    "the seed of samples": ({"data_seed": 1}, "'data_seed' is .*; give `data_seed` to `shoal.tune`"),
     "unknown": ({"lr": 0.1}, "'lr' is not a TrainingArguments field, and `model_init` takes no config"),
     "of another type": ({"gradient_accumulation_steps": 2.5}, "must be of type int, got 2.5"),
     "no number": ({"warmup_steps": "many"}, "must be of type float, got 'many'"),
