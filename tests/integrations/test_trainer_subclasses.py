@@ -195,6 +195,18 @@ def test_an_optimizer_of_a_subclass_trains_as_that_of_a_trainer(tmp_path: Path) 
     check_search(task, RATES, ordered(LayeredTrainer, bert, task), tmp_path)
 
 
+def test_an_optimizer_whose_package_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.trainer_optimizer.is_bitsandbytes_available", lambda: False)
+    args = arguments(tmp_path, optim="adamw_bnb_8bit")
+    message = "optim='adamw_bnb_8bit' of TrainingArguments: You need to install `bitsandbytes`"
+    with pytest.raises(TaskError, match=message):
+        TrainerTask(bert, args, SENTENCES, SENTENCES)
+    LayeredTask(bert, args, SENTENCES, SENTENCES)  # it has an optimizer of its own
+    task = TrainerTask(bert, arguments(tmp_path), SENTENCES, SENTENCES)
+    with pytest.raises(TaskError, match=message):
+        task.optimizer(task.model({}), {"optim": "adamw_bnb_8bit"})
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"gamma": 2.0}, r"gamma=2\.0 \(of OwnArguments, which TrainerTask does not know\)"),
     "a list": ({"stages": ["one", "two"]}, r"stages=\['one', 'two'\] \(of OwnArguments"),
