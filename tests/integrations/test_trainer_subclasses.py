@@ -25,6 +25,7 @@ from transformers import (
 
 import shoal
 from shoal.core.errors import TaskError
+from shoal.integrations.trainer_methods import _IN_PLACE
 from shoal.integrations.transformers import TrainerTask
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
@@ -193,6 +194,58 @@ def test_a_loss_of_a_subclass_reads_a_field_that_a_config_overrides(tmp_path: Pa
 def test_an_optimizer_of_a_subclass_trains_as_that_of_a_trainer(tmp_path: Path) -> None:
     task = LayeredTask(bert, arguments(tmp_path), SENTENCES, SENTENCES[:16])
     check_search(task, RATES, ordered(LayeredTrainer, bert, task), tmp_path)
+
+
+class Weighted:
+    """What a script's trainers have in common."""
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False) -> Any:
+        raise AssertionError("no study calls it")
+
+
+class OfAMixin(TrainerTask, Weighted):
+    pass
+
+
+class Derived(OfAMixin):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return model(**batch).loss
+
+    def create_optimizer(self) -> Any:
+        raise AssertionError("no study calls it")
+
+    create_scheduler = training_step = log = create_optimizer
+
+
+class Sampled(TrainerTask):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        raise AssertionError("no study calls it")
+
+
+class Counted(TrainerTask):
+    def floating_point_ops(self, inputs: Any) -> int:
+        raise AssertionError("no study calls it")
+
+
+METHODS: dict[type[TrainerTask], str] = {
+    OfAMixin: "OfAMixin defines methods of `Trainer` that a study does not call: `compute_loss` (write `loss`). ",
+    Derived: "`compute_loss` (write `loss`), `create_optimizer` (write `optimizer`), `create_scheduler` (write "
+    "`scheduler`), `log` (write `metrics`), `training_step` (write `loss`, or `step` for all of a training step). ",
+    Sampled: "`_get_train_sampler` (write `data`, with a DataLoader that has the sampler). ",
+    Counted: "`floating_point_ops`. Override methods of TrainerTask instead; or give `shoal.tune` a function that runs",
+}
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_methods_of_trainer_that_no_study_calls_are_refused(kind: type[TrainerTask], tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=re.escape(METHODS[kind])):
+        kind(bert, arguments(tmp_path), SENTENCES, SENTENCES)
+
+
+def test_what_stands_in_place_of_a_method_of_trainer_is_a_method_of_the_task() -> None:
+    for name, words in _IN_PLACE.items():
+        assert hasattr(Trainer, name)
+        assert all(hasattr(TrainerTask, own) for own in re.findall("`(.+?)`", words)), words
 
 
 def test_an_optimizer_whose_package_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

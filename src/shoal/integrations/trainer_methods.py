@@ -1,4 +1,4 @@
-"""What a study has in place of methods of `Trainer`."""
+"""What a study has in place of methods of `Trainer`: refusals of a subclass that overrides these, and its equals."""
 
 import copy
 from typing import Any, cast
@@ -9,9 +9,43 @@ from transformers.trainer_optimizer import is_optimizer_factory
 
 from shoal.core.errors import TaskError
 
-__all__ = ["FUNCTION", "keep_embeddings_whole", "optimizer_class"]
+__all__ = ["FUNCTION", "check_methods", "keep_embeddings_whole", "optimizer_class"]
 
 FUNCTION = "`shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
+
+_IN_PLACE = {
+    "compute_loss": "`loss`",
+    "compute_loss_context_manager": "`loss`",
+    "autocast_smart_context_manager": "`precision`",
+    "training_step": "`loss`, or `step` for all of a training step",
+    "create_optimizer": "`optimizer`",
+    "get_optimizer_cls_and_kwargs": "`optimizer`",
+    "get_decay_parameter_names": "`optimizer`",
+    "create_scheduler": "`scheduler`",
+    "create_optimizer_and_scheduler": "`optimizer` and `scheduler`",
+    "call_model_init": "`model`",
+    "get_train_dataloader": "`data`",
+    "get_eval_dataloader": "`data`",
+    "_get_train_sampler": "`data`, with a DataLoader that has the sampler",
+    "_get_eval_sampler": "`data`, with a DataLoader that has the sampler",
+    "get_batch_samples": "`collate`",
+    "_prepare_inputs": "`collate`",
+    "prediction_step": "`outputs`",
+    "evaluation_loop": "`evaluate`",
+    "log": "`metrics`",
+}
+"""Methods of `Trainer` with what `TrainerTask` has in their place; of the private ones, those that are overridden."""
+
+
+def check_methods(task: type, base: type) -> None:
+    """Refuse a subclass with methods of `Trainer` that its base, `TrainerTask`, does not have and no study calls."""
+    names = {*_IN_PLACE, *(name for name in dir(Trainer) if not name.startswith("_"))}
+    if wrong := sorted(name for name in names if not hasattr(base, name) and callable(getattr(task, name, None))):
+        instead = [f"`{name}`" + (f" (write {_IN_PLACE[name]})" if name in _IN_PLACE else "") for name in wrong]
+        raise TaskError(
+            f"{task.__name__} defines methods of `Trainer` that a study does not call: {', '.join(instead)}. Override "
+            f"methods of TrainerTask instead; or give {FUNCTION}. Helpers of your own need other names"
+        )
 
 
 def optimizer_class(args: TrainingArguments, model: nn.Module) -> tuple[Any, dict[str, Any]]:

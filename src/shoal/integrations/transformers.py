@@ -47,6 +47,7 @@ from shoal.integrations.trainer_arguments import (
 )
 from shoal.integrations.trainer_methods import (
     FUNCTION,
+    check_methods,
     keep_embeddings_whole,
     optimizer_class,
 )
@@ -143,6 +144,7 @@ class TrainerTask(Task):
                 raise TaskError(
                     f"`{name}` must be one data set with a length and indices, got {type(dataset).__name__}"
                 )
+        check_methods(type(self), TrainerTask)
         check(args, self.honoured)
         check_environment(args)
         self.args = args
