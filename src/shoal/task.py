@@ -246,7 +246,10 @@ class Task(ABC):
         return [(batch, size / sum(sizes)) for batch, size in zip(batches, sizes, strict=True)]
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
-        """Return the settings of the task that do not fit a new study, in words; `tune` logs each as a warning."""
+        """Return the settings of the task that do not fit a new study, in words; `tune` logs each as a warning.
+
+        Called before the task is pickled, so it may keep what the study asks for.
+        """
         return []
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:

@@ -1,15 +1,21 @@
 """What a study has in place of methods of `Trainer`: refusals of a subclass that overrides these, and its equals."""
 
 import copy
+import logging
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
+import numpy as np
 from torch import nn
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_optimizer import is_optimizer_factory
+from transformers.trainer_utils import denumpify_detensorize
 
 from shoal.core.errors import TaskError
 
-__all__ = ["FUNCTION", "check_methods", "keep_embeddings_whole", "optimizer_class"]
+__all__ = ["FUNCTION", "check_methods", "keep_embeddings_whole", "optimizer_class", "reported"]
+
+_log = logging.getLogger("shoal.worker")
 
 FUNCTION = "`shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
 
@@ -35,6 +41,11 @@ _IN_PLACE = {
     "log": "`metrics`",
 }
 """Methods of `Trainer` with what `TrainerTask` has in their place; of the private ones, those that are overridden."""
+
+_LOSSES = ("loss", "valid_loss")
+
+_left_out: set[str] = set()
+"""Names of metrics of which this process has said that they are left out."""
 
 
 def check_methods(task: type, base: type) -> None:
@@ -80,3 +91,41 @@ def keep_embeddings_whole(optimizer: Any, model: nn.Module) -> None:
         for column, parameter in enumerate(group["params"])
         if id(parameter) in embeddings
     }
+
+
+def reported(found: Any, asked: Collection[str]) -> dict[str, float]:
+    """The numbers that `compute_metrics` returned, by name without the prefix `"eval_"`; others are left out.
+
+    Args:
+        found: What it returned.
+        asked: Names of the metrics by which the study compares trials.
+
+    Raises:
+        TaskError: It is no mapping of names, one of them is that of the loss, or a metric of the study is no number.
+    """
+    found = denumpify_detensorize(found)
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise TaskError(f"`compute_metrics` must return a dict of names and numbers, got {found!r}")
+    numbers = {}
+    for key, value in found.items():
+        name = key.removeprefix("eval_")
+        if name in _LOSSES:
+            raise TaskError(
+                f"`compute_metrics` returns {key!r}, and a study reports the loss of the model, the eval_loss of "
+                "`Trainer`, as 'valid_loss'; give the metric another name"
+            )
+        if isinstance(value, np.ndarray) and value.ndim == 0:
+            value = value.item()
+        if isinstance(value, (int, float)):
+            numbers[name] = value
+        elif name in asked:
+            raise TaskError(
+                f"`compute_metrics` returns {key!r} as {type(value).__name__}, and the study compares trials by it; "
+                "return one number under this name, NaN where there is none, or pass another metric to shoal.tune"
+            )
+        elif key not in _left_out:
+            _left_out.add(key)
+            _log.warning(
+                "`compute_metrics` returns %r as %s, which is no number: it is not reported", key, type(value).__name__
+            )
+    return numbers

@@ -25,12 +25,7 @@ from transformers import (
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_pt_utils import EvalLoopContainer, LabelSmoother
-from transformers.trainer_utils import (
-    denumpify_detensorize,
-    get_last_checkpoint,
-    number_of_arguments,
-    unwrap_peft_model,
-)
+from transformers.trainer_utils import get_last_checkpoint, number_of_arguments, unwrap_peft_model
 from transformers.utils.generic import find_labels
 
 from shoal.core.errors import TaskError
@@ -50,6 +45,7 @@ from shoal.integrations.trainer_methods import (
     check_methods,
     keep_embeddings_whole,
     optimizer_class,
+    reported,
 )
 from shoal.task import Task
 from shoal.trainable import checkpoint, report
@@ -156,6 +152,7 @@ class TrainerTask(Task):
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self._takes_config = _takes_config(model_init)
+        self._asked: tuple[str, ...] = ()  # metrics of the study
         model = self._first_model()
         self._traits = _Traits.of(model, args)
         if type(self).optimizer is TrainerTask.optimizer:
@@ -262,6 +259,7 @@ class TrainerTask(Task):
         return dict(batch) if items is None else {**batch, _ITEMS: items}
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
+        self._asked = tuple(each.metric for each in objectives)
         return warnings_for(self.arguments(config), len(self.train_dataset), objectives, longest)
 
     def _used(self, sample: Any) -> Any:
@@ -309,11 +307,11 @@ class TrainerTask(Task):
         return {"logits": logits, "labels": wanted}
 
     def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
-        """Return `compute_metrics` of the whole evaluation set, without the prefix `"eval_"`; what differs in length is
-        padded with -100.
+        """Return the numbers of `compute_metrics` of the whole evaluation set, without the prefix `"eval_"`; what
+        differs in length is padded with -100.
 
         Raises:
-            TaskError: `compute_metrics` returns no mapping of names.
+            TaskError: `compute_metrics` returns no mapping of names, or no number for a metric of the study.
         """
         if self.compute_metrics is None:
             return {}
@@ -322,10 +320,7 @@ class TrainerTask(Task):
             logits.add(each["logits"])
             labels.add(each["labels"])
         prediction = EvalPrediction(predictions=logits.get_arrays(), label_ids=labels.get_arrays())
-        found: Any = denumpify_detensorize(self.compute_metrics(prediction))
-        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-            raise TaskError(f"`compute_metrics` must return a dict of names and numbers, got {found!r}")
-        return {name.removeprefix("eval_"): value for name, value in found.items()}
+        return reported(self.compute_metrics(prediction), self._asked)
 
     def _first_model(self) -> nn.Module:
         """A model for inspection; torch's generator is left as it was."""
