@@ -252,6 +252,9 @@ class Task(ABC):
         """
         return []
 
+    def _check_trained(self, model: nn.Module, optimizer: Any, config: Config) -> None:  # noqa: B027
+        """Refuse an optimizer that does not fit the model; called when both are made for a trial."""
+
     def step(self, model: nn.Module, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:
         """Take one training step; returns the loss.
 

@@ -24,9 +24,12 @@ from transformers import (
 )
 
 import shoal
+from shoal.core.array import Member
 from shoal.core.errors import TaskError
+from shoal.core.trial import Trial
 from shoal.integrations.trainer_methods import _IN_PLACE
 from shoal.integrations.transformers import TrainerTask
+from shoal.worker.trial_runtime import build
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -246,6 +249,52 @@ def test_what_stands_in_place_of_a_method_of_trainer_is_a_method_of_the_task() -
     for name, words in _IN_PLACE.items():
         assert hasattr(Trainer, name)
         assert all(hasattr(TrainerTask, own) for own in re.findall("`(.+?)`", words)), words
+
+
+class HeadTask(TrainerTask):
+    def optimizer(self, model: nn.Module, config: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.classifier.parameters(), self.arguments(config).learning_rate)
+
+
+class IdleBodyTask(TrainerTask):
+    """Trains the head, and has the gradients of the body zeroed."""
+
+    def optimizer(self, model: nn.Module, config: Any) -> torch.optim.Optimizer:
+        body = {"params": list(model.bert.parameters()), "lr": 0.0}
+        head = {"params": list(model.classifier.parameters()), "lr": self.arguments(config).learning_rate}
+        return torch.optim.SGD([body, head])
+
+
+class HeadTrainer(Trainer):
+    def create_optimizer(self, model: Any = None) -> Any:
+        self.optimizer = torch.optim.SGD(self.model.classifier.parameters(), self.args.learning_rate)
+        return self.optimizer
+
+
+def test_gradients_that_no_optimizer_zeroes_are_not_clipped(tmp_path: Path) -> None:
+    member = Member(Trial(0, {}, seed=1, data_seed=2), 0, 1)
+    made = {}
+    for norm in (0.0, 0.1):
+        task = made[norm] = HeadTask(bert, arguments(tmp_path, max_grad_norm=norm), SENTENCES, SENTENCES)
+        frozen = HeadTask(lambda: frozen_body(bert()), task.args, SENTENCES, SENTENCES)
+        assert build(frozen, member, torch.device("cpu")).settings.max_norm == (norm or None)
+    build(made[0.0], member, torch.device("cpu"))
+    name = "'bert.embeddings.word_embeddings.weight'"
+    with pytest.raises(
+        TaskError, match=rf"`optimizer` leaves out {name}, .* max_grad_norm .* with lr=0.* or set max_g"
+    ):
+        build(made[0.1], member, torch.device("cpu"))
+
+
+def frozen_body(model: nn.Module) -> nn.Module:
+    model.bert.requires_grad_(False)
+    return model
+
+
+def test_parameters_with_a_learning_rate_of_zero_count_in_the_norm_as_by_trainer(tmp_path: Path) -> None:
+    task = IdleBodyTask(bert, arguments(tmp_path, max_grad_norm=0.05), SENTENCES, SENTENCES[:16])
+    high = {"learning_rate": shoal.loguniform(0.3, 3.0)}
+    check_search(task, high, ordered(HeadTrainer, bert, task), tmp_path)
 
 
 def test_an_optimizer_whose_package_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

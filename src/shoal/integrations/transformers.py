@@ -43,6 +43,7 @@ from shoal.integrations.trainer_arguments import (
 from shoal.integrations.trainer_methods import (
     FUNCTION,
     check_methods,
+    check_trained,
     keep_embeddings_whole,
     optimizer_class,
     reported,
@@ -261,6 +262,10 @@ class TrainerTask(Task):
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
         self._asked = tuple(each.metric for each in objectives)
         return warnings_for(self.arguments(config), len(self.train_dataset), objectives, longest)
+
+    def _check_trained(self, model: nn.Module, optimizer: Any, config: Config) -> None:
+        if self.clip_norm(config) is not None:
+            check_trained(model, optimizer)
 
     def _used(self, sample: Any) -> Any:
         if not isinstance(sample, Mapping):
