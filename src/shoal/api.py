@@ -258,9 +258,9 @@ def tune(
     plan = pickled_algorithm(algorithm)
     search = load_algorithm(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
-    content = _describe_task(spec, task, training, space)
     for warning in study_warnings(task, search, is_function=isinstance(training, Function)):
         _log.warning("%s", warning)
+    content = _describe_task(spec, task, training, space)
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options, measure=bool(trials))
 

@@ -80,7 +80,7 @@ def study_warnings(task: object, algorithm: Algorithm, *, is_function: bool = Fa
     """Return warnings about settings of the task that do not fit the study, and of this process that do not hold."""
     unheld_settings = [text for text in [unheld(program=is_function)] if text]
     warnings_of: Callable[..., list[str]] | None = getattr(task, "_study_warnings", None)  # of tasks, Optuna objectives
-    if warnings_of is None:
+    if warnings_of is None or isinstance(task, type):  # a class is refused later
         return unheld_settings
     problem = algorithm.problem
     return unheld_settings + warnings_of(problem.objectives, longest_budget(algorithm), problem.sample(0))

@@ -249,8 +249,14 @@ class Task(ABC):
     """Whether training leaves the modes of modules as the model has them, and goes on with those after a validation."""
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
-        """Return the settings of the task that do not fit a new study, in words; `tune` logs each as a warning."""
+        """Return the settings of the task that do not fit a new study, in words; `tune` logs each as a warning.
+
+        Called before the task is pickled, so it may keep what the study asks for.
+        """
         return []
+
+    def _check_trained(self, model: nn.Module, optimizer: Any, config: Config) -> None:  # noqa: B027
+        """Refuse an optimizer that does not fit the model; called when both are made for a trial."""
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:
         """Take one training step; returns the loss.

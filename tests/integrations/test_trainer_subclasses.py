@@ -24,8 +24,12 @@ from transformers import (
 )
 
 import shoal
+from shoal.core.array import Member
 from shoal.core.errors import TaskError
+from shoal.core.trial import Trial
+from shoal.integrations.trainer_methods import _IN_PLACE
 from shoal.integrations.transformers import TrainerTask
+from shoal.worker.trial_runtime import build
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -193,6 +197,116 @@ def test_a_loss_of_a_subclass_reads_a_field_that_a_config_overrides(tmp_path: Pa
 def test_an_optimizer_of_a_subclass_trains_as_that_of_a_trainer(tmp_path: Path) -> None:
     task = LayeredTask(bert, arguments(tmp_path), SENTENCES, SENTENCES[:16])
     check_search(task, RATES, ordered(LayeredTrainer, bert, task), tmp_path)
+
+
+class Weighted:
+    """What a script's trainers have in common."""
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False) -> Any:
+        raise AssertionError("no study calls it")
+
+
+class OfAMixin(TrainerTask, Weighted):
+    pass
+
+
+class Derived(OfAMixin):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return model(**batch).loss
+
+    def create_optimizer(self) -> Any:
+        raise AssertionError("no study calls it")
+
+    create_scheduler = training_step = log = create_optimizer
+
+
+class Sampled(TrainerTask):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        raise AssertionError("no study calls it")
+
+
+class Counted(TrainerTask):
+    def floating_point_ops(self, inputs: Any) -> int:
+        raise AssertionError("no study calls it")
+
+
+METHODS: dict[type[TrainerTask], str] = {
+    OfAMixin: "OfAMixin defines methods of `Trainer` that a study does not call: `compute_loss` (write `loss`). ",
+    Derived: "`compute_loss` (write `loss`), `create_optimizer` (write `optimizer`), `create_scheduler` (write "
+    "`scheduler`), `log` (write `metrics`), `training_step` (write `loss`, or `step` for all of a training step). ",
+    Sampled: "`_get_train_sampler` (write `data`, with a DataLoader that has the sampler). ",
+    Counted: "`floating_point_ops`. Override methods of TrainerTask instead; or give `shoal.tune` a function that runs",
+}
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_methods_of_trainer_that_no_study_calls_are_refused(kind: type[TrainerTask], tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=re.escape(METHODS[kind])):
+        kind(bert, arguments(tmp_path), SENTENCES, SENTENCES)
+
+
+def test_what_stands_in_place_of_a_method_of_trainer_is_a_method_of_the_task() -> None:
+    for name, words in _IN_PLACE.items():
+        assert hasattr(Trainer, name)
+        assert all(hasattr(TrainerTask, own) for own in re.findall("`(.+?)`", words)), words
+
+
+class HeadTask(TrainerTask):
+    def optimizer(self, model: nn.Module, config: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.classifier.parameters(), self.arguments(config).learning_rate)
+
+
+class IdleBodyTask(TrainerTask):
+    """Trains the head, and has the gradients of the body zeroed."""
+
+    def optimizer(self, model: nn.Module, config: Any) -> torch.optim.Optimizer:
+        body = {"params": list(model.bert.parameters()), "lr": 0.0}
+        head = {"params": list(model.classifier.parameters()), "lr": self.arguments(config).learning_rate}
+        return torch.optim.SGD([body, head])
+
+
+class HeadTrainer(Trainer):
+    def create_optimizer(self, model: Any = None) -> Any:
+        self.optimizer = torch.optim.SGD(self.model.classifier.parameters(), self.args.learning_rate)
+        return self.optimizer
+
+
+def test_gradients_that_no_optimizer_zeroes_are_not_clipped(tmp_path: Path) -> None:
+    member = Member(Trial(0, {}, seed=1, data_seed=2), 0, 1)
+    made = {}
+    for norm in (0.0, 0.1):
+        task = made[norm] = HeadTask(bert, arguments(tmp_path, max_grad_norm=norm), SENTENCES, SENTENCES)
+        frozen = HeadTask(lambda: frozen_body(bert()), task.args, SENTENCES, SENTENCES)
+        assert build(frozen, member, torch.device("cpu")).settings.max_norm == (norm or None)
+    build(made[0.0], member, torch.device("cpu"))
+    name = "'bert.embeddings.word_embeddings.weight'"
+    with pytest.raises(
+        TaskError, match=rf"`optimizer` leaves out {name}, .* max_grad_norm .* with lr=0.* or set max_g"
+    ):
+        build(made[0.1], member, torch.device("cpu"))
+
+
+def frozen_body(model: nn.Module) -> nn.Module:
+    model.bert.requires_grad_(False)
+    return model
+
+
+def test_parameters_with_a_learning_rate_of_zero_count_in_the_norm_as_by_trainer(tmp_path: Path) -> None:
+    task = IdleBodyTask(bert, arguments(tmp_path, max_grad_norm=0.05), SENTENCES, SENTENCES[:16])
+    high = {"learning_rate": shoal.loguniform(0.3, 3.0)}
+    check_search(task, high, ordered(HeadTrainer, bert, task), tmp_path)
+
+
+def test_an_optimizer_whose_package_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.trainer_optimizer.is_bitsandbytes_available", lambda: False)
+    args = arguments(tmp_path, optim="adamw_bnb_8bit")
+    message = "optim='adamw_bnb_8bit' of TrainingArguments: You need to install `bitsandbytes`"
+    with pytest.raises(TaskError, match=message):
+        TrainerTask(bert, args, SENTENCES, SENTENCES)
+    LayeredTask(bert, args, SENTENCES, SENTENCES)  # it has an optimizer of its own
+    task = TrainerTask(bert, arguments(tmp_path), SENTENCES, SENTENCES)
+    with pytest.raises(TaskError, match=message):
+        task.optimizer(task.model({}), {"optim": "adamw_bnb_8bit"})
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -442,6 +442,60 @@ def test_metrics_are_reported_without_the_prefix_of_trainer(tmp_path: Path) -> N
     assert task.evaluate([{"logits": torch.zeros(2, 3), "labels": torch.zeros(2)}], {}) == {"score": 0.5, "f1": 0.25}
 
 
+ONE_BATCH = [{"logits": torch.zeros(2, 3), "labels": torch.zeros(2)}]
+
+PER_CLASS: dict[str, Any] = {
+    "f1": np.float32(0.5),
+    "zero_dim": np.array(0.25),
+    "one_element": torch.tensor([4.0]),
+    "undefined": float("nan"),
+    "eval_per_class": [0.5, 0.25],
+    "array": np.array([0.5, 0.25]),
+    "report": "precision recall",
+    "missing": None,
+}
+
+
+def measured(metrics: dict[str, Any], directory: Path) -> TrainerTask:
+    args = arguments(directory, eval_strategy="epoch", num_train_epochs=1)
+    return TrainerTask(bert, args, CLASSIFIED[:6], CLASSIFIED[:5], sentences, lambda _: metrics)
+
+
+def test_metrics_that_are_no_numbers_are_left_out_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shoal.integrations.trainer_methods._left_out", set())
+    task = measured(PER_CLASS, tmp_path)
+    for _ in range(2):
+        found = task.evaluate(ONE_BATCH, {})
+        assert found == pytest.approx(
+            {"f1": 0.5, "zero_dim": 0.25, "one_element": 4.0, "undefined": math.nan}, nan_ok=True
+        )
+    assert [record.getMessage() for record in caplog.records] == [
+        f"`compute_metrics` returns '{name}' as {kind}, which is no number: it is not reported"
+        for name, kind in [("eval_per_class", "list"), ("array", "ndarray"), ("report", "str"), ("missing", "NoneType")]
+    ]
+
+
+def test_a_metric_of_the_study_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    task = measured(PER_CLASS, tmp_path)
+    settings: dict[str, Any] = {"algorithm": shoal.Random(1, epochs=1), "mode": "max", "devices": "cpu:1"}
+    settings |= {"backend": "inline", "show_progress": False}
+    space = {"learning_rate": shoal.loguniform(1e-3, 1e-2)}
+    with pytest.raises(TaskError, match="`compute_metrics` returns 'eval_per_class' as list, and the study compares"):
+        shoal.tune(task, space, metric="per_class", directory=tmp_path / "one", **settings)
+    study = shoal.tune(task, space, metric="f1", directory=tmp_path / "two", **settings)
+    assert study.best_trial.metrics["f1"] == 0.5
+    with pytest.raises(TaskError, match=r"an instance of a subclass of shoal\.Task, got <class"):
+        shoal.tune(TrainerTask, space, metric="f1", directory=tmp_path / "three", **settings)
+
+
+@pytest.mark.parametrize("name", ["loss", "eval_loss", "valid_loss"])
+def test_a_metric_with_the_name_of_the_loss_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=f"`compute_metrics` returns '{name}', .* as 'valid_loss'; give the metric ano"):
+        measured({name: 7.0}, tmp_path).evaluate(ONE_BATCH, {})
+
+
 @pytest.mark.parametrize("returned", [None, [0.5], {1: 0.5}])
 def test_metrics_without_names_are_refused(returned: Any, tmp_path: Path) -> None:
     task = TrainerTask(bert, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], sentences, lambda _: returned)
@@ -517,6 +571,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "groups of equal length": ({"train_sampling_strategy": "group_by_length"}, "pad_to_multiple_of"),
     "a schedule of losses": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "lr_scheduler_type='reduce_lr_on_plateau'"),
     "parts of epochs": ({"num_train_epochs": 1.5, "eval_strategy": "epoch"}, r"num_train_epochs=1\.5"),
+    "steps of no batch": (
+        {"gradient_accumulation_steps": 0},
+        "gradient_accumulation_steps of TrainingArguments must be at least 1, got 0",
+    ),
+    "batches of no sample": ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size .* at least 1, got 0"),
     "two at once": (
         {"neftune_noise_alpha": 5.0, "eval_on_start": True},
         r"neftune_noise_alpha=5\.0 .*; eval_on_start=True .*ReportCheckpointCallback",
@@ -532,7 +591,13 @@ def test_what_cannot_be_had_is_refused_by_name(name: str, tmp_path: Path) -> Non
 
 
 OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
-    "the study's": ({"num_train_epochs": 2}, "'num_train_epochs' is an argument of the whole study"),
+    "the study's": (
+        {"num_train_epochs": 2},
+        "'num_train_epochs' is an argument of the whole study; set it in TrainingArguments, and the epochs of trials",
+    ),
+    "the study's alone": ({"eval_steps": 2}, "'eval_steps' is an .*; set it in TrainingArguments$"),
+    "the seed": ({"seed": 1}, "'seed' is an argument of the whole study; give `seed` to `shoal.tune`"),
+    "the seed of samples": ({"data_seed": 1}, "'data_seed' is .*; give `data_seed` to `shoal.tune`"),
     "unknown": ({"lr": 0.1}, "'lr' is not a TrainingArguments field, and `model_init` takes no config"),
     "of another type": ({"gradient_accumulation_steps": 2.5}, "must be of type int, got 2.5"),
     "no number": ({"warmup_steps": "many"}, "must be of type float, got 'many'"),

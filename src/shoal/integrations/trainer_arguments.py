@@ -86,6 +86,16 @@ _NO_EFFECT = {
 }
 """Arguments that change no training and have no effect in a study, with what takes their place."""
 
+_ELSEWHERE = {
+    "num_train_epochs": "set it in TrainingArguments, and the epochs of trials in the algorithm",
+    "max_steps": "set it in TrainingArguments, and the epochs of trials in the algorithm",
+    "seed": "give `seed` to `shoal.tune`",
+    "data_seed": "give `data_seed` to `shoal.tune`",
+}
+"""Arguments of the whole study that a config might have, with their remedy if it is not only in TrainingArguments."""
+
+_AT_LEAST_ONE = ("gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size")
+
 _ENDLESS = {"constant", "constant_with_warmup", "inverse_sqrt"}
 """Schedules that do not depend on the number of training steps."""
 
@@ -108,10 +118,8 @@ def override(
     own = copy.copy(args)
     for name in filter(config.__contains__, known):  # no other name counts as read
         if name not in _OF_A_TRIAL and name not in honoured:
-            raise TaskError(
-                f"the config's {name!r} is an argument of the whole study; set it in TrainingArguments"
-                + (", and the epochs of trials in the algorithm" if name in ("num_train_epochs", "max_steps") else "")
-            )
+            remedy = _ELSEWHERE.get(name, "set it in TrainingArguments")
+            raise TaskError(f"the config's {name!r} is an argument of the whole study; {remedy}")
         old, value = getattr(args, name), config[name]
         kind = float if known[name] in (float, "float") else type(old)
         setattr(own, name, value if old is None else _converted(name, value, kind))
@@ -142,6 +150,9 @@ def check(args: TrainingArguments, honoured: Collection[str] = ()) -> None:
     Args:
         honoured: Names of arguments that a subclass of `TrainerTask` acts on; they may have any value.
     """
+    for name in _AT_LEAST_ONE:
+        if getattr(args, name) < 1:
+            raise TaskError(f"{name} of TrainingArguments must be at least 1, got {getattr(args, name)!r}")
     wrong = [(name, why) for name, why in _REFUSED.items() if getattr(args, name, None)]
     wrong += [(name, why) for name, (values, why) in _UNSUPPORTED.items() if getattr(args, name) in values]
     whole = args.num_train_epochs == int(args.num_train_epochs) or args.max_steps > 0

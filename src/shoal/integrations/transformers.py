@@ -1,6 +1,5 @@
 """Training as by `transformers.Trainer`: a task whose trials train as arrays, and a callback of it for a function."""
 
-import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,14 +24,8 @@ from transformers import (
 )
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.trainer_optimizer import is_optimizer_factory
 from transformers.trainer_pt_utils import EvalLoopContainer, LabelSmoother
-from transformers.trainer_utils import (
-    denumpify_detensorize,
-    get_last_checkpoint,
-    number_of_arguments,
-    unwrap_peft_model,
-)
+from transformers.trainer_utils import get_last_checkpoint, number_of_arguments, unwrap_peft_model
 from transformers.utils.generic import find_labels
 
 from shoal.core.errors import TaskError
@@ -47,6 +40,14 @@ from shoal.integrations.trainer_arguments import (
     total_steps,
     warnings_for,
 )
+from shoal.integrations.trainer_methods import (
+    FUNCTION,
+    check_methods,
+    check_trained,
+    keep_embeddings_whole,
+    optimizer_class,
+    reported,
+)
 from shoal.task import Task
 from shoal.trainable import checkpoint, report
 
@@ -58,16 +59,13 @@ _ITEMS = "num_items_in_batch"
 _SMOOTHING = "label_smoothing"
 """Name of the buffer of a model that holds its `label_smoothing_factor`, so that members of an array may differ."""
 
-
-_FUNCTION = "`shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
-
 _MODEL = "each trial needs a new one; pass `model_init`, a function that returns it"
 
 _OTHERS = {
     "model": _MODEL,
     "tokenizer": "pass it as `processing_class`",
     "callbacks": "the algorithm stops trials early (shoal.ASHA, shoal.Hyperband, shoal.Median), and `callbacks` of "
-    f"tune follow the study; for others give {_FUNCTION}",
+    f"tune follow the study; for others give {FUNCTION}",
     "optimizers": "subclass TrainerTask and override `optimizer` and `scheduler`",
     "optimizer_cls_and_kwargs": "subclass TrainerTask and override `optimizer`",
     "compute_loss_func": "subclass TrainerTask and override `loss`",
@@ -143,6 +141,7 @@ class TrainerTask(Task):
                 raise TaskError(
                     f"`{name}` must be one data set with a length and indices, got {type(dataset).__name__}"
                 )
+        check_methods(type(self), TrainerTask)
         check(args, self.honoured)
         check_environment(args)
         self.args = args
@@ -154,7 +153,11 @@ class TrainerTask(Task):
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self._takes_config = _takes_config(model_init)
-        self._traits = _Traits.of(self._first_model(), args)
+        self._asked: tuple[str, ...] = ()  # metrics of the study
+        model = self._first_model()
+        self._traits = _Traits.of(model, args)
+        if type(self).optimizer is TrainerTask.optimizer:
+            optimizer_class(args, model)
 
     def arguments(self, config: Config) -> TrainingArguments:
         """The arguments of a trial.
@@ -197,17 +200,7 @@ class TrainerTask(Task):
     def optimizer(self, model: nn.Module, config: Config) -> Optimizer:
         """Return the optimizer of `args.optim` with two groups, of which the second has no weight decay."""
         args = self.arguments(config)
-        kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, cast("Any", model))
-        if (
-            is_optimizer_factory(kind)
-            or {"params", "model", "optimizer_dict"} & set(settings)
-            or hasattr(kind, "train")
-        ):
-            name = getattr(args.optim, "value", args.optim)
-            raise TaskError(
-                f"optim={name!r} of TrainingArguments is not an optimizer that a study can step; choose another; or "
-                f"subclass TrainerTask and override `optimizer`; or give {_FUNCTION}"
-            )
+        kind, settings = optimizer_class(args, model)
         decayed = set(Trainer.get_decay_parameter_names(cast("Any", None), model))
         trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
         groups = [
@@ -216,7 +209,7 @@ class TrainerTask(Task):
         ]
         optimizer = kind(groups, **settings)
         if "bitsandbytes" in str(kind) and settings.get("optim_bits") == 8:
-            _keep_embeddings_whole(optimizer, model)
+            keep_embeddings_whole(optimizer, model)
         return cast("Optimizer", optimizer)
 
     def scheduler(self, optimizer: Any, config: Config) -> Any:
@@ -267,7 +260,12 @@ class TrainerTask(Task):
         return dict(batch) if items is None else {**batch, _ITEMS: items}
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
+        self._asked = tuple(each.metric for each in objectives)
         return warnings_for(self.arguments(config), len(self.train_dataset), objectives, longest)
+
+    def _check_trained(self, model: nn.Module, optimizer: Any, config: Config) -> None:
+        if self.clip_norm(config) is not None:
+            check_trained(model, optimizer)
 
     def _used(self, sample: Any) -> Any:
         if not isinstance(sample, Mapping):
@@ -314,11 +312,11 @@ class TrainerTask(Task):
         return {"logits": logits, "labels": wanted}
 
     def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
-        """Return `compute_metrics` of the whole evaluation set, without the prefix `"eval_"`; what differs in length is
-        padded with -100.
+        """Return the numbers of `compute_metrics` of the whole evaluation set, without the prefix `"eval_"`; what
+        differs in length is padded with -100.
 
         Raises:
-            TaskError: `compute_metrics` returns no mapping of names.
+            TaskError: `compute_metrics` returns no mapping of names, or no number for a metric of the study.
         """
         if self.compute_metrics is None:
             return {}
@@ -327,10 +325,7 @@ class TrainerTask(Task):
             logits.add(each["logits"])
             labels.add(each["labels"])
         prediction = EvalPrediction(predictions=logits.get_arrays(), label_ids=labels.get_arrays())
-        found: Any = denumpify_detensorize(self.compute_metrics(prediction))
-        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-            raise TaskError(f"`compute_metrics` must return a dict of names and numbers, got {found!r}")
-        return {name.removeprefix("eval_"): value for name, value in found.items()}
+        return reported(self.compute_metrics(prediction), self._asked)
 
     def _first_model(self) -> nn.Module:
         """A model for inspection; torch's generator is left as it was."""
@@ -384,21 +379,6 @@ class _Traits:
         if self.shifts and "shift_labels" not in batch:
             labels = labels[..., 1:]
         return labels.ne(-100).sum()
-
-
-def _keep_embeddings_whole(optimizer: Any, model: nn.Module) -> None:
-    """Keep the states of embeddings in 32 bits, as `Trainer.create_optimizer` does for optimizers of bitsandbytes.
-
-    Each optimizer has its own manager of overrides, which are by place in its groups; `Trainer` has one for all.
-    """
-    embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
-    manager = optimizer.mng = copy.copy(optimizer.mng)
-    manager.index2config = {
-        (row, column): {"optim_bits": 32}
-        for row, group in enumerate(optimizer.param_groups)
-        for column, parameter in enumerate(group["params"])
-        if id(parameter) in embeddings
-    }
 
 
 def _forward(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Any, Tensor | None]:

@@ -278,6 +278,7 @@ def build(task: Task, member: Member, device: torch.device, saved: bool = True) 
     seed_all(member.trial.seed, device)
     model = check_model(call(task, "model", config=config)).to(device)
     optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
+    call(task, "_check_trained", model, optimizer, config=config)
     scheduler = call(task, "scheduler", optimizer, config=config)
     by_step = task.scheduler_interval == "step"
     for one in pytree.tree_leaves(scheduler):
