@@ -113,6 +113,7 @@ def test_metrics_are_those_of_trainer_fit(tmp_path: Path) -> None:
             assert row.metrics[name] == pytest.approx(losses.metrics[name], rel=1e-9), name
         torch.testing.assert_close(study.model(row.number).state_dict(), model.state_dict(), rtol=1e-9, atol=1e-9)
         assert study.rerun(row.number).largest < 1e-9
+        assert {check.reason for check in study.proof(row.number)} == {""}, "it was an array to the end"
     assert isinstance(study.best_model().accuracy, torchmetrics.Metric)
 
 

@@ -105,6 +105,20 @@ class Classifier(lightning.LightningModule):
         return [optimizer], [{"scheduler": StepLR(optimizer, 1, gamma=0.5), "interval": "epoch", "frequency": 2}]
 
 
+class Distilled(Classifier):
+    """Learns from a teacher with dropout that stays in evaluation mode; the optimizer has the last layer only."""
+
+    def __init__(self, lr: float = 0.1, width: int = 8) -> None:
+        super().__init__(lr, width)
+        self.teacher = nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)).requires_grad_(False).eval()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + F.mse_loss(self(batch[0]), self.teacher(batch[0]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.net[3].parameters(), lr=self.hparams.lr)
+
+
 class Autoencoder(lightning.LightningModule):
     """A weight that rises with `global_step`, `current_epoch` and `batch_idx`; a dict as result of the step."""
 
@@ -279,6 +293,9 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "transformer, warm-up, accumulation and clipping": (
         Transformer, Data, {"lr": shoal.choice([0.02, 0.05]), "cycle": shoal.choice([False])},
         {"accumulate_grad_batches": 4, "gradient_clip_val": 0.3},
+    ),
+    "a teacher, and clipping of one layer": (
+        Distilled, Data, {"lr": shoal.choice([0.01, 0.1])}, {"gradient_clip_val": 0.3},
     ),
     "pair loss": (PairLoss, Pairs, {"lr": shoal.choice([0.1, 0.5])}, {}),
 }  # fmt: skip
