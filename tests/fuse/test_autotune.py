@@ -306,7 +306,7 @@ def test_gradients_of_any_type_are_raced(dtype: torch.dtype) -> None:
 def test_a_way_that_is_clearly_beaten_is_tried_a_few_times_only() -> None:
     ways = Ways(first=1, beaten=60)
     last(ways)
-    assert ways.ran.count("beaten") == 1 + 2
+    assert ways.ran.count("beaten") <= 1 + 2 < ways.ran.count("first")
 
 
 @pytest.mark.thorough
