@@ -33,12 +33,12 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.step import StepMode, TrainingStep, ways_to_try
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.failures import outcome_of
-from shoal.worker.kept_gradients import enter_array
+from shoal.worker.kept_gradients import enter_array, uncleared
 from shoal.worker.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.worker.outside import OutsideState
 from shoal.worker.proof import Proof
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
-from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in, uncleared
+from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
 
 __all__ = ["CustomStep", "FusedStepper", "make_stepper"]
 
@@ -89,7 +89,7 @@ class FusedStepper(Stepper):
             enter_array(self._array, [runtime.gradients for runtime in runtimes])
         else:
             lead = runtimes[0]
-            if name := uncleared(lead.model, lead.optimizer, lead.settings):
+            if name := uncleared(lead.model, optimizers_in(lead.optimizer), lead.settings.max_norm):
                 raise FusionError(
                     f"no optimizer has `{name}`, whose gradients then add up from step to step and count for "
                     "`clip_norm`; freeze it by requires_grad_(False), or give it to the optimizer"

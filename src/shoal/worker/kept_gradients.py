@@ -1,14 +1,15 @@
 """Gradients that a step leaves for the next one: accumulation by hand, parameters that no optimizer has."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 
-__all__ = ["KeptGradients", "enter_array"]
+__all__ = ["KeptGradients", "enter_array", "uncleared"]
 
 
 class KeptGradients:
@@ -68,3 +69,11 @@ def enter_array(array: ModelArray, members: Sequence[KeptGradients]) -> None:
             each.grad = None
     for b, member in enumerate(members):
         member.array = array, b
+
+
+def uncleared(model: nn.Module, optimizers: Iterable[Optimizer], max_norm: float | None) -> str:
+    """Return the first parameter whose gradients no optimizer clears, so that they add up in the norm; "" for none."""
+    if max_norm is None:
+        return ""
+    known = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
+    return next((name for name, each in model.named_parameters() if each.requires_grad and id(each) not in known), "")

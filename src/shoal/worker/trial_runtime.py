@@ -28,7 +28,7 @@ from shoal.worker.carried_state import CarriedState, Lost
 from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message, save
 from shoal.worker.checkpoint_paths import checkpoint_directory, checkpoint_stem
 from shoal.worker.failures import user_traceback
-from shoal.worker.kept_gradients import KeptGradients
+from shoal.worker.kept_gradients import KeptGradients, uncleared
 from shoal.worker.step_settings import StepSettings
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "state_tensors",
     "synchronize",
     "trained_model",
-    "uncleared",
 ]
 
 _log = logging.getLogger("shoal.worker")
@@ -292,20 +291,14 @@ def build(task: Task, member: Member, device: torch.device, saved: bool = True) 
     if settings.scales_loss:
         _check_not_float16(model)
         scale = LossScale()
-    gradients = KeptGradients(model, type(task).step is not Task.step or uncleared(model, optimizer, settings) != "")
+    gradients = KeptGradients(
+        model, type(task).step is not Task.step or uncleared(model, optimizers_in(optimizer), settings.max_norm) != ""
+    )
     runtime = TrialRuntime(member, model, optimizer, scheduler, device, settings, gradients, by_step, loss_scale=scale)
     runtime.set_mode(train=True)
     if saved:
         runtime.carried = CarriedState(task, model, optimizer, scheduler, device)
     return runtime
-
-
-def uncleared(model: nn.Module, optimizer: Any, settings: StepSettings) -> str:
-    """Return the first parameter whose gradients no optimizer clears, so that they add up in the norm; "" for none."""
-    if settings.max_norm is None:
-        return ""
-    known = {id(each) for one in optimizers_in(optimizer) for group in one.param_groups for each in group["params"]}
-    return next((name for name, each in model.named_parameters() if each.requires_grad and id(each) not in known), "")
 
 
 def _check_scheduler(scheduler: Any) -> None:
