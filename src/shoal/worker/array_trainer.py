@@ -235,8 +235,7 @@ class ArrayTrainer:
         self._spent = self._began - time.perf_counter()
         self._lockstep = train.lockstep
         watched = self._proof is not None and not (self._state.outside.changed and self.key in self._state.plain_keys)
-        trained = self._record.has_trained
-        refuse_outside = _watch_outside(self._state, group[0].model, trained) if watched else lambda: None
+        refuse_outside = _watch_outside(self._state, group[0].model, self._record) if watched else lambda: None
         try:
             yield from self._train_steps(group, plan)
             refuse_outside()
@@ -253,9 +252,8 @@ class ArrayTrainer:
         if not self._group:
             return
         stepper = self._stepper_for(plan.epoch_steps)
-        if not self._synchronize():
-            return
-        try:  # nothing is saved between this and the end of the epoch, so a resume does not call it twice
+        try:  # nothing is saved between this and the end of the epoch, so a resume does not call the hook twice
+            stepper.synchronize()
             fused = not isinstance(stepper, PlainStepper)
             renew = call_end_epoch(self._state.task, stepper.runtimes, fused, self._state.outside)
         except StepRefusedError as reason:
@@ -269,20 +267,21 @@ class ArrayTrainer:
         try:
             with during(Activity.VALIDATION), averaged(self._group):
                 metrics = stepper.validate(_with_heartbeats(batches, self._heartbeat))
+            stepper.synchronize()
             refuse_outside()
             self._record.has_trained = True
         except StepRefusedError as reason:
             self._fall_back_to_plain(reason)
             return
         seconds = self._spent + time.perf_counter() - self._began
-        several = len(self._group) > 1
-        self._report_checks(self._state.plain_keys.get(self.key, "") or (stepper.refusal if several else ""))
-        if not self._synchronize():
-            return
+        refusal = stepper.refusal if len(self._group) > 1 else ""
+        self._report_checks(self._state.plain_keys.get(self.key, refusal))
         reports = self._members.end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
         self._group = []
         self._losses.report(reports)
-        self._report_profile(stepper)
+        if (profile := stepper.new_profile) is not None and profile != self._profile:
+            self._profile = profile
+            self.events.append(Profiled(self._job, self.key, profile))
         if self._members.runtimes and any(report.state is not TrialState.RUNNING for report in reports):
             self.join_wait = min(JOIN_WAIT_SHARE * seconds, MAX_JOIN_WAIT_SECONDS)
         yield False
@@ -295,13 +294,6 @@ class ArrayTrainer:
         if rows or not (told or (len(trials) == 1 and not refusal)):
             self._told |= dict.fromkeys(trials, refusal)
             self.events.append(Proven(self._job, self.key, trials, rows, refusal, step))
-
-    def _report_profile(self, stepper: Stepper) -> None:
-        """Report new measurements of the structure."""
-        profile = stepper.new_profile
-        if profile is not None and profile != self._profile:
-            self._profile = profile
-            self.events.append(Profiled(self._job, self.key, profile))
 
     def _train_steps(self, group: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
         """Take the remaining training steps of an epoch with `_group`, the trials left; yield as `_train_all`."""
@@ -381,15 +373,13 @@ class ArrayTrainer:
         self._members.rebuild(self._group)
         self._group = []
 
-    def _synchronize(self) -> bool:
-        """Copy what the group's steps have changed to its models; return False if it falls back to plain PyTorch."""
+    def _synchronize(self) -> None:
+        """Copy what the group's steps have changed to its models, or fall back to plain PyTorch if that cannot be."""
         if self._stepper is not None and self._stepper.runtimes == self._group:  # else nothing is left to copy
             try:
                 self._stepper.synchronize()
             except StepRefusedError as reason:
                 self._fall_back_to_plain(reason)
-                return False
-        return True
 
     def _stepper_for(self, epoch_steps: int) -> Stepper:
         """Return the stepper of the group, or a new one if the group has changed."""
@@ -428,13 +418,12 @@ class ArrayTrainer:
                 gc.collect()  # its array is a reference cycle that holds device memory
 
 
-def _watch_outside(state: WorkerState, model: nn.Module, entries: bool) -> Callable[[], None]:
+def _watch_outside(state: WorkerState, model: nn.Module, record: ProofRecord) -> Callable[[], None]:
     """Return a function that refuses what has changed outside of models since this call, while trials share it.
 
-    Args:
-        entries: Whether a new entry of a dict or set counts as well, and is not taken for that of a cache.
+    A new entry of a dict or set counts after the first epoch of the structure; before, it is taken for that of a cache.
     """
-    outside = state.outside
+    outside, entries = state.outside, record.has_trained
     before = outside.snapshot(model)
 
     def refuse() -> None:
