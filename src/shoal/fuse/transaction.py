@@ -240,7 +240,7 @@ class Transaction:
 
     @cached_property
     def _left_out_ids(self) -> set[int]:
-        """Of models, data sets, modules and tensors: read if any is found, since there may be many."""
+        """The ids of objects that are left out, and of their parts; read only if a snapshot meets any."""
         return {id(each) for one in self._left_out for each in _parts(one)}
 
     def _record_tensor(self, tensor: Tensor, label: str) -> None:

@@ -1,4 +1,4 @@
-"""What a study has in place of methods of `Trainer`: refusals of a subclass that overrides these, and its equals."""
+"""Methods of `Trainer` in a study: refusals of a subclass that overrides them, and equals of some of them."""
 
 import copy
 import logging
