@@ -30,6 +30,7 @@ class Adagrad(KernelRule):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("lr", "lr_decay", "eps", "weight_decay", "maximize", "differentiable")
+    on_cuda: ClassVar[bool] = False
 
     maximize: bool
 

@@ -30,7 +30,8 @@ class KernelCalls:
     def __init__(self, rule: KernelRule, parts: Sequence[ParamState]) -> None:
         self._rule = rule
         self._parts = parts
-        done = list(zip(*(part.steps.tolist() for part in parts if part.steps is not None), strict=True))
+        counts = [part.steps for part in parts if part.steps is not None]
+        done = torch.stack(counts, 1).tolist() if counts else []  # one read of the device for a set of parameters
         self._alike = [a == b for a, b in pairwise(done)]  # constant, since all members step together
         self._calls: dict[tuple[int, ...], list[_KernelArguments]] = {}
         self._hyperparameters: Sequence[Hyperparameters] | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -24,7 +25,11 @@ _KERNEL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _KERNEL_CALL, _THREADED_KERNEL_CALL, _FOREACH_CALLS, _FOREACH_ELEMENT = 1.6e-6, 2.5e-6, 33e-6, 1.2e-9
 """Seconds per parameter: a kernel call on one thread, a kernel call on several threads, the `torch._foreach_*`
-functions for all members, and the additional memory traffic of these functions per element."""
+functions for all members, and the additional memory traffic of these functions per element, on a CPU."""
+
+_KERNEL_TENSORS, _FOREACH_LAUNCHES = 30, 5
+"""On CUDA, at least: parameters that one launch of a fused kernel takes, and launches of `torch._foreach_*` functions
+per parameter. Coefficients `[B, 1, ...]` keep these functions from torch's kernels for many tensors."""
 
 _MAX_CACHED_SETS = 64
 """Largest number of sets of parameters with gradients whose `_ActiveParams` are cached."""
@@ -160,17 +165,21 @@ class ParamGroupBatch:
     def _kernel_rule(self) -> KernelRule | None:
         """The rule if its kernel is the lowering to use, else None.
 
-        On the CPU, `torch._foreach_*` beats many small kernels on several threads; elsewhere it needs fewer launches.
+        On the CPU, `torch._foreach_*` beats many small kernels on several threads; on CUDA the fewer launches win.
         """
         if not isinstance(self.rule, KernelRule) or not self.rule.has_kernel(self._hyperparameters):
             return None
         if any(part.param.dtype not in _KERNEL_DTYPES for part in self.parts):
             return None
+        device = self.parts[0].param.device.type
+        if device != "cpu" and not (device == "cuda" and self.rule.on_cuda):
+            return None
         if self._lowering is not None:
             return self.rule if self._lowering == "kernels" else None
-        if self.parts[0].param.device.type != "cpu":
-            return None
         calls = 1 + sum(a != b for a, b in pairwise(self._hyperparameters))
+        if device == "cuda":
+            launches = calls * ceil(len(self.parts) / _KERNEL_TENSORS)
+            return self.rule if launches <= _FOREACH_LAUNCHES * len(self.parts) else None
         share = calls * (_THREADED_KERNEL_CALL if torch.get_num_threads() > 1 else _KERNEL_CALL)
         mean = sum(part.param.numel() for part in self.parts) / len(self.parts)
         return self.rule if share <= _FOREACH_CALLS + mean * _FOREACH_ELEMENT else None

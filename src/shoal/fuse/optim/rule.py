@@ -93,6 +93,9 @@ class UpdateRule(ABC):
 class KernelRule(UpdateRule):
     """An update rule for which torch has a fused kernel."""
 
+    on_cuda: ClassVar[bool] = True
+    """Whether the kernel exists for CUDA in every supported version of torch, and not for the CPU alone."""
+
     def has_kernel(self, hyperparameters: Sequence[Hyperparameters]) -> bool:
         """Whether the kernel computes the same result as `update` for these hyper-parameters; by default True."""
         return True
