@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
-from shoal.fuse import autotune, randomness, transaction
+from shoal.fuse import autotune, constants, randomness, transaction
 from shoal.fuse.rules import recurrent
 from shoal.fuse.stacked import Stacked
 
@@ -283,7 +283,7 @@ class PretendedGpu:
             with _disable_current_modes(), self._mode:
                 yield
 
-        for module in (randomness, autotune, recurrent, transaction):
+        for module in (randomness, constants, autotune, recurrent, transaction):
             for name, value in (("_get_current_dispatch_mode", current), ("_disable_current_modes", without_modes)):
                 if hasattr(module, name):
                     yield module, name, value

@@ -46,6 +46,7 @@ class FusedOptimizer:
         self._last_sizes: list[int] | None = None
         self._lowering: Lowering | None = lowering
         self._updates = [UnfusedStep(member) for member in members]
+        self._stepped_together = False
         self._group_members()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -115,6 +116,10 @@ class FusedOptimizer:
         """
         if uneven or skip or self._groups_changed():
             self._last_sizes = None  # the state must be stacked again: more than its values changes
+        if self._stepped_together:
+            for update in self._updates:
+                update.forget_counts()
+            self._stepped_together = False
         for b, update in enumerate(self._updates):
             if b not in skip:
                 update()
@@ -122,7 +127,8 @@ class FusedOptimizer:
             self.mark_stepped()
 
     def mark_stepped(self) -> None:
-        """Record the step for LR schedulers, which warn if no optimizer step precedes their step."""
+        """Record a step of all members, also for LR schedulers, which warn if no optimizer step precedes their step."""
+        self._stepped_together = True
         for member in self.members:
             member._opt_called = True  # type: ignore[attr-defined]
 

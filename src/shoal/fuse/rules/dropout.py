@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.fuse.constants import constant
 from shoal.fuse.randomness import current_source, keep_mask
 from shoal.fuse.rules.base import Layout, Rule, stacked_data
 from shoal.fuse.stacked import Stacked
@@ -22,8 +23,8 @@ def apply_dropout(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
     """Zero elements of [B, *shape] at rate `p`, by masks that broadcast to members; scale others by 1 / (1 - p)."""
     rates = _rates(p)
     kept = _keep_mask(data, rates, mask_shape)
-    factor: Tensor = kept * _broadcastable([1 / (1 - rate) if rate < 1 else 0.0 for rate in rates], data)
-    return data * factor.to(data.dtype)
+    factor: Tensor = kept * _broadcastable([1 / (1 - rate) if rate < 1 else 0.0 for rate in rates], data, data.dtype)
+    return data * factor
 
 
 def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
@@ -51,14 +52,14 @@ def _keep_mask(data: Tensor, rates: tuple[float, ...], mask_shape: Sequence[int]
     keys = current_source(len(data)).next(drawing)
     if rates == (1,):
         return data.new_zeros(())
-    return keep_mask(keys, tuple(mask_shape), _broadcastable(rates, data), data.device).to(data.dtype)
+    return keep_mask(keys, tuple(mask_shape), rates, data.device).to(data.dtype)
 
 
-def _broadcastable(values: Sequence[float], data: Tensor) -> Any:
+def _broadcastable(values: Sequence[float], data: Tensor, dtype: torch.dtype = torch.float64) -> Any:
     """One number for all members, or one per member as a tensor [B, 1, ...] that broadcasts to the data."""
     if len(values) == 1:
         return values[0]
-    return torch.tensor(values, dtype=torch.float64, device=data.device).view(-1, *[1] * (data.dim() - 1))
+    return constant(values, dtype, data.device).view(-1, *[1] * (data.dim() - 1))
 
 
 def _dropout(drop: Callable[..., Tensor], channels: bool = False, off_by_default: bool = False) -> Callable[..., Any]:
