@@ -76,6 +76,7 @@ class PretendedGpu:
         with ExitStack() as stack:
             for target, name, value in (*self._tensor_members(), *self._cuda_functions(), *self._names_in_shoal()):
                 stack.enter_context(patch.object(target, name, value, create=True))
+            stack.enter_context(autotune.without_autotuning())  # what is fast on a CPU says nothing
             stack.enter_context(self._mode)
             self._entered = stack.pop_all()
         return self
