@@ -291,11 +291,15 @@ class PretendedGpu:
 
     @contextmanager
     def _recording(self, graph: "_Graph", *args: Any, **kwargs: Any) -> Iterator[None]:
-        self._graph = graph
+        graph.capture_begin()
         try:
             yield
         finally:
-            self._graph = None
+            graph.capture_end()
+
+    def record(self, graph: "_Graph | None") -> None:
+        """Record what runs from now on as a graph; None: no more."""
+        self._graph = graph
 
 
 class _Mode(TorchDispatchMode):
@@ -315,6 +319,12 @@ class _Graph:
     def __init__(self, keep_graph: bool = False) -> None:
         self.kernels: Counter[str] = Counter()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self.gpu.record(self)
+
+    def capture_end(self) -> None:
+        self.gpu.record(None)
 
     def replay(self) -> None:
         self.gpu.launch("graph", 1)
@@ -337,6 +347,7 @@ class _Stream:
     """A stream or an event; all work of this GPU is done at once."""
 
     gpu: PretendedGpu
+    device = _CUDA
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
