@@ -41,7 +41,7 @@ from shoal.fuse.transaction import refuse_changes
 from shoal.fuse.unfused_module import modules_of
 from shoal.fuse.watched_step import WatchedStep, frozen_hook, guarded_trace
 
-__all__ = ["CapturedStep"]
+__all__ = ["CapturedStep", "records_graphs"]
 
 
 class CapturedStep:
@@ -156,7 +156,7 @@ class CapturedStep:
         if compiling:
             use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
         held, given = self._inputs(), self._given(leaves)
-        example, on_gpu = [*held, *given], self._device.type == "cuda"
+        example, on_gpu = [*held, *given], records_graphs(self._device)
         step = WatchedStep(self._step(leaves), len(held))
         try:
             first, second = (step.watch(_copies(example)) for _ in range(2))
@@ -240,7 +240,7 @@ class CapturedStep:
 
     def _guarded(self, model: Any, functions: Sequence[Any], constants: Sequence[Tensor]) -> Any:
         """Refuse changes that a graph would freeze; not while it is recorded, as values cannot be compared then."""
-        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if records_graphs(self._device) and torch.cuda.is_current_stream_capturing():
             return nullcontext()
         return refuse_changes(model, functions, constants)
 
@@ -250,6 +250,11 @@ class CapturedStep:
         per_member = [(b, of_param[id(own)]) for _, b, own in self._array.unfused_parameters() if id(own) in of_param]
         found = Gradients(len(self._array), stacked, per_member)
         found.clip_(limits, found.norms(2.0))
+
+
+def records_graphs(device: torch.device) -> bool:
+    """Whether the kernels of a step on this device can be recorded as a graph."""
+    return device.type == "cuda"
 
 
 @contextmanager
@@ -291,13 +296,18 @@ def _shapes(leaves: Sequence[Any]) -> list[Any]:
 
 
 class _Replay:
-    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values."""
+    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values.
+
+    It is recorded on a stream of its own, since cuBLAS has one workspace for each stream: two graphs of one stream
+    would write to the same workspace, even if they run at the same time.
+    """
 
     def __init__(self, fn: Callable[..., Tensor], held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         self._places = _places(held)
         self._given = [tensor.clone() for tensor in given]
+        self._stream = torch.cuda.Stream(held[0].device)  # type: ignore[no-untyped-call]
         with no_new_hashes():
-            self._graph, self._result = _record_graph(lambda: fn(*held, *self._given), held[0].device)
+            self._graph, self._result = _record_graph(lambda: fn(*held, *self._given), self._stream)
         self._fn = fn  # holds the memory of the constants, which the graph reads
 
     def fits(self, held: Sequence[Tensor]) -> bool:
@@ -311,24 +321,47 @@ class _Replay:
         return self._result.clone()
 
 
-def _record_graph(run: Callable[[], Tensor], device: torch.device) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    before = torch.cuda.current_stream(device)
+def _record_graph(run: Callable[[], Tensor], stream: torch.cuda.Stream) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
+    """Record a function's kernels on a stream.
+
+    Memory that the allocator keeps for later is given back only if the record needs it: it takes long to get again.
+    """
     try:
-        # Other threads may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            result = run()
+        return _record_once(run, stream)
+    except torch.OutOfMemoryError:  # during a record the allocator does not give memory back by itself
+        torch.cuda.empty_cache()
+    return _record_once(run, stream)
+
+
+def _record_once(run: Callable[[], Tensor], stream: torch.cuda.Stream) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    before = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool, capture_error_mode=_ERROR_MODE)
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
     except RuntimeError:
-        # `torch.cuda.graph` leaves its stream current then, its pool open and the generator of random numbers recording
-        # (torch 2.11, CUDAGraph::capture_end). The end of a record that succeeds closes the generator's.
-        torch.cuda.set_stream(before)
+        # A record that fails leaves its pool open and the generator of random numbers recording (torch 2.11,
+        # CUDAGraph::capture_end). The end of a record that succeeds closes the generator's.
         with suppress(RuntimeError):  # the pool is closed already, as only the last part of the record has failed
-            torch._C._cuda_endAllocateToPool(device.index, pool)
-        torch.cuda.synchronize(device)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-            torch.zeros((), device=device)
+            torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+        torch.cuda.synchronize(stream.device)
+        with torch.cuda.stream(stream):
+            closing = torch.cuda.CUDAGraph()
+            closing.capture_begin(capture_error_mode=_ERROR_MODE)
+            torch.zeros((), device=stream.device)
+            closing.capture_end()
         raise
+    before.wait_stream(stream)
     return graph, result
+
+
+_ERROR_MODE = "thread_local"
+"""Other threads may use the device while this one records."""
 
 
 def _places(tensors: Sequence[Tensor]) -> list[int]:
