@@ -82,10 +82,8 @@ class Graph:
         assert capture_error_mode == "thread_local"
         assert self._device.current in self._device.streams, "a graph is not recorded on the default stream"
         self.stream = self._device.current
-        self._noting = _Noting()
+        self._noting = _Noting(self._device.fails)
         self._noting.__enter__()
-        if self._device.fails:
-            raise self._device.fails.pop(0)
 
     def capture_end(self) -> None:
         assert self._device.current is self.stream, "a record ends on the stream on which it began"
@@ -106,16 +104,19 @@ class Graph:
 
 
 class _Noting(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, fails: list[BaseException]) -> None:
         super().__init__()
+        self._fails = fails
         self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
         self._before: dict[int, tuple[Any, Any]] = {}
         self._own: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._fails:
+            raise self._fails.pop(0)
         assert torch.Tag.data_dependent_output not in func.tags, f"{func} waits for the device"
-        for tensor in _tensors((args, kwargs)) if func._schema.is_mutable else ():
+        for tensor in _tensors((args, kwargs)):  # not all functions that write say so, as batch norm does not
             storage = tensor.untyped_storage()
             if storage._cdata not in self._own | self._before.keys():
                 self._before[storage._cdata] = storage, storage.clone()

@@ -9,11 +9,15 @@ import torch.nn.functional as F
 from graphs_on_cpu import Device, graphs
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
+from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.fuse.randomness import seed_words
+from shoal.fuse.step import TrainingStep
 
 
 @pytest.fixture
@@ -86,3 +90,117 @@ def test_a_record_that_finds_no_memory_is_repeated_with_what_the_allocator_keeps
     assert device.current not in device.streams
     step(batch)
     assert device.replays == 1
+
+
+KINDS: dict[str, Callable[..., Optimizer]] = {
+    "AdamW": lambda p, lr: torch.optim.AdamW(p, lr=lr, amsgrad=True, weight_decay=lr),
+    "NAdam, with a running product": torch.optim.NAdam,
+    "SGD with momentum": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9),
+}
+
+
+def same_state(array: ModelArray, optimizer: FusedOptimizer, twin: ModelArray, twins_optimizer: FusedOptimizer) -> None:
+    for own, other in zip(array.members, twin.members, strict=True):
+        torch.testing.assert_close(own.state_dict(), other.state_dict(), rtol=1e-9, atol=1e-12)
+    for mine, theirs in zip(optimizer.members, twins_optimizer.members, strict=True):
+        torch.testing.assert_close(mine.state_dict()["state"], theirs.state_dict()["state"], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_graph_counts_updates_and_calls_by_itself(kind: Callable[..., Optimizer], device: Device) -> None:
+    """With other rates, calls and seeds from step to step, and eager steps between."""
+    given = batches(12)
+    array, optimizer = array_of(kind=kind)
+    twin, twins_optimizer = array_of(kind=kind)
+    eager(twin, twins_optimizer, given[0])
+    step = captured(array, optimizer, given[0])
+    for number, batch in enumerate(given[1:], start=1):
+        for both in (optimizer, twins_optimizer):
+            both.members[1].param_groups[0]["lr"] = 0.05 / number
+        for one in (array, twin):
+            if number == 4:
+                one.ticks = (100, 7, 9)
+            if number == 7:
+                one.seeds = (3, 2**70, -5)
+        assert step.fits(batch)
+        run = (lambda batch: eager(array, optimizer, batch)) if number in (6, 9) else step
+        torch.testing.assert_close(run(batch), eager(twin, twins_optimizer, batch), rtol=1e-9, atol=0)
+        assert array.ticks == twin.ticks
+    assert device.replays == 9
+    same_state(array, optimizer, twin, twins_optimizer)
+
+
+def test_the_host_writes_numbers_of_calls_only_where_they_jump(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = batches(6)
+    array, optimizer = array_of()
+    step = captured(array, optimizer, given[0])
+    written: list[Any] = []
+    monkeypatch.setattr("shoal.fuse.capture.seed_words", lambda seeds: written.append(array.ticks) or seed_words(seeds))
+    for number, batch in enumerate(given):
+        if number == 3:
+            array.ticks = (50, 60, 70)
+        step(batch)
+    assert written == [(1, 1, 1), (50, 60, 70)]
+
+
+def test_batches_are_accumulated_in_a_graph_with_the_keys_of_each(device: Device) -> None:
+    first, second, third = (MicroBatches(tuple(batches(2)), (0.25, 0.75)) for _ in range(3))
+    arrays = []
+    for recorded in (False, True):
+        array, optimizer = array_of()
+        steps: Any = TrainingStep(array, optimizer, loss, ("eager",))
+        losses = [steps(first)]
+        if recorded:
+            steps = CapturedStep(array, optimizer, loss, first, compiling=False)
+        arrays.append((torch.stack([*losses, steps(second), steps(third)]), array, optimizer))
+    (expected, twin, twins_optimizer), (found, array, optimizer) = arrays
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+    assert device.replays == 2
+    assert array.ticks == twin.ticks == (6, 6, 6)
+    same_state(array, optimizer, twin, twins_optimizer)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam])
+def test_a_replay_that_fails_counts_nothing(kind: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = batches(4)
+    array, optimizer = array_of(kind=kind)
+    twin, twins_optimizer = array_of(kind=kind)
+    eager(twin, twins_optimizer, given[0])
+    step = captured(array, optimizer, given[0])
+    for batch in given[1:]:
+        with monkeypatch.context() as failing:
+            failing.setattr(device.graphs[0], "replay", _raise)
+            with pytest.raises(torch.OutOfMemoryError):
+                step(batch)
+        torch.testing.assert_close(step(batch), eager(twin, twins_optimizer, batch), rtol=1e-9, atol=0)
+    same_state(array, optimizer, twin, twins_optimizer)
+
+
+def _raise() -> None:
+    raise torch.OutOfMemoryError("none left")
+
+
+class Launches(TorchDispatchMode):
+    """Names the functions that run on tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_outside_of_the_graph_a_step_only_copies_its_batch_and_losses(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = batches(3)
+    step = captured(*array_of(), first)
+    assert step.fits(second)
+    step(second)  # which writes the numbers of calls
+    monkeypatch.setattr(device.graphs[0], "replay", lambda: None)
+    with Launches() as launches:
+        assert step.fits(third)
+        step(third)
+    assert [name for name in launches.names if name != "detach"] == ["empty_like", "copy_", "copy_", "copy_"]
