@@ -16,6 +16,8 @@ The passes, in order:
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -100,7 +102,7 @@ class CapturedStep:
         """Whether a batch has the captured shapes, and the models, the optimizer and the hooks are as captured."""
         state = self._array.state
         state.sync_from_members()
-        self._optimizer.refresh()
+        self._optimizer.refresh()  # its version changes if parameters have been moved
         leaves, spec = pytree.tree_flatten(batch)
         same = (self._optimizer.version, state.version) == self._versions and state.floats() == self._floats
         same = same and self._training() == self._modes and not _hooked(self._modules, self._traced.params)
@@ -108,7 +110,7 @@ class CapturedStep:
             same = same and _identities(state.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
-        return self._replay is None or self._replay.fits([*self._inputs(), *self._traced.counters])
+        return self._replay is None or self._replay.fits()
 
     def __call__(self, batch: Any) -> Tensor:
         """Take one step; returns the losses, [B]."""
@@ -137,7 +139,7 @@ class CapturedStep:
             raise
 
     def _training(self) -> list[bool]:
-        return [module.training for module in self._modules]
+        return list(map(_MODE, self._modules))
 
     def _inputs(self) -> list[Tensor]:
         step = self._traced
@@ -194,7 +196,7 @@ class CapturedStep:
             step.advance(counters, step.coefficients)
             return fn(*held, self._next_keys() if keys is None else keys.next(), *given)
 
-        return _Replay(run, [*held, *counters], given, keys)
+        return _Replay(run, lambda: [*self._others, *step.counters], given, keys, self._device)
 
     def _compiled(self, graph: Callable[..., Tensor], example: list[Tensor]) -> Callable[..., Tensor]:
         with warnings.catch_warnings(), torch.no_grad():
@@ -327,21 +329,24 @@ class _Replay:
     def __init__(
         self,
         run: Callable[[Sequence[Tensor]], Tensor],
-        held: Sequence[Tensor],
+        held: Callable[[], Sequence[Tensor]],
         given: Sequence[Tensor],
         keys: "_DeviceKeys | None",
+        device: torch.device,
     ) -> None:
-        self._places = _places(held)
+        self._held = held
+        """Tensors in the recorded memory that may come to lie elsewhere; the optimizer notices that of parameters."""
+        self._places = _places(held())
         self._given = _copies(given)
         self._keys = keys
-        self._stream = torch.cuda.Stream(held[0].device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with no_new_hashes():
             self._graph, self._result = _record_graph(lambda: run(self._given), self._stream)
         self._run = run  # holds the memory of the constants, which the graph reads
 
-    def fits(self, held: Sequence[Tensor]) -> bool:
+    def fits(self) -> bool:
         """Whether the held tensors are still in the recorded memory."""
-        return _places(held) == self._places
+        return _places(self._held()) == self._places
 
     def __call__(self, given: Sequence[Tensor]) -> Tensor:
         """Run the kernels; if it raises an error, none has run."""
@@ -434,22 +439,30 @@ _ERROR_MODE = "thread_local"
 """Other threads may use the device while this one records."""
 
 
-def _places(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+def _places(tensors: Iterable[Tensor]) -> list[int]:
+    return list(map(Tensor.data_ptr, tensors))
 
 
-def _hooked(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:
+def _hooked(modules: Iterable[nn.Module], parameters: Sequence[Tensor]) -> bool:
     """Whether autograd calls user code in the backward pass."""
     if all_modules._global_backward_hooks or all_modules._global_backward_pre_hooks:
         return True
-    return any(module._backward_hooks or module._backward_pre_hooks for module in modules) or any(
-        any(hook is not unalias_grad for hook in (parameter._backward_hooks or {}).values())
-        or parameter._post_accumulate_grad_hooks
-        for parameter in parameters
+    of_parameters = chain.from_iterable(map(dict.values, filter(None, map(_HOOKS, parameters))))
+    return (
+        any(map(any, map(_MODULE_HOOKS, modules)))
+        or any(map(_ACCUMULATION_HOOKS, parameters))
+        or not _OWN_HOOKS.issuperset(of_parameters)
     )
 
 
-def _refuse_hooks(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> None:
+_MODE = attrgetter("training")
+_MODULE_HOOKS = attrgetter("_backward_hooks", "_backward_pre_hooks")
+_HOOKS = attrgetter("_backward_hooks")
+_ACCUMULATION_HOOKS = attrgetter("_post_accumulate_grad_hooks")
+_OWN_HOOKS = frozenset({unalias_grad})
+
+
+def _refuse_hooks(modules: Iterable[nn.Module], parameters: Sequence[Tensor]) -> None:
     """Refuse to trace a step for which `_hooked` is true."""
     if _hooked(modules, parameters):
         raise frozen_hook()
