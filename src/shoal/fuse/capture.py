@@ -5,7 +5,8 @@ The passes, in order:
 1. Run the forward pass of all members on substitutes of their tensors (`ModelArray.open`).
 2. Compute the gradient of the sum of the members' losses (autograd, traced together with the forward pass).
 3. Update parameters and optimizer state in place (`FusedOptimizer.traced`; updates are counted outside of the trace).
-4. Watch two runs of passes 1 to 3 on copies of all tensors, and refuse a step that a graph would freeze.
+4. Watch two runs of passes 1 to 3, and refuse a step that a graph would freeze: on copies of all tensors, or the record
+   of pass 6 as the second.
 5. To compile the step, trace it into one graph of plain tensor functions (`make_fx`), fuse these into few kernels
    (Inductor, which reuses code in Shoal's cache directory), and compare the compiled step with the graph on copies of
    all inputs, since compilers have faults.
@@ -160,15 +161,15 @@ class CapturedStep:
         example, on_gpu = [*held, keys, *given], records_graphs(self._device)
         step = WatchedStep(self._step(leaves), len(held))
         try:
-            first, second = (step.watch(_copies(example)) for _ in range(2))
-            if first != second:  # a counter, or random numbers that are not torch's, would be constants
-                raise FusionError("two runs of it differ")
+            first = step.watch(_copies(example))
             if not step.uses_keys:
                 self._unused, self._keys = keys, None
             if on_gpu and not compiling:
                 with suppress(RuntimeError):  # a trace holds tensors that the loss makes of numbers, a graph does not
                     self._replay = self._recorded(step, given)
+                    _check_same(first, step.functions())
                     return step
+            _check_same(first, step.watch(_copies(example)))
             with guarded_trace(), _one_fake_mode():
                 graph = make_fx(step.fn, tracing_mode="real")(*_copies(example))
             function = self._compiled(graph, example) if compiling else graph
@@ -274,6 +275,12 @@ class CapturedStep:
 def records_graphs(device: torch.device) -> bool:
     """Whether the kernels of a step on this device can be recorded as a graph."""
     return device.type == "cuda"
+
+
+def _check_same(functions: list[Any], others: list[Any]) -> None:
+    """Refuse a step of which two runs differ: a counter, or random numbers that are not torch's, would be constants."""
+    if functions != others:
+        raise FusionError("two runs of it differ")
 
 
 @contextmanager
