@@ -38,13 +38,19 @@ class WatchedStep(TorchDispatchMode):
     def __call__(self, *tensors: Tensor) -> Tensor:
         """Run the step; reads of values, shapes that depend on values, and copies between devices are refused."""
         self._keys = tensors[self._index]
+        self.constants, self._calls, self._made = [], [], set()
         with guarded_trace(), torch.enable_grad(), self:
             return self.fn(*tensors)
 
     def watch(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Run the step; return its functions, with the arguments in words except for tensors."""
+        """Run the step; return `functions`."""
         self(*tensors)
-        calls, self._calls, self.constants, self._made, self._keys = self._calls, [], [], set(), None
+        self.constants = []
+        return self.functions()
+
+    def functions(self) -> list[Any]:
+        """Return the functions of the last run, with the arguments in words except for tensors, and forget them."""
+        calls, self._calls, self._made, self._keys = self._calls, [], set(), None
         return calls
 
     def __torch_dispatch__(
@@ -65,7 +71,8 @@ class WatchedStep(TorchDispatchMode):
         self.uses_keys |= any(tensor is self._keys for tensor in read)
         self.constants += [tensor for tensor in read if _memory(tensor) not in self._made]
         self._made.update(map(_memory, made))
-        self._calls.append((func, repr([leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in given])))
+        if func is not torch.ops.aten.detach.default:  # autograd calls it where something else holds a gradient
+            self._calls.append((func, repr([leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in given])))
         return result
 
 
