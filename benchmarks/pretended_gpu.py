@@ -11,8 +11,8 @@ The values are those of a CPU. Launches are reckoned: one for each function that
 tensors what torch's CUDA sources launch (`ForeachUtils.h`, `MultiTensorApply.cuh`). A wait is where the host stops
 until the device has come to that point: a copy to the host, or to the device from memory that is not pinned or without
 `non_blocking`; a value read; a result whose shape depends on values; `torch.cuda.synchronize`. A CUDA graph is recorded
-as the list of its functions: while it is recorded, waits raise as on a device, and a replay, which runs them again in
-the same memory, is one launch. A function of tensors on both devices raises, as on a device.
+as the list of its functions: while it is recorded, waits raise as on a device, and what it writes is undone. A replay,
+which runs the functions again in the same memory, is one launch. A function of tensors on both devices raises.
 
 What it does not show: the time of anything, the order of streams, functions that a CUDA build computes by others.
 """
@@ -52,6 +52,9 @@ _KERNELS = {
     "embedding_dense_backward": 4,
 }
 """Launches of functions of which a CUDA build makes several."""
+
+_HIDDEN_WRITES = ("native_batch_norm",)
+"""Functions that write to arguments without saying so."""
 
 
 @dataclass(eq=False)
@@ -126,6 +129,8 @@ class PretendedGpu:
             kwargs = {**kwargs, "device": _CPU}
         if pinned:
             kwargs = {**kwargs, "pin_memory": False}
+        if self._graph is not None and (func._schema.is_mutable or name in _HIDDEN_WRITES):
+            self._graph.keep(read)
         result = func(*args, **kwargs)
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if pinned:
@@ -319,12 +324,23 @@ class _Graph:
     def __init__(self, keep_graph: bool = False) -> None:
         self.kernels: Counter[str] = Counter()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         self.gpu.record(self)
 
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """Keep the values of tensors, which a function that is recorded may write."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._before:
+                self._before[storage._cdata] = storage, storage.clone()
+
     def capture_end(self) -> None:
         self.gpu.record(None)
+        for storage, before in self._before.values():
+            storage.copy_(before)
+        self._before.clear()
 
     def replay(self) -> None:
         self.gpu.launch("graph", 1)

@@ -116,3 +116,16 @@ def test_a_graph_runs_again_in_the_same_memory_as_one_launch_and_cannot_wait():
         assert counts.launches == {"graph": 1}
         assert counts.in_graphs == {"mul": 1, "sum": 2, "add_": 1}
         assert (doubled.tolist(), total.tolist()) == ([10.0] * 3, [20.0] * 3)
+
+
+def test_what_a_graph_writes_while_it_is_recorded_is_undone():
+    with PretendedGpu():
+        total = torch.ones(3, device=CUDA)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        total.add_(1.0).mul_(3.0)
+        graph.capture_end()
+        assert total.tolist() == [1.0] * 3
+        graph.replay()
+        graph.replay()
+        assert total.tolist() == [21.0] * 3

@@ -79,7 +79,7 @@ class CapturedStep:
         self._limits = None if limits is None else limits.to(next(array.parameters()).device)
         if trained is None:
             trained = [p for p in array.parameters() if p.grad is not None]
-        traced = optimizer.traced(trained)
+        traced = optimizer.traced(trained, kernels=not compiling)
         if traced is None:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced

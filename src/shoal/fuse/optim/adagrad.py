@@ -69,7 +69,7 @@ class Adagrad(KernelRule):
         torch._foreach_addcdiv_(params, torch._foreach_mul(g, step_size), denominator, value=-1)
 
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: Hyperparameters
+        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: tuple[Any, ...]
     ) -> None:
         """Call `torch._fused_adagrad_`."""
         lr, lr_decay, eps, decay = hyperparameters

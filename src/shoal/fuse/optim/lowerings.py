@@ -8,10 +8,11 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from shoal.fuse.constants import to_device
 from shoal.fuse.optim.param_state import ParamState, flatten_rows
 from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors, UpdateRule
 
-__all__ = ["ForeachCalls", "KernelCalls", "update"]
+__all__ = ["ForeachCalls", "KernelCalls", "update", "update_by_kernels"]
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class ForeachCalls:
 
     def _set_hyperparameters(self, hyperparameters: Sequence[Hyperparameters]) -> None:
         self._hyperparameters = list(hyperparameters)
-        self._table = torch.tensor(self._hyperparameters, dtype=torch.float64).T.contiguous().to(self._device)
+        self._table = to_device(torch.tensor(self._hyperparameters, dtype=torch.float64).T.contiguous(), self._device)
         constants = [[number] * len(self._parts) for number in self._rule.constants(self._table)]
         for chunk in self._chunks:
             chunk.constants = chunk.broadcast(constants)
@@ -146,6 +147,31 @@ def update(
     entries += [rows[start : start + count] for start in range(constants, len(rows), count)]
     spread = [[_broadcast(n, p) for n, p in zip(entry, params, strict=True)] for entry in entries]
     _apply(rule, params, grads, list(map(list, zip(*moments, strict=True))), spread)
+
+
+def update_by_kernels(
+    rule: KernelRule,
+    parts: Sequence[ParamState],
+    params: Tensors,
+    grads: Tensors,
+    moments: Sequence[Tensors],
+    rows: Tensor,
+    hyperparameters: Sequence[Hyperparameters],
+) -> None:
+    """As `update`, by a call of torch's fused kernel for each member, whose learning rates and counts are tensors.
+
+    The other hyper-parameters are numbers, which a CUDA graph would freeze.
+
+    Args:
+        rows: The learning rates, then the step counts of each parameter, including this one: float32 [1 + P, B].
+    """
+    ordered = [part.in_param_order(grad) for part, grad in zip(parts, grads, strict=True)]
+    kinds = zip(*moments, strict=True)
+    flats = [[flatten_rows(tensor).unbind() for tensor in kind] for kind in (params, ordered, *kinds)]
+    for b, numbers in enumerate(hyperparameters):
+        own_params, own_grads, *own_moments = ([tensor[b] for tensor in kind] for kind in flats)
+        rate, *steps = rows[:, b].unbind()
+        rule.kernel(own_params, own_grads, own_moments, steps, (rate, *numbers[1:]))
 
 
 def _make_chunks(parts: Sequence[ParamState]) -> list[_Chunk]:

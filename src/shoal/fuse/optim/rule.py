@@ -102,12 +102,13 @@ class KernelRule(UpdateRule):
 
     @abstractmethod
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: Hyperparameters
+        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: tuple[Any, ...]
     ) -> None:
         """Update, in place, all parameters of one member, or of several with equal hyper-parameters and step counts.
 
         Args:
             steps: Number of updates of each parameter, including the current one, 0-dim; empty without moments.
+            hyperparameters: As `parse` returns them, the learning rate first; it may be a tensor, float32 0-dim.
         """
 
 

@@ -75,7 +75,8 @@ class UnfusedStep:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._has_kernel: bool | None = None if type(optimizer) in _CLASSES_WITH_KERNEL else False
-        self._counts = HostCounts(optimizer) if type(optimizer) in RULES else None
+        on_gpu = any(param.is_cuda for group in optimizer.param_groups for param in group["params"])
+        self._counts = HostCounts(optimizer) if on_gpu and type(optimizer) in RULES else None
         self._wrapped: Callable[..., Any] | None = None
         self._unwrapped: Callable[..., Any] | None = None
 
@@ -117,9 +118,9 @@ class UnfusedStep:
             self._counts.forget()
 
     def _counts_shown(self) -> AbstractContextManager[None]:
-        groups = self._optimizer.param_groups
-        if self._counts is None or not any(param.is_cuda for group in groups for param in group["params"][:1]):
+        if self._counts is None:
             return nullcontext()
+        groups = self._optimizer.param_groups
         return self._counts.shown(group for group in groups if not (group.get("fused") or group.get("capturable")))
 
     def _step(self, unmodified: bool) -> None:
