@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -110,6 +111,7 @@ class ForeachCalls:
         self._steps = [part.steps for part in parts if part.steps is not None]
         self._products = [part.product[0] for part in parts if part.product]
         self._device = parts[0].param.device
+        self._dtype = max((_wide(part.param.dtype) for part in parts), key=attrgetter("itemsize"))
         self._chunks = _make_chunks(parts)
         self._parts = parts
         self._hyperparameters: Sequence[Hyperparameters] = ()
@@ -119,7 +121,8 @@ class ForeachCalls:
         """Update the parameters by gradients [B, *shape]; the caller has counted the step already."""
         if hyperparameters != self._hyperparameters:
             self._set_hyperparameters(hyperparameters)
-        schedule = [number.unbind() for number in self._rule.schedule(self._table, self._steps, self._products)]
+        numbers = self._rule.schedule(self._table, self._steps, self._products)
+        schedule = [number.to(self._dtype).unbind() for number in numbers]
         flats = [flatten_rows(part.in_param_order(grad)) for part, grad in zip(self._parts, grads, strict=True)]
         for chunk in self._chunks:
             mine = [flats[i][rows, elements] for i, rows, elements in chunk.places]
@@ -215,9 +218,14 @@ def _apply(
 
 
 def _widen(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor.to(_wide(tensor.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a parameter's update is computed."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _broadcast(number: Tensor, like: Tensor) -> Tensor:
     """One number per member, [B], shaped to broadcast against `like`, [B, *shape], in the dtype of computation."""
-    return number.to(torch.promote_types(like.dtype, torch.float32)).view(-1, *[1] * (like.dim() - 1))
+    return number.to(_wide(like.dtype)).view(-1, *[1] * (like.dim() - 1))
