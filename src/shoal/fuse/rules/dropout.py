@@ -33,11 +33,12 @@ def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
     a = ((1 - p) (1 + p α²))^(-1/2); "Self-Normalizing Neural Networks", section 3. At p = 1 the result is zero.
     """
     rates = _rates(p)
-    kept = _keep_mask(data, rates, mask_shape).to(data.dtype)
+    kept: Tensor = _keep_mask(data, rates, mask_shape).to(data.dtype)
     gains = [1 / math.sqrt((_ALPHA**2 * rate + 1) * (1 - rate)) if rate < 1 else 0.0 for rate in rates]
     limits = _broadcastable([_ALPHA * a for a in gains], data)
     shifts = _broadcastable([_ALPHA * a * rate for a, rate in zip(gains, rates, strict=True)], data)
-    return data * (kept * _broadcastable(gains, data)) + ((kept - 1) * limits + shifts)
+    dropped: Tensor = data * (kept * _broadcastable(gains, data)) + ((kept - 1) * limits + shifts)
+    return dropped
 
 
 def _rates(p: Any) -> tuple[float, ...]:
