@@ -161,7 +161,8 @@ class CapturedStep:
             use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
         held, given, keys = self._inputs(), _tensors(leaves), self._next_keys()
         example, on_gpu = [*held, keys, *given], records_graphs(self._device)
-        step = WatchedStep(self._step(leaves), len(held))
+        frozen = [tensor for _, tensor, _ in self._array.shared_parameters()]
+        step = WatchedStep(self._step(leaves, frozen), len(held), frozen)
         try:
             first = step.watch(_copies(example))
             if not step.uses_keys:
@@ -217,11 +218,10 @@ class CapturedStep:
         state = range(params + others, params + others + len(self._traced.state))
         return [i for i in state if example[i].dim() > 1] or range(params)
 
-    def _step(self, leaves: Sequence[Any]) -> Callable[..., Tensor]:
+    def _step(self, leaves: Sequence[Any], constants: Sequence[Tensor]) -> Callable[..., Tensor]:
         """The step as a function of tensors only: those of `_inputs`, then those of `_given`."""
         step = self._traced
         counts = [len(step.params), len(self._others), len(step.state), len(step.coefficients), 1]
-        constants = [tensor for _, tensor, _ in self._array.shared_parameters()]
 
         def run(*tensors: Tensor) -> Tensor:
             left = iter(tensors)
