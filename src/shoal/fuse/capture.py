@@ -38,7 +38,7 @@ from shoal.fuse.grads import Gradients
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
-from shoal.fuse.randomness import keys_at, member_keys, no_new_hashes, seed_words
+from shoal.fuse.randomness import keys_at, member_keys, seed_words
 from shoal.fuse.slots import unalias_grad
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.transaction import refuse_changes
@@ -342,8 +342,7 @@ class _Replay:
         self._given = _copies(given)
         self._keys = keys
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with no_new_hashes():
-            self._graph, self._result = _record_graph(lambda: run(self._given), self._stream)
+        self._graph, self._result = _record_graph(lambda: run(self._given), self._stream)
         self._run = run  # holds the memory of the constants, which the graph reads
 
     def fits(self) -> bool:

@@ -28,7 +28,6 @@ __all__ = [
     "keep_mask",
     "keys_at",
     "member_keys",
-    "no_new_hashes",
     "seed_words",
     "use_source",
 ]
@@ -166,20 +165,6 @@ def _index_hash(numel: int, device: torch.device) -> Tensor:
     """Hash of the element indices."""
     with kept_on(device):
         return _mix64(torch.arange(1, numel + 1, dtype=torch.int64, device=device)).to(torch.int32)
-
-
-@contextmanager
-def no_new_hashes() -> Iterator[None]:
-    """Context manager for the recording of a CUDA graph, in whose memory a hash would be that later masks use, too."""
-    before = _index_hash.cache_info().misses
-    try:
-        yield
-    finally:
-        made = _index_hash.cache_info().misses != before
-        if made:
-            _index_hash.cache_clear()
-    if made:
-        raise RuntimeError("random numbers of too many shapes are drawn in one step")
 
 
 def _int64(number: int) -> int:
