@@ -47,7 +47,7 @@ def sgd(params: Any, b: int) -> torch.optim.Optimizer:
 
 
 def settled(way: StepMode, make: Maker, optimizer: Any = sgd, scaled: bool = False, **options: Any) -> Counts:
-    """The counts of a settled step."""
+    """The counts of a settled step, whose learning rates are others than those of the step before."""
     torch.manual_seed(0)
     models = [make(b).train() for b in range(MEMBERS)]
     batch = (torch.randn(5, 6), torch.arange(5) % 4)
@@ -60,6 +60,8 @@ def settled(way: StepMode, make: Maker, optimizer: Any = sgd, scaled: bool = Fal
         while step.way is None:
             step(batch)
         step(batch)
+        for member in fused.members:
+            member.param_groups[0]["lr"] *= 0.5
         with gpu.counting() as counts:
             step(batch)
     return counts

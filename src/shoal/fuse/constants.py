@@ -36,8 +36,8 @@ def kept_on(device: torch.device) -> Iterator[None]:
         raise RuntimeError("a step that is recorded needs a constant that the steps before it did not; record it again")
     with _disable_current_modes(), torch.inference_mode(False):
         yield
-    if device.type == "cuda":  # other streams may read it next, or still read what a full cache drops for it
-        torch.cuda.synchronize(device)
+    if device.type == "cuda":  # other streams may read it next; one stream, since another thread may record a graph
+        torch.cuda.current_stream(device).synchronize()
 
 
 def to_device(numbers: Tensor, device: torch.device) -> Tensor:
