@@ -50,7 +50,7 @@ def test_traced_step(make: Make, dtype: torch.dtype) -> None:
                 optimizer.param_groups[0]["lr"] = 0.1 * (n + 1) + b
         twins.give_grads()
         twins.fused.refresh()
-        traced.advance()
+        traced.advance(traced.counters, traced.coefficients)
         new = graph(*arguments())
         with torch.no_grad():
             for old, value in zip([*traced.params, *traced.state], new, strict=True):

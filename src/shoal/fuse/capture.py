@@ -9,9 +9,8 @@ The passes, in order:
 5. To compile the step, trace it into one graph of plain tensor functions (`make_fx`), fuse these into few kernels
    (Inductor, which reuses code in Shoal's cache directory), and compare the compiled step with the graph on copies of
    all inputs, since compilers have faults.
-6. On a GPU, record all kernels, to launch them together (CUDA graph).
-
-The graph's inputs include the values that differ between steps: the batch, the update rules' coefficients, random keys.
+6. On a GPU, record all kernels, to launch them together (CUDA graph). The record also counts the update, and computes
+   the update rules' coefficients and the keys of the random numbers, so that a step only copies its batch.
 """
 
 import warnings
@@ -34,14 +33,14 @@ from shoal.fuse.grads import Gradients
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
-from shoal.fuse.randomness import member_keys, no_new_hashes
+from shoal.fuse.randomness import keys_at, member_keys, no_new_hashes, seed_words
 from shoal.fuse.slots import unalias_grad
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.transaction import refuse_changes
 from shoal.fuse.unfused_module import modules_of
 from shoal.fuse.watched_step import WatchedStep, frozen_hook, guarded_trace
 
-__all__ = ["CapturedStep"]
+__all__ = ["CapturedStep", "records_graphs"]
 
 
 class CapturedStep:
@@ -93,6 +92,7 @@ class CapturedStep:
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._unused: Tensor | None = None
         """Keys of random numbers, if the step draws none."""
+        self._keys = _DeviceKeys(array, self._runs, self._device) if records_graphs(self._device) else None
         self._replay: _Replay | None = None
         self._function = self._captured(leaves, compiling)
 
@@ -108,31 +108,30 @@ class CapturedStep:
             same = same and _identities(state.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
-        return self._replay is None or self._replay.fits(self._inputs())
+        return self._replay is None or self._replay.fits([*self._inputs(), *self._traced.counters])
 
     def __call__(self, batch: Any) -> Tensor:
         """Take one step; returns the losses, [B]."""
-        given = self._given(pytree.tree_leaves(batch))
-        with torch.no_grad(), warnings.catch_warnings(), self._counted():
+        given = _tensors(pytree.tree_leaves(batch))
+        with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler warns about itself
-            losses = self._function(*self._inputs(), *given) if self._replay is None else self._replay(given)
+            losses = self._run(given) if self._replay is None else self._replay(given)
         self._array.tick += self._runs
         self._optimizer.mark_stepped()
         return losses
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Count one more update; undo the count if the code in the context raises an error."""
-        parts = [part for share in self._traced.batches for part, _ in share.parts]
-        products = [product for part in parts for product in part.product]
+    def _run(self, given: Sequence[Tensor]) -> Tensor:
+        """Take a step without a CUDA graph; if it raises an error, the update is not counted."""
+        step = self._traced
+        products = [product for batch in step.batches for product in batch.counters[1]]
         before = _copies(products)
-        self._traced.advance()
+        step.advance(step.counters, step.coefficients)
         try:
-            yield
+            return self._function(*self._inputs(), self._next_keys(), *given)
         except BaseException:
-            for part in parts:
-                if part.steps is not None:
-                    part.steps.sub_(1)
+            for batch in step.batches:
+                for steps in batch.counters[0]:
+                    steps.sub_(1)
             for product, saved in zip(products, before, strict=True):
                 product.copy_(saved)
             raise
@@ -144,40 +143,58 @@ class CapturedStep:
         step = self._traced
         return [t.detach() for t in (*step.params, *self._others, *step.state, *step.coefficients)]
 
-    def _given(self, leaves: Sequence[Any]) -> list[Tensor]:
-        keys = self._unused
-        if keys is None:
-            seeds, ticks = self._array.seeds, self._array.ticks
-            of_each = [member_keys(seeds, [tick + later for tick in ticks]) for later in range(self._runs)]
-            keys = torch.tensor(of_each if self._runs > 1 else of_each[0]).to(self._device, non_blocking=True)
-        return [keys, *(_whole(leaf) for leaf in leaves if isinstance(leaf, Tensor))]
+    def _next_keys(self) -> Tensor:
+        """The keys of the members' random numbers in the next step: int64 [B], or [runs, B] for several runs."""
+        if self._unused is not None:
+            return self._unused
+        seeds, ticks = self._array.seeds, self._array.ticks
+        of_each = [member_keys(seeds, [tick + later for tick in ticks]) for later in range(self._runs)]
+        return torch.tensor(of_each if self._runs > 1 else of_each[0]).to(self._device, non_blocking=True)
 
     def _captured(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
         if compiling:
             use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
-        held, given = self._inputs(), self._given(leaves)
-        example, on_gpu = [*held, *given], self._device.type == "cuda"
+        held, given, keys = self._inputs(), _tensors(leaves), self._next_keys()
+        example, on_gpu = [*held, keys, *given], records_graphs(self._device)
         step = WatchedStep(self._step(leaves), len(held))
         try:
             first, second = (step.watch(_copies(example)) for _ in range(2))
             if first != second:  # a counter, or random numbers that are not torch's, would be constants
                 raise FusionError("two runs of it differ")
             if not step.uses_keys:
-                self._unused = given[0]
+                self._unused, self._keys = keys, None
             if on_gpu and not compiling:
                 with suppress(RuntimeError):  # a trace holds tensors that the loss makes of numbers, a graph does not
-                    self._replay = _Replay(step, held, given)
+                    self._replay = self._recorded(step, given)
                     return step
             with guarded_trace(), _one_fake_mode():
                 graph = make_fx(step.fn, tracing_mode="real")(*_copies(example))
             function = self._compiled(graph, example) if compiling else graph
             if on_gpu:
                 with torch.no_grad():
-                    function(*_copies(example))  # loads libraries, which recording must not do
-                    self._replay = _Replay(function, held, given)
+                    function(*_copies(example))
+                    self._replay = self._recorded(function, given)
         except (Exception, NeedsMemberError) as error:  # tracers and compilers raise any error
             raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
         return function
+
+    def _recorded(self, fn: Callable[..., Tensor], given: Sequence[Tensor]) -> "_Replay":
+        """Record the count of an update, its coefficients, the keys, and the step; `fn` has run once.
+
+        What else is recorded runs first on copies, since it loads libraries, which recording must not do.
+        """
+        step, keys, held, counters = self._traced, self._keys, self._inputs(), self._traced.counters
+        step.advance(_copies(counters), _copies(step.coefficients))
+        if keys is not None:
+            keys.write()
+            keys.next()
+            keys.count()
+
+        def run(given: Sequence[Tensor]) -> Tensor:
+            step.advance(counters, step.coefficients)
+            return fn(*held, self._next_keys() if keys is None else keys.next(), *given)
+
+        return _Replay(run, [*held, *counters], given, keys)
 
     def _compiled(self, graph: Callable[..., Tensor], example: list[Tensor]) -> Callable[..., Tensor]:
         with warnings.catch_warnings(), torch.no_grad():
@@ -240,7 +257,7 @@ class CapturedStep:
 
     def _guarded(self, model: Any, functions: Sequence[Any], constants: Sequence[Tensor]) -> Any:
         """Refuse changes that a graph would freeze; not while it is recorded, as values cannot be compared then."""
-        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if records_graphs(self._device) and torch.cuda.is_current_stream_capturing():
             return nullcontext()
         return refuse_changes(model, functions, constants)
 
@@ -250,6 +267,11 @@ class CapturedStep:
         per_member = [(b, of_param[id(own)]) for _, b, own in self._array.unfused_parameters() if id(own) in of_param]
         found = Gradients(len(self._array), stacked, per_member)
         found.clip_(limits, found.norms(2.0))
+
+
+def records_graphs(device: torch.device) -> bool:
+    """Whether the kernels of a step on this device can be recorded as a graph."""
+    return device.type == "cuda"
 
 
 @contextmanager
@@ -269,6 +291,11 @@ def _gather_weights(modules: Iterable[nn.Module]) -> None:
 def _identities(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
     """Identify tensors such that replacing, freezing or unfreezing one is noticed."""
     return [(id(tensor), tensor.requires_grad) for tensor in tensors]
+
+
+def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
+    """The tensors of a batch, plain ones."""
+    return [_whole(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _whole(leaf: Tensor) -> Tensor:
@@ -291,44 +318,120 @@ def _shapes(leaves: Sequence[Any]) -> list[Any]:
 
 
 class _Replay:
-    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values."""
+    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values.
 
-    def __init__(self, fn: Callable[..., Tensor], held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    It is recorded on a stream of its own, since cuBLAS has one workspace for each stream: two graphs of one stream
+    would write to the same workspace, even if they run at the same time.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Tensor]], Tensor],
+        held: Sequence[Tensor],
+        given: Sequence[Tensor],
+        keys: "_DeviceKeys | None",
+    ) -> None:
         self._places = _places(held)
-        self._given = [tensor.clone() for tensor in given]
+        self._given = _copies(given)
+        self._keys = keys
+        self._stream = torch.cuda.Stream(held[0].device)  # type: ignore[no-untyped-call]
         with no_new_hashes():
-            self._graph, self._result = _record_graph(lambda: fn(*held, *self._given), held[0].device)
-        self._fn = fn  # holds the memory of the constants, which the graph reads
+            self._graph, self._result = _record_graph(lambda: run(self._given), self._stream)
+        self._run = run  # holds the memory of the constants, which the graph reads
 
     def fits(self, held: Sequence[Tensor]) -> bool:
         """Whether the held tensors are still in the recorded memory."""
         return _places(held) == self._places
 
     def __call__(self, given: Sequence[Tensor]) -> Tensor:
+        """Run the kernels; if it raises an error, none has run."""
+        losses = torch.empty_like(self._result)
         for place, tensor in zip(self._given, given, strict=True):
             place.copy_(tensor, non_blocking=True)
+        if self._keys is not None:
+            self._keys.write()
         self._graph.replay()
-        return self._result.clone()
+        if self._keys is not None:
+            self._keys.count()
+        return losses.copy_(self._result)
 
 
-def _record_graph(run: Callable[[], Tensor], device: torch.device) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    before = torch.cuda.current_stream(device)
+class _DeviceKeys:
+    """Keys of the members' random numbers, computed on the device by what it counts itself.
+
+    The host writes seeds and numbers of calls only where the device has others, as when an epoch begins.
+    """
+
+    def __init__(self, array: ModelArray, runs: int, device: torch.device) -> None:
+        self._array = array
+        self._runs = runs
+        self._words, self._ticks = torch.zeros(2, len(array), dtype=torch.int64, device=device)
+        self._later = torch.arange(runs, device=device)[:, None]
+        self._written: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        """Seeds and numbers of calls that are on the device."""
+
+    def write(self) -> None:
+        """Let the device have the seeds, and the numbers of the members' next calls."""
+        now = (self._array.seeds, self._array.ticks)
+        if now != self._written:
+            for place, values in ((self._words, seed_words(now[0])), (self._ticks, now[1])):
+                place.copy_(torch.tensor(values))
+            self._written = now
+
+    def next(self) -> Tensor:
+        """The keys of a step, int64 [B], or [runs, B] for several runs; counts its calls, on the device alone."""
+        keys = keys_at(self._words, self._ticks + self._later)
+        self._ticks += self._runs
+        return keys if self._runs > 1 else keys[0]
+
+    def count(self) -> None:
+        """Note on the host that the device has counted a step."""
+        if self._written is not None:
+            seeds, ticks = self._written
+            self._written = seeds, tuple(tick + self._runs for tick in ticks)
+
+
+def _record_graph(run: Callable[[], Tensor], stream: torch.cuda.Stream) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
+    """Record a function's kernels on a stream.
+
+    Memory that the allocator keeps for later is given back only if the record needs it: it takes long to get again.
+    """
     try:
-        # Other threads may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            result = run()
+        return _record_once(run, stream)
+    except torch.OutOfMemoryError:  # during a record the allocator does not give memory back by itself
+        torch.cuda.empty_cache()
+    return _record_once(run, stream)
+
+
+def _record_once(run: Callable[[], Tensor], stream: torch.cuda.Stream) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    before = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool, capture_error_mode=_ERROR_MODE)
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
     except RuntimeError:
-        # `torch.cuda.graph` leaves its stream current then, its pool open and the generator of random numbers recording
-        # (torch 2.11, CUDAGraph::capture_end). The end of a record that succeeds closes the generator's.
-        torch.cuda.set_stream(before)
+        # A record that fails leaves its pool open and the generator of random numbers recording (torch 2.11,
+        # CUDAGraph::capture_end). The end of a record that succeeds closes the generator's.
         with suppress(RuntimeError):  # the pool is closed already, as only the last part of the record has failed
-            torch._C._cuda_endAllocateToPool(device.index, pool)
-        torch.cuda.synchronize(device)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-            torch.zeros((), device=device)
+            torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+        torch.cuda.synchronize(stream.device)
+        with torch.cuda.stream(stream):
+            closing = torch.cuda.CUDAGraph()
+            closing.capture_begin(capture_error_mode=_ERROR_MODE)
+            torch.zeros((), device=stream.device)
+            closing.capture_end()
         raise
+    before.wait_stream(stream)
     return graph, result
+
+
+_ERROR_MODE = "thread_local"
+"""Other threads may use the device while this one records."""
 
 
 def _places(tensors: Sequence[Tensor]) -> list[int]:

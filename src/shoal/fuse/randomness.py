@@ -25,18 +25,32 @@ __all__ = [
     "active_source",
     "current_source",
     "keep_mask",
+    "keys_at",
     "member_keys",
     "no_new_hashes",
+    "seed_words",
     "use_source",
 ]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
+_TICK = 2654435761  # 2**32 / golden ratio
 _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
 
 
 def member_keys(seeds: Sequence[int], ticks: Sequence[int]) -> list[int]:
     """One int64 key per member, computed from its seed and the number of its call."""
-    return [_mix(_int64(_mix(seed) + tick * 2654435761)) for seed, tick in zip(seeds, ticks, strict=True)]
+    words = seed_words(seeds)
+    return [_mix(_int64(word + tick * _TICK)) for word, tick in zip(words, ticks, strict=True)]
+
+
+def seed_words(seeds: Sequence[int]) -> list[int]:
+    """One int64 per member, computed from its seed: what `keys_at` needs."""
+    return [_mix(seed) for seed in seeds]
+
+
+def keys_at(words: Tensor, ticks: Tensor) -> Tensor:
+    """`member_keys` computed on a device, for the members' `seed_words` and numbers of calls, int64 [..., B] each."""
+    return _mix64(words + ticks * _TICK)
 
 
 class RandomSource:

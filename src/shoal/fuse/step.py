@@ -31,7 +31,7 @@ from shoal.cost.estimate import MIN_STEPS_TO_CAPTURE, fused_gain
 from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.backward import backward, backward_alone, one_loss
-from shoal.fuse.capture import CapturedStep
+from shoal.fuse.capture import CapturedStep, records_graphs
 from shoal.fuse.compile_decision import CompileDecision
 from shoal.fuse.generators import seed_member
 from shoal.fuse.grads import clip_grad_norm_, parse_limits
@@ -278,7 +278,7 @@ class TrainingStep:
         _log.info("%d members: %s", len(self.array), self)
 
     def _prepare(self, way: StepMode, batch: Any) -> bool:
-        if way == "captured" and self._device.type != "cuda":
+        if way == "captured" and not records_graphs(self._device):
             return False
         if way == "compiled" and not self._compiling(min(self.seconds.values())):
             return False

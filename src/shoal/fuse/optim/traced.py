@@ -21,11 +21,11 @@ class _BatchTrace:
     constants: int
     coefficients: Tensor
 
-    def fill(self, steps: Tensors, products: Tensors) -> None:
-        """Write the coefficients of the update that `steps` has counted last."""
-        rule, table = self.param_batch.rule, self.param_batch.hyperparameters()
-        rows = [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
-        self.coefficients.copy_(torch.stack(rows))
+    @property
+    def counters(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Numbers of updates and running products, [B] each."""
+        steps = [part.steps for part, _ in self.parts if part.steps is not None]
+        return steps, [part.product[0] for part, _ in self.parts if part.product]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +41,25 @@ class TracedStep:
     coefficients: list[Tensor]
     batches: list[_BatchTrace]
 
+    @property
+    def counters(self) -> list[Tensor]:
+        """Numbers of updates and running products, [B] each, which `advance` changes."""
+        return [counter for batch in self.batches for counters in batch.counters for counter in counters]
+
     @torch.no_grad()
-    def advance(self) -> None:
-        """Count an update and compute its coefficients; call it before every run of the trace."""
-        for batch in self.batches:
-            steps = [part.steps for part, _ in batch.parts if part.steps is not None]
-            if steps:
-                torch._foreach_add_(steps, 1)
-            batch.fill(steps, [part.product[0] for part, _ in batch.parts if part.product])
+    def advance(self, counters: Sequence[Tensor], coefficients: Sequence[Tensor]) -> None:
+        """Count an update and compute its coefficients, in place; call it before every run of the trace.
+
+        A CUDA graph can record it.
+
+        Args:
+            counters: `counters`, or other tensors like them.
+            coefficients: `coefficients`, or other tensors like them.
+        """
+        left = iter(counters)
+        for batch, mine in zip(self.batches, coefficients, strict=True):
+            steps, products = ([next(left) for _ in kind] for kind in batch.counters)
+            mine.copy_(_next_rows(batch.param_batch, steps, products))
 
     def apply(
         self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], coefficients: Sequence[Tensor]
@@ -93,13 +104,18 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) ->
 
 def _trace_batch(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]]) -> _BatchTrace:
     """Prepare a batch for tracing, with the coefficients of the next update, which is not counted yet."""
-    table = param_batch.hyperparameters()
-    steps = [part.steps + 1 for part, _ in parts if part.steps is not None]
+    steps = [part.steps.clone() for part, _ in parts if part.steps is not None]
     products = [part.product[0].clone() for part, _ in parts if part.product]
-    constants = len(param_batch.rule.constants(table))
-    entries = len(param_batch.rule.schedule(table, steps, [product.clone() for product in products]))
+    constants = len(param_batch.rule.constants(param_batch.hyperparameters()))
     dtype = torch.float64 if any(part.param.dtype == torch.float64 for part, _ in parts) else torch.float32
-    coefficients = torch.empty(constants + entries * len(parts), table.shape[1], dtype=dtype, device=table.device)
-    batch = _BatchTrace(param_batch, parts, constants, coefficients)
-    batch.fill(steps, products)
-    return batch
+    return _BatchTrace(param_batch, parts, constants, _next_rows(param_batch, steps, products).to(dtype))
+
+
+def _next_rows(param_batch: ParamGroupBatch, steps: Tensors, products: Tensors) -> Tensor:
+    """Count an update in `steps` and `products`, and return its coefficients, [R, B]."""
+    rule, table = param_batch.rule, param_batch.hyperparameters()
+    if steps:
+        torch._foreach_add_(steps, 1)
+    return torch.stack(
+        [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
+    )

@@ -1,0 +1,206 @@
+"""Steps recorded as CUDA graphs compute what eager ones do; stand-ins record the graphs on a CPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs_on_cpu import Device, graphs
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shoal.fuse.api import fuse
+from shoal.fuse.array import ModelArray
+from shoal.fuse.capture import CapturedStep
+from shoal.fuse.micro_batches import MicroBatches
+from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.fuse.randomness import seed_words
+from shoal.fuse.step import TrainingStep
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return graphs(monkeypatch)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def array_of(
+    make: Callable[[], nn.Module] = net, kind: Callable[..., Optimizer] = torch.optim.Adam, count: int = 3
+) -> tuple[ModelArray, FusedOptimizer]:
+    models = []
+    for b in range(count):
+        torch.manual_seed(b)
+        models.append(make().double())
+    array = fuse(models, seeds=range(count))
+    return array, fuse_optimizers([kind(m.parameters(), lr=0.01 * (b + 1)) for b, m in enumerate(models)], array)
+
+
+def eager(array: ModelArray, optimizer: FusedOptimizer, batch: Any) -> Tensor:
+    optimizer.zero_grad()
+    losses = array.map(loss, batch)
+    losses.sum().backward()
+    optimizer.step()
+    return losses.detach()
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(6, 5, dtype=torch.float64, generator=generator), torch.randint(0, 3, (6,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def captured(array: ModelArray, optimizer: FusedOptimizer, batch: Any, **options: Any) -> CapturedStep:
+    eager(array, optimizer, batch)
+    return CapturedStep(array, optimizer, loss, batch, compiling=False, **options)
+
+
+def test_each_step_records_on_a_stream_of_its_own_and_keeps_the_allocators_cache(device: Device) -> None:
+    """Graphs of one stream would share the workspace of cuBLAS."""
+    (batch,) = batches(1)
+    default = device.current
+    steps = [captured(*array_of(), batch) for _ in range(2)]
+    first, second = (graph.stream for graph in device.graphs)
+    assert first is not second
+    for stream in (first, second):
+        assert stream is not None
+        assert stream.waited_for == [default], "what the current stream still does is done before the record"
+    assert default.waited_for == [first, second]
+    assert device.current is default
+    assert device.log == []
+    assert [step.fits(batch) for step in steps] == [True, True]
+
+
+def test_a_record_that_finds_no_memory_is_repeated_with_what_the_allocator_keeps(device: Device) -> None:
+    (batch,) = batches(1)
+    device.fails.append(torch.OutOfMemoryError("none left"))
+    array, optimizer = array_of()
+    step = captured(array, optimizer, batch)
+    assert device.log == ["end pool", "synchronize", "empty_cache"]
+    assert device.current not in device.streams
+    step(batch)
+    assert device.replays == 1
+
+
+KINDS: dict[str, Callable[..., Optimizer]] = {
+    "AdamW": lambda p, lr: torch.optim.AdamW(p, lr=lr, amsgrad=True, weight_decay=lr),
+    "NAdam, with a running product": torch.optim.NAdam,
+    "SGD with momentum": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9),
+}
+
+
+def same_state(array: ModelArray, optimizer: FusedOptimizer, twin: ModelArray, twins_optimizer: FusedOptimizer) -> None:
+    for own, other in zip(array.members, twin.members, strict=True):
+        torch.testing.assert_close(own.state_dict(), other.state_dict(), rtol=1e-9, atol=1e-12)
+    for mine, theirs in zip(optimizer.members, twins_optimizer.members, strict=True):
+        torch.testing.assert_close(mine.state_dict()["state"], theirs.state_dict()["state"], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_graph_counts_updates_and_calls_by_itself(kind: Callable[..., Optimizer], device: Device) -> None:
+    """With other rates, calls and seeds from step to step, and eager steps between."""
+    given = batches(12)
+    array, optimizer = array_of(kind=kind)
+    twin, twins_optimizer = array_of(kind=kind)
+    eager(twin, twins_optimizer, given[0])
+    step = captured(array, optimizer, given[0])
+    for number, batch in enumerate(given[1:], start=1):
+        for both in (optimizer, twins_optimizer):
+            both.members[1].param_groups[0]["lr"] = 0.05 / number
+        for one in (array, twin):
+            if number == 4:
+                one.ticks = (100, 7, 9)
+            if number == 7:
+                one.seeds = (3, 2**70, -5)
+        assert step.fits(batch)
+        run = (lambda batch: eager(array, optimizer, batch)) if number in (6, 9) else step
+        torch.testing.assert_close(run(batch), eager(twin, twins_optimizer, batch), rtol=1e-9, atol=0)
+        assert array.ticks == twin.ticks
+    assert device.replays == 9
+    same_state(array, optimizer, twin, twins_optimizer)
+
+
+def test_the_host_writes_numbers_of_calls_only_where_they_jump(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = batches(6)
+    array, optimizer = array_of()
+    step = captured(array, optimizer, given[0])
+    written: list[Any] = []
+    monkeypatch.setattr("shoal.fuse.capture.seed_words", lambda seeds: written.append(array.ticks) or seed_words(seeds))
+    for number, batch in enumerate(given):
+        if number == 3:
+            array.ticks = (50, 60, 70)
+        step(batch)
+    assert written == [(1, 1, 1), (50, 60, 70)]
+
+
+def test_batches_are_accumulated_in_a_graph_with_the_keys_of_each(device: Device) -> None:
+    first, second, third = (MicroBatches(tuple(batches(2)), (0.25, 0.75)) for _ in range(3))
+    arrays = []
+    for recorded in (False, True):
+        array, optimizer = array_of()
+        steps: Any = TrainingStep(array, optimizer, loss, ("eager",))
+        losses = [steps(first)]
+        if recorded:
+            steps = CapturedStep(array, optimizer, loss, first, compiling=False)
+        arrays.append((torch.stack([*losses, steps(second), steps(third)]), array, optimizer))
+    (expected, twin, twins_optimizer), (found, array, optimizer) = arrays
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+    assert device.replays == 2
+    assert array.ticks == twin.ticks == (6, 6, 6)
+    same_state(array, optimizer, twin, twins_optimizer)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam])
+def test_a_replay_that_fails_counts_nothing(kind: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = batches(4)
+    array, optimizer = array_of(kind=kind)
+    twin, twins_optimizer = array_of(kind=kind)
+    eager(twin, twins_optimizer, given[0])
+    step = captured(array, optimizer, given[0])
+    for batch in given[1:]:
+        with monkeypatch.context() as failing:
+            failing.setattr(device.graphs[0], "replay", _raise)
+            with pytest.raises(torch.OutOfMemoryError):
+                step(batch)
+        torch.testing.assert_close(step(batch), eager(twin, twins_optimizer, batch), rtol=1e-9, atol=0)
+    same_state(array, optimizer, twin, twins_optimizer)
+
+
+def _raise() -> None:
+    raise torch.OutOfMemoryError("none left")
+
+
+class Launches(TorchDispatchMode):
+    """Names the functions that run on tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_outside_of_the_graph_a_step_only_copies_its_batch_and_losses(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = batches(3)
+    step = captured(*array_of(), first)
+    assert step.fits(second)
+    step(second)  # which writes the numbers of calls
+    monkeypatch.setattr(device.graphs[0], "replay", lambda: None)
+    with Launches() as launches:
+        assert step.fits(third)
+        step(third)
+    assert [name for name in launches.names if name != "detach"] == ["empty_like", "copy_", "copy_", "copy_"]
