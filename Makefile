@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 BENCHMARKS := search_vs_peers fusion scheduling simulated_makespan groups auto time_sharing algorithms packing placement \
 	engine_overhead start regret simulation_fuzz simulated_scale clusters lora trackers searches page demo teams \
-	mutations
+	mutations launches
 PYTHONS := python3.11 python3.12 python3.13
 TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
 VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms journal backends/test_local.py backends/test_inline.py \

@@ -1,4 +1,4 @@
-"""When compiling is worth its time."""
+"""When recording or compiling a step is worth its time."""
 
 from dataclasses import replace
 
@@ -7,17 +7,18 @@ import pytest
 from shoal.core.demand import Profile
 from shoal.cost.estimate import (
     EXPECTED_COMPILE_SECONDS,
-    EXPECTED_GAIN,
+    EXPECTED_GAINS,
     EXPECTED_RELOAD_SHARE,
-    MIN_SAVED_BY_COMPILING,
-    compiling_pays,
+    EXPECTED_STEPS_TO_RECORD,
+    MIN_SAVED_BY_CAPTURING,
+    capturing_pays,
 )
 
 NEVER = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0)
 GAINED = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={16: 2.0}, compile_seconds=3.0)
 LOST = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={16: 0.9}, compile_seconds=6.0)
 RELOADED = replace(GAINED, reload_seconds=0.5)
-ENOUGH = MIN_SAVED_BY_COMPILING * EXPECTED_COMPILE_SECONDS / (1 - 1 / EXPECTED_GAIN)
+ENOUGH = MIN_SAVED_BY_CAPTURING * EXPECTED_COMPILE_SECONDS / (1 - 1 / EXPECTED_GAINS["compiled"])
 
 CASES = {
     "never compiled, a short budget": (NEVER, 1.0, 0.9 * ENOUGH, False),
@@ -32,7 +33,7 @@ CASES = {
 
 @pytest.mark.parametrize(("profile", "eager", "steps", "expected"), CASES.values(), ids=CASES)
 def test_compiling_pays(profile: Profile | None, eager: float, steps: float, expected: bool) -> None:
-    assert compiling_pays(profile, 16, eager, int(steps)) is expected
+    assert capturing_pays("compiled", profile, 16, eager, int(steps)) is expected
 
 
 RELOADS = {
@@ -47,7 +48,7 @@ RELOADS = {
 
 @pytest.mark.parametrize(("profile", "eager", "steps", "expected"), RELOADS.values(), ids=RELOADS)
 def test_reloading_pays_earlier(profile: Profile | None, eager: float, steps: int, expected: bool) -> None:
-    assert compiling_pays(profile, 16, eager, steps, compiled_before=True) is expected
+    assert capturing_pays("compiled", profile, 16, eager, steps, compiled_before=True) is expected
 
 
 LATER = {
@@ -62,4 +63,24 @@ LATER = {
 @pytest.mark.parametrize(("later", "expected"), LATER.values(), ids=LATER)
 def test_later_arrays_of_the_size_save_time_too(later: dict[int, float], expected: bool) -> None:
     """Compiling costs 3 s, so that it is to save 6 s; four steps of 1 s save 2 s, and reloading costs 0.5 s."""
-    assert compiling_pays(RELOADED, 16, 1.0, 4, later) is expected
+    assert capturing_pays("compiled", RELOADED, 16, 1.0, 4, later) is expected
+
+
+RECORDED = replace(NEVER, recorded_gain={16: 1.25}, record_seconds=3.0)
+ENOUGH_STEPS = int(MIN_SAVED_BY_CAPTURING * EXPECTED_STEPS_TO_RECORD / (1 - 1 / EXPECTED_GAINS["captured"]))
+
+RECORDS = {
+    "nothing known, too few steps": (None, 1.0, ENOUGH_STEPS, False),
+    "nothing known, enough steps": (NEVER, 1.0, ENOUGH_STEPS + 1, True),
+    "their time does not matter where nothing is known": (NEVER, 1e-4, ENOUGH_STEPS + 1, True),
+    "31 steps of 1 s save 6.2 s, and recording costs 3 s": (RECORDED, 1.0, 31, True),
+    "29 steps save 5.8 s": (RECORDED, 1.0, 29, False),
+    "never faster: not again": (replace(RECORDED, recorded_gain={16: 1.0}), 1.0, 10**9, False),
+    "no step left": (RECORDED, 1.0, 0, False),
+}
+
+
+@pytest.mark.parametrize(("profile", "seconds", "steps", "expected"), RECORDS.values(), ids=RECORDS)
+def test_recording_pays(profile: Profile | None, seconds: float, steps: int, expected: bool) -> None:
+    """Each array records its steps anew, so later ones do not matter."""
+    assert capturing_pays("captured", profile, 16, seconds, steps, {10**6: 100.0}) is expected

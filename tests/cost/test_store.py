@@ -23,6 +23,7 @@ KNOWN = replace(
     member_memory=3 * GB,
     compiled_gain={4: 2.0},
     compile_seconds=5.0,
+    recorded_gain={4: 3.0},
     crowding={2: 1.5},
     fused_gain={4: 1.1},
 )
@@ -32,6 +33,8 @@ FOUND = replace(
     compiled_gain={8: 1.5},
     fused_gain={16: 4.0},
     reload_seconds=0.5,
+    recorded_gain={8: 2.0},
+    record_seconds=0.2,
 )
 
 
@@ -95,6 +98,7 @@ def test_a_profile_job_keeps_measurements_of_training_jobs() -> None:
         member_memory=3 * GB,
         compiled_gain={4: 2.0, 8: 1.5},
         compile_seconds=5.0,
+        recorded_gain={4: 3.0, 8: 2.0},
         crowding={2: 1.5},
     )
 
@@ -127,6 +131,7 @@ def test_epochs_alone_are_kept_without_a_new_plan() -> None:
 
 def test_a_training_job_adds_to_what_was_measured() -> None:
     expected = replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0}, reload_seconds=0.5)
+    expected = replace(expected, recorded_gain={4: 3.0, 8: 2.0}, record_seconds=0.2)
     store = knowing(KNOWN)
     assert after(store, Profiled("two", A, FOUND)) == expected
     again = replace(expected, fused_gain={4: 1.1, 16: 2.0})

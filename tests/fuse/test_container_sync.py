@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
+from shoal.fuse.container_sync import ContainerSync
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import StepMode, TrainingStep
 
@@ -181,3 +183,41 @@ def test_a_list_that_outgrows_its_limit_is_refused() -> None:
     assert [len(model.held) for model in models] == [100, 100]
     with pytest.raises(FusionError, match="'held' of a model changes and holds more than 128 entries"):
         array.map(fill, X)
+
+
+def _in_place(held: Any) -> None:
+    with torch.no_grad():
+        held["tensor"].add_(1)
+
+
+UNSEEN: dict[str, Callable[[Any], Any]] = {
+    "an entry": lambda held: held.update(number=2),
+    "another name for it": lambda held: held.update(other=held.pop("last")),
+    "a new entry": lambda held: held.update(new=True),
+    "a list in a tuple": lambda held: held["tuple"][0].append(1),
+    "an object's attribute": lambda held: setattr(held["meter"], "count", 5),
+    "an object's dict": lambda held: setattr(held["meter"], "__dict__", {"count": 3, "scale": {}}),
+    "a tensor in place": _in_place,
+    "an array in place": lambda held: held["array"].fill(2),
+    "a set": lambda held: held["set"].add(7),
+}
+
+
+@pytest.mark.parametrize("change", UNSEEN.values(), ids=UNSEEN)
+def test_a_change_of_all_members_is_seen_after_steps_in_which_nothing_changed(change: Callable[[Any], Any]) -> None:
+    """Comparing identities is fast; it must miss nothing."""
+    exotic = {"set": {1}} if change is UNSEEN["a set"] else {}
+    exotic |= {"array": np.ones(2)} if change is UNSEEN["an array in place"] else {}
+    template, *members = [Model({}) for _ in range(3)]
+    for model in (template, *members):
+        values = {"number": 1000, "tuple": ([0], 1), "meter": Meter(), "tensor": torch.ones(2), "last": 7}
+        model.held = values | copy.deepcopy(exotic)
+    sync = ContainerSync([template], [[member] for member in members], ())
+    template.held["number"] = 2000  # from now on, what is held is compared in each step
+    sync.push(search=False)
+    assert [sync.pull(search=False) for _ in range(3)] == [False] * 3
+    assert [entries.are_same() for entries in sync._same[0, "held"]] == [not exotic] * 2
+    for member in members:
+        change(member.held)
+    assert sync.pull(search=False)
+    assert not sync.pull(search=False)

@@ -149,7 +149,7 @@ def test_the_global_generator_is_left_alone() -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_the_share_kept(rate: float) -> None:
     keys = RandomSource(torch.tensor(member_keys([1, 2, 3], [0] * 3))).next()
-    keep = keep_mask(keys, (500, 800), rate, CPU)
+    keep = keep_mask(keys, (500, 800), (rate,), CPU)
     deviation = (rate * (1 - rate) / 400_000) ** 0.5
     assert (keep.double().mean((1, 2)) - (1 - rate)).abs().max() < 5 * deviation
     rows = keep.double().mean(2)  # of 800 each, also spread as independent draws are
@@ -161,7 +161,7 @@ def test_masks_of_members_calls_and_steps_are_independent() -> None:
     masks = []
     for tick in range(3):
         source = RandomSource(torch.tensor(member_keys([1, 2, 3], [tick] * 3)))
-        masks += [mask.double() for _ in range(3) for mask in keep_mask(source.next(), (20_000,), 0.5, CPU)]
+        masks += [mask.double() for _ in range(3) for mask in keep_mask(source.next(), (20_000,), (0.5,), CPU)]
     correlation = torch.corrcoef(torch.stack(masks)) - torch.eye(len(masks))
     assert correlation.abs().max() < 5 / 20_000**0.5
     shifted = torch.corrcoef(torch.stack([masks[0][:-1], masks[0][1:]]))[0, 1]
@@ -172,7 +172,7 @@ def test_masks_do_not_depend_on_the_number_type() -> None:
     results = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         source = RandomSource(torch.tensor(member_keys([1, 2], [0, 0])))
-        results.append(keep_mask(source.next(), (50,), 0.3, CPU))
+        results.append(keep_mask(source.next(), (50,), (0.3,), CPU))
         model = fuse([nn.Dropout(0.3), nn.Dropout(0.3)], [1, 2])
         assert model(torch.ones(50, dtype=dtype)).dtype == dtype
         assert torch.equal(model.map(lambda m, x: m(x), torch.ones(50)).gt(0), fuse_once(torch.float32))

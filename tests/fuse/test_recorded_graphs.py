@@ -1,6 +1,8 @@
 """Steps recorded as CUDA graphs compute what eager ones do; stand-ins record the graphs on a CPU."""
 
+import copy
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
@@ -204,3 +207,50 @@ def test_outside_of_the_graph_a_step_only_copies_its_batch_and_losses(
         assert step.fits(third)
         step(third)
     assert [name for name in launches.names if name != "detach"] == ["empty_like", "copy_", "copy_", "copy_"]
+
+
+def test_recording_runs_the_step_once_and_then_records_it(device: Device) -> None:
+    runs = count()
+
+    def noted(model: nn.Module, batch: Any) -> Tensor:
+        next(runs)
+        return loss(model, batch)
+
+    (batch,) = batches(1)
+    array, optimizer = array_of()
+    eager(array, optimizer, batch)
+    before = [member.state_dict() for member in copy.deepcopy(array.members)]
+    CapturedStep(array, optimizer, noted, batch, compiling=False)
+    assert next(runs) == 2, "the second run is the record"
+    assert len(device.graphs) == 1
+    torch.testing.assert_close([member.state_dict() for member in array.members], before, rtol=0, atol=0)
+
+
+def test_a_step_that_cannot_be_recorded_as_it_runs_is_traced_first(device: Device) -> None:
+    given = batches(2)
+    array, optimizer = array_of()
+    twin, twins_optimizer = array_of()
+    eager(twin, twins_optimizer, given[0])
+    eager(array, optimizer, given[0])
+    device.fails.append(RuntimeError("operation not permitted when stream is capturing"))
+    step = CapturedStep(array, optimizer, loss, given[0], compiling=False)
+    assert device.log == ["end pool", "synchronize"]
+    assert step.fits(given[1])
+    torch.testing.assert_close(step(given[1]), eager(twin, twins_optimizer, given[1]), rtol=1e-9, atol=0)
+    assert device.replays == 1
+    same_state(array, optimizer, twin, twins_optimizer)
+
+
+def test_a_step_that_its_record_differs_from_is_refused(device: Device) -> None:
+    """The iterator counts where no snapshot looks."""
+    numbers = count(1)
+
+    def counting(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, batch) * next(numbers)
+
+    (batch,) = batches(1)
+    array, optimizer = array_of()
+    eager(array, optimizer, batch)
+    with pytest.raises(FusionError, match="two runs of it differ"):
+        CapturedStep(array, optimizer, counting, batch, compiling=False)
+    assert next(numbers) == 3, "one run and the record"

@@ -85,9 +85,9 @@ def test_rates_of_the_members_own_are_traced() -> None:
 def test_tracing_leaves_nothing_behind() -> None:
     """What a trace has put in the cache of index hashes serves outside of it, and the other way round."""
     keys, device = torch.tensor(member_keys([1, 2], [0, 0])), torch.device("cpu")
-    graph = make_fx(lambda keys: keep_mask(keys, (101,), 0.5, device))(keys)
-    eager = keep_mask(keys, (101,), 0.5, device)
+    graph = make_fx(lambda keys: keep_mask(keys, (101,), (0.5,), device))(keys)
+    eager = keep_mask(keys, (101,), (0.5,), device)
     assert type(eager) is Tensor
     assert torch.equal(graph(keys), eager)
-    again = make_fx(lambda keys: keep_mask(keys, (101,), 0.5, device))(keys)
+    again = make_fx(lambda keys: keep_mask(keys, (101,), (0.5,), device))(keys)
     assert torch.equal(again(keys), eager)

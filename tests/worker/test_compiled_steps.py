@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import shoal.fuse.step as step_module
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
-from shoal.cost.estimate import compiling_pays
+from shoal.cost.estimate import capturing_pays
 from shoal.cost.race import RaceRules
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
@@ -39,15 +39,17 @@ def members(count: int = 2) -> tuple[ModelArray, FusedOptimizer]:
 
 
 def stepping(array: ModelArray, optimizer: FusedOptimizer, profile: Profile, decision: CompileDecision) -> TrainingStep:
-    ways = ways_to_try(profile, len(array), decision.steps)
+    ways = ways_to_try(profile, len(array))
     return TrainingStep(array, optimizer, loss, ways, decision, Clock.look, profile=profile)
 
 
 class Captured:
-    """Replaces a compiled step by an eager one with a given duration."""
+    """Replaces a captured step by an eager one with a given duration."""
 
     taken = 0
     delay = 0.0
+    compiled = True
+    """Whether all are compiled; otherwise all are recorded."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class Captured:
         trained: Any,
         limits: Tensor | None,
     ) -> None:
-        assert compiling
+        assert compiling is self.compiled
         assert limits is None
         self.array, self.optimizer, self.fn, self.shape = array, optimizer, fn, batch.shape
 
@@ -137,9 +139,54 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
         assert chosen.new_profile.compile_seconds > 0
 
 
-@pytest.mark.parametrize(("steps", "recorded"), [(499, False), (500, True)])
-def test_a_step_is_recorded_only_where_enough_steps_are_left(steps: int, recorded: bool) -> None:
-    assert ("captured" in ways_to_try(KNOWN, 2, steps)) == recorded
+NEVER = replace(KNOWN, compiled_gain={2: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("profile", "left", "recorded"),
+    [
+        pytest.param(NEVER, 500, False, id="500 steps of 1 s save 250 s, and recording costs 125 s"),
+        pytest.param(NEVER, 501, True, id="one more"),
+        pytest.param(replace(NEVER, recorded_gain={2: 1.25}, record_seconds=3.0), 29, False, id="29 save 5.8 of 6 s"),
+        pytest.param(replace(NEVER, recorded_gain={2: 1.25}, record_seconds=3.0), 31, True, id="31 save 6.2 s"),
+        pytest.param(replace(NEVER, recorded_gain={2: 1.0}), 10**6, False, id="it was not faster"),
+        pytest.param(NEVER, None, True, id="the caller does not say how many steps are left"),
+    ],
+)
+def test_a_step_is_recorded_only_where_that_is_expected_to_pay_off(
+    profile: Profile, left: int | None, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Captured, "delay", -0.9)
+    monkeypatch.setattr(Captured, "compiled", False)
+    monkeypatch.setattr(step_module, "records_graphs", lambda device: True)
+    array, optimizer = members()
+    if left is None:
+        chosen = TrainingStep(array, optimizer, loss, clock=Clock.look, profile=profile)
+    else:
+        chosen = stepping(array, optimizer, profile, CompileDecision(profile, 2, 2 * (RaceRules.min_runs + 1) + left))
+    while chosen.way is None:
+        chosen(X)
+    assert (chosen.way == "captured") is recorded
+    assert chosen.new_profile is not None
+    if recorded:
+        assert chosen.new_profile.recorded_gain[2] == pytest.approx(10.0)
+        assert chosen.new_profile.record_seconds == 1.0
+    else:
+        assert chosen.new_profile.recorded_gain == profile.recorded_gain
+
+
+def test_a_step_that_cannot_be_recorded_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise FusionError("it cannot be captured")
+
+    monkeypatch.setattr(step_module, "CapturedStep", refuse)
+    monkeypatch.setattr(step_module, "records_graphs", lambda device: True)
+    array, optimizer = members()
+    chosen = stepping(array, optimizer, NEVER, CompileDecision(NEVER, 2, 10**6))
+    while chosen.way is None:
+        chosen(X)
+    assert chosen.new_profile is not None
+    assert not CompileDecision(chosen.new_profile, 2, 10**9).records(1.0)
 
 
 def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +216,7 @@ def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.M
     assert CompileRecord("refused").begin(), "others may try"
     assert chosen.new_profile is not None
     assert chosen.new_profile.compiled_gain[2] == 1.0
-    assert not compiling_pays(chosen.new_profile, 2, 1.0, 10**9)
+    assert not capturing_pays("compiled", chosen.new_profile, 2, 1.0, 10**9)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """No steps are timed."""
-    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members, steps: ("eager",))
+    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members: ("eager",))
 
 
 def runtimes(task: Task, count: int = 3) -> list[TrialRuntime]:
@@ -449,7 +449,7 @@ def test_attributes_that_a_validation_changes_are_compared(monkeypatch: pytest.M
 def test_plain_steps_of_one_trial_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Momentum(), members=1)
     assert run.train(1) == {1: ("0 step, eager",)}
-    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members, steps: ("plain",))
+    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members: ("plain",))
     run = Run(Momentum(), members=1)
     assert run.train(3) == {}
     run.validate()
@@ -458,7 +458,7 @@ def test_plain_steps_of_one_trial_are_not_compared(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_plain_steps_of_one_trial_change_outside_of_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members, steps: ("plain",))
+    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members: ("plain",))
     run = Run(CountsOnClass(), members=1)
     with pytest.raises(StepRefusedError, match=r"steps change `Net.steps`, outside of the models"):
         run.train(3)
@@ -472,7 +472,7 @@ def test_an_attribute_that_nobody_can_repeat_is_named_with_the_remedy() -> None:
 
 
 def test_batches_of_other_shapes_each_time_are_not_taken_for_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members, steps: ("eager", "plain"))
+    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members: ("eager", "plain"))
     run, found = Run(Momentum()), {}
     for size in range(12, 2, -1):
         run.batch = X[:size]

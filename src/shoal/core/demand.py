@@ -62,6 +62,9 @@ class Profile:
             was none.
         reload_seconds: Seconds of the last compilation of a step that the machine had compiled before, so that its code
             was there; 0 if there was none.
+        recorded_gain: Members -> speedup of a step recorded as a CUDA graph, measured in one run; only sizes that were
+            recorded, 1 if recording failed.
+        record_seconds: Seconds of the last recording of a step; 0 if there was none.
         share_speeds: Members -> part of the compute of the device -> throughput of a process limited to it, relative to
             the whole device. Empty if not measured, as without MPS.
         crowding: Jobs on a device -> slowdown of an epoch of this key among them, compared with alone.
@@ -87,6 +90,8 @@ class Profile:
     compiled_gain: Mapping[int, float] = field(default_factory=dict)
     compile_seconds: float = 0.0
     reload_seconds: float = 0.0
+    recorded_gain: Mapping[int, float] = field(default_factory=dict)
+    record_seconds: float = 0.0
     share_speeds: Mapping[int, Mapping[float, float]] = field(default_factory=dict)
     crowding: Mapping[int, float] = field(default_factory=dict)
     epoch_seconds: Mapping[int, float] = field(default_factory=dict)

@@ -3,16 +3,18 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 from shoal.core.demand import Demand, Profile
 
 __all__ = [
     "EXPECTED_COMPILE_SECONDS",
-    "EXPECTED_GAIN",
-    "MIN_STEPS_TO_CAPTURE",
+    "EXPECTED_GAINS",
+    "EXPECTED_STEPS_TO_RECORD",
     "STEP_OVERHEAD_SECONDS",
+    "Capture",
     "best_size",
-    "compiling_pays",
+    "capturing_pays",
     "compute",
     "fetching",
     "first_fetching",
@@ -29,6 +31,9 @@ __all__ = [
     "time_on",
 ]
 
+Capture = Literal["captured", "compiled"]
+"""How a step is captured: recorded as a CUDA graph, or compiled (and on a GPU recorded as well)."""
+
 VALIDATION_COST = 1 / 3
 """A validation step is a forward pass; a training step is about three (forward, and twice that for backward)."""
 
@@ -43,20 +48,19 @@ FIRST_TRIED_SIZE = 8
 EXPECTED_COMPILE_SECONDS = 20.0
 """Assumed cost of compiling a structure that was never compiled: a transformer's step on two cores."""
 
-MIN_SAVED_BY_COMPILING = 2.0
-"""Least saving by compiling, relative to its cost. The cost is paid at once, but trials may be stopped before they have
-saved as much as expected."""
+MIN_SAVED_BY_CAPTURING = 2.0
+"""Least saving by recording or compiling a step, relative to its cost. The cost is paid at once, but trials may be
+stopped before they have saved as much as expected."""
 
-MIN_STEPS_TO_CAPTURE = 500
-"""Least number of remaining steps for which a step is recorded as a CUDA graph. Recording took as long as 125 steps of
-a ResNet-18 alone (0.9 s, H200), so 500 steps are enough where a step becomes 1.33 times as fast."""
+EXPECTED_STEPS_TO_RECORD = 125
+"""Assumed cost of recording a step as a CUDA graph, in steps that are not recorded: a ResNet-18's on an H200, 0.9 s."""
 
 EXPECTED_RELOAD_SHARE = 0.3
 """Assumed time to compile a step whose code is there already, as a fraction of the first compilation: measured 0.2 to
 0.4 for MLPs on a loaded machine. The compiler is imported, and the step traced again."""
 
-EXPECTED_GAIN = 1.25
-"""Assumed speed-up by compiling where none was measured for a structure."""
+EXPECTED_GAINS: Mapping[Capture, float] = MappingProxyType({"captured": 2.0, "compiled": 1.25})
+"""Assumed speed-up by recording and by compiling where none was measured for a structure."""
 
 
 ENOUGH = 0.95
@@ -259,36 +263,40 @@ def packed_demand(arrays: Sequence[tuple[Profile, Sequence[int]]], *, cores: flo
     )
 
 
-def compiling_pays(
+def capturing_pays(
+    how: Capture,
     profile: Profile | None,
     members: int,
-    eager_seconds: float,
+    step_seconds: float,
     steps: int,
     later: Mapping[int, float] = MappingProxyType({}),
     compiled_before: bool = False,
 ) -> bool:
-    """Return whether compiling saves `MIN_SAVED_BY_COMPILING` times the time that it costs, over the remaining steps.
+    """Return whether capturing saves `MIN_SAVED_BY_CAPTURING` times the time that it costs, over the remaining steps.
 
     Compiled code is kept. So the first compilation also saves time in later arrays of this size, each of which only
-    reloads the code, or takes steps that are not compiled if reloading takes longer than it saves there.
+    reloads the code, or takes steps that are not compiled if reloading takes longer than it saves there. Each array
+    records its steps anew.
 
     Args:
         profile: Profile of the structure, or None. The measured gain of this size, or of the nearest one, decides.
         members: B.
-        eager_seconds: Measured seconds of one step that is not compiled.
+        step_seconds: Measured seconds of one step that is not captured in this way.
         later: Number of steps -> expected number of later arrays of this size with as many steps.
         compiled_before: Whether the machine has compiled this step before, so that the code is only reloaded.
     """
-    saved = eager_seconds * (1 - 1 / _compiled_gain(profile, members))
+    saved = step_seconds * (1 - 1 / _captured_gain(how, profile, members))
+    if how == "captured":
+        measured = profile.record_seconds if profile is not None else 0.0
+        return saved * steps > MIN_SAVED_BY_CAPTURING * (measured or EXPECTED_STEPS_TO_RECORD * step_seconds)
     cost = profile.compile_seconds if profile and profile.compile_seconds else EXPECTED_COMPILE_SECONDS
     reload = profile.reload_seconds if profile and profile.reload_seconds else EXPECTED_RELOAD_SHARE * cost
     if compiled_before:
-        return saved * steps > MIN_SAVED_BY_COMPILING * reload
+        return saved * steps > MIN_SAVED_BY_CAPTURING * reload
     saved_later = sum(count * max(0.0, saved * each - reload) for each, count in later.items())
-    return saved * steps + saved_later > MIN_SAVED_BY_COMPILING * cost
+    return saved * steps + saved_later > MIN_SAVED_BY_CAPTURING * cost
 
 
-def _compiled_gain(profile: Profile | None, members: int) -> float:
-    if profile is None or not profile.compiled_gain:
-        return EXPECTED_GAIN
-    return profile.compiled_gain[min(profile.compiled_gain, key=lambda size: abs(size - members))]
+def _captured_gain(how: Capture, profile: Profile | None, members: int) -> float:
+    gains = {} if profile is None else profile.recorded_gain if how == "captured" else profile.compiled_gain
+    return gains[min(gains, key=lambda size: abs(size - members))] if gains else EXPECTED_GAINS[how]

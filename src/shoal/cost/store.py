@@ -155,8 +155,10 @@ class ProfileStore:
             profile = _merged(known, profile)
         elif known is not None:
             compiled = self._updated_means((key, kind, "compiled"), known.compiled_gain, profile.compiled_gain)
+            recorded = self._updated_means((key, kind, "recorded"), known.recorded_gain, profile.recorded_gain)
             compile_seconds = profile.compile_seconds or known.compile_seconds
             reload_seconds = profile.reload_seconds or known.reload_seconds
+            record_seconds = profile.record_seconds or known.record_seconds
             if job.purpose is Purpose.PROFILE:
                 memory = max(known.member_memory, profile.member_memory)
                 sample = max(known.sample, profile.sample)
@@ -173,6 +175,7 @@ class ProfileStore:
             profile = replace(
                 profile, compiled_gain=compiled, compile_seconds=compile_seconds, reload_seconds=reload_seconds
             )
+            profile = replace(profile, recorded_gain=recorded, record_seconds=record_seconds)
         self._put(key, kind, profile)
 
     def _observe_relative_time(self, found: RelativeTimeMeasured, kind: str) -> None:

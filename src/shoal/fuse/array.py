@@ -19,7 +19,7 @@ from shoal.fuse.per_member import error_location, function_identity, refuse_oute
 from shoal.fuse.randomness import active_source
 from shoal.fuse.shard import IndivisibleStepError, active_shard
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events, refuse_custom_autograd
-from shoal.fuse.transaction import Transaction
+from shoal.fuse.transaction import FROZEN, Transaction
 from shoal.fuse.unfused_module import unfused_parameters, unfused_tensor_places
 
 __all__ = ["MapRunner", "ModelArray"]
@@ -68,6 +68,11 @@ class MapRunner:
                 return result
             except (NeedsMemberError, Exception) as error:
                 transaction.restore()
+                if transaction.changed_for_good() == FROZEN:
+                    raise FusionError(
+                        "a function that fails has written to a frozen parameter that is kept once for all members, "
+                        "and that is too large to be restored; make the models anew, with a buffer for what changes"
+                    ) from error
                 if isinstance(error, (FusionError, torch.OutOfMemoryError)) or not self._unshare(error):
                     for slot in uniform:  # it fails for another reason
                         slot.uniform = True
@@ -89,8 +94,11 @@ class MapRunner:
         """Take a snapshot of everything that a run may change."""
         state = self._state
         state.sync_from_members()
-        own = [*(slot.data for slot in state.slots if slot.member_tensors), *unfused_tensor_places(state.unfused)]
-        return Transaction([state.template], [fn], tensors=own)
+        own = [slot.data for slot in state.slots if slot.member_tensors and not slot.shared]
+        shared = [slot.data for slot in state.slots if slot.shared]
+        return Transaction(
+            [state.template], [fn], tensors=[*own, *unfused_tensor_places(state.unfused)], constants=shared
+        )
 
     def _unshare(self, error: BaseException) -> bool:
         """Give each member its own copy of what a failed run may have to write to; return whether there is anything."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,6 +27,9 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.unfused_module import insert_unfused_modules, unfused_tensor_places
 
 __all__ = ["ArrayState"]
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
+_STACKED_PLACE = attrgetter("stacked_place")
 
 
 class ArrayState:
@@ -50,6 +54,9 @@ class ArrayState:
         self.slots = find_slots(self.template, members, paths)
         for slot in self.slots:
             slot.stack_members(stacked, frozen)
+        self._floating = [slot for slot in self.slots if slot.floats is not None]
+        self._trainable = [slot for slot in self.slots if slot.trainable]
+        self._first_tensors = [slot.member_tensors[0] for slot in self._trainable]
         self._attributes = AttributeSync(
             self.template, members, [place for slot in self.slots for places in slot.places for place in places]
         )
@@ -127,7 +134,9 @@ class ArrayState:
 
     def sync_slots(self) -> None:
         """Copy changes of `requires_grad` and of floats to the slots, and check the tensors of the next member."""
-        for slot in self.slots:
+        stacked = [container[key] for container, key in map(_STACKED_PLACE, self._trainable)]
+        same = list(map(_REQUIRES_GRAD, stacked)) == list(map(_REQUIRES_GRAD, self._first_tensors))
+        for slot in self._floating if same else self.slots:
             if slot.sync_from_members():
                 self.version += 1
         self._changes.check_tensors(self.tick % len(self.members))
@@ -166,7 +175,7 @@ class ArrayState:
 
     def floats(self) -> list[tuple[float, ...]]:
         """The float attributes in which the members differ: for each attribute, the members' values."""
-        return [slot.floats for slot in self.slots if slot.floats is not None]
+        return [slot.floats for slot in self._floating if slot.floats is not None]
 
     def tensors(self) -> list[Tensor]:
         """Every stacked parameter and buffer, and those of submodules in which the members differ."""

@@ -5,10 +5,11 @@ The passes, in order:
 1. Run the forward pass of all members on substitutes of their tensors (`ModelArray.open`).
 2. Compute the gradient of the sum of the members' losses (autograd, traced together with the forward pass).
 3. Update parameters and optimizer state in place (`FusedOptimizer.traced`; updates are counted outside of the trace).
-4. Watch two runs of passes 1 to 3 on copies of all tensors, and refuse a step that a graph would freeze.
+4. Watch two runs of passes 1 to 3, and refuse a step that a graph would freeze: on copies of all tensors, or the record
+   of pass 6 as the second.
 5. To compile the step, trace it into one graph of plain tensor functions (`make_fx`), fuse these into few kernels
    (Inductor, which reuses code in Shoal's cache directory), and compare the compiled step with the graph on copies of
-   all inputs, since compilers have faults.
+   all inputs (`check_compiled`).
 6. On a GPU, record all kernels, to launch them together (CUDA graph). The record also counts the update, and computes
    the update rules' coefficients and the keys of the random numbers, so that a step only copies its batch.
 """
@@ -16,12 +17,15 @@ The passes, in order:
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as all_modules
 from torch.utils import _pytree as pytree
@@ -29,12 +33,13 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.compile_cache import use_shared_directory
+from shoal.fuse.compiled_check import check_compiled
 from shoal.fuse.cuda_graph import record_graph
 from shoal.fuse.grads import Gradients
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
-from shoal.fuse.randomness import keys_at, member_keys, no_new_hashes, seed_words
+from shoal.fuse.randomness import keys_at, member_keys, seed_words
 from shoal.fuse.slots import unalias_grad
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.transaction import refuse_changes
@@ -77,7 +82,7 @@ class CapturedStep:
         self._limits = None if limits is None else limits.to(next(array.parameters()).device)
         if trained is None:
             trained = [p for p in array.parameters() if p.grad is not None]
-        traced = optimizer.traced(trained)
+        traced = optimizer.traced(trained, kernels=not compiling)
         if traced is None:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced
@@ -101,7 +106,7 @@ class CapturedStep:
         """Whether a batch has the captured shapes, and the models, the optimizer and the hooks are as captured."""
         state = self._array.state
         state.sync_from_members()
-        self._optimizer.refresh()
+        self._optimizer.refresh()  # its version changes if parameters have been moved
         leaves, spec = pytree.tree_flatten(batch)
         same = (self._optimizer.version, state.version) == self._versions and state.floats() == self._floats
         same = same and self._training() == self._modes and not _hooked(self._modules, self._traced.params)
@@ -109,7 +114,7 @@ class CapturedStep:
             same = same and _identities(state.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
-        return self._replay is None or self._replay.fits([*self._inputs(), *self._traced.counters])
+        return self._replay is None or self._replay.fits()
 
     def __call__(self, batch: Any) -> Tensor:
         """Take one step; returns the losses, [B]."""
@@ -138,7 +143,7 @@ class CapturedStep:
             raise
 
     def _training(self) -> list[bool]:
-        return [module.training for module in self._modules]
+        return list(map(_MODE, self._modules))
 
     def _inputs(self) -> list[Tensor]:
         step = self._traced
@@ -157,17 +162,18 @@ class CapturedStep:
             use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
         held, given, keys = self._inputs(), _tensors(leaves), self._next_keys()
         example, on_gpu = [*held, keys, *given], records_graphs(self._device)
-        step = WatchedStep(self._step(leaves), len(held))
+        frozen = [tensor for _, tensor, _ in self._array.shared_parameters()]
+        step = WatchedStep(self._step(leaves, frozen), len(held), frozen)
         try:
-            first, second = (step.watch(_copies(example)) for _ in range(2))
-            if first != second:  # a counter, or random numbers that are not torch's, would be constants
-                raise FusionError("two runs of it differ")
+            first = step.watch(_copies(example))
             if not step.uses_keys:
                 self._unused, self._keys = keys, None
             if on_gpu and not compiling:
                 with suppress(RuntimeError):  # a trace holds tensors that the loss makes of numbers, a graph does not
                     self._replay = self._recorded(step, given)
+                    _check_same(first, step.functions())
                     return step
+            _check_same(first, step.watch(_copies(example)))
             with guarded_trace(), _one_fake_mode():
                 graph = make_fx(step.fn, tracing_mode="real")(*_copies(example))
             function = self._compiled(graph, example) if compiling else graph
@@ -195,36 +201,28 @@ class CapturedStep:
             step.advance(counters, step.coefficients)
             return fn(*held, self._next_keys() if keys is None else keys.next(), *given)
 
-        return _Replay(run, [*held, *counters], given, keys)
+        return _Replay(run, lambda: [*self._others, *step.counters], given, keys, self._device)
 
-    def _compiled(self, graph: Callable[..., Tensor], example: list[Tensor]) -> Callable[..., Tensor]:
+    def _compiled(self, graph: GraphModule, example: list[Tensor]) -> Callable[..., Tensor]:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # the compiler warns about itself
             compiled: Callable[..., Tensor] = torch.compile(graph, fullgraph=True, dynamic=False)
-            self._verify(graph, compiled, example)
+            check_compiled(graph, compiled, example, self._compared(example))
         return compiled
 
-    def _verify(self, graph: Callable[..., Tensor], compiled: Callable[..., Tensor], example: list[Tensor]) -> None:
-        """Compare the losses, and the optimizers' state or else the parameters, of the compiled and the traced step.
+    def _compared(self, example: Sequence[Tensor]) -> Sequence[int]:
+        """Indices of the inputs that a compiled step must change alike: the optimizers' state, or else the parameters.
 
         Updates are not compared: Adam makes a step of full size out of a gradient that is zero but for rounding.
         """
-        expected, got = _copies(example), _copies(example)
-        losses = (graph(*expected), compiled(*got))
         params, others = len(self._traced.params), len(self._others)
         state = range(params + others, params + others + len(self._traced.state))
-        linear = [i for i in state if example[i].dim() > 1] or range(params)
-        tolerance = 1e-9 if losses[0].dtype == torch.float64 else 1e-2
-        off = sum(float((got[i] - expected[i]).double().square().sum()) for i in linear)
-        moved = sum(float((expected[i] - example[i]).double().square().sum()) for i in linear)
-        if not off <= tolerance**2 * moved or not torch.allclose(*losses, rtol=tolerance, atol=0, equal_nan=True):
-            raise FusionError("the compiled step and the trace compute different values; this is a compiler fault")
+        return [i for i in state if example[i].dim() > 1] or range(params)
 
-    def _step(self, leaves: Sequence[Any]) -> Callable[..., Tensor]:
+    def _step(self, leaves: Sequence[Any], constants: Sequence[Tensor]) -> Callable[..., Tensor]:
         """The step as a function of tensors only: those of `_inputs`, then those of `_given`."""
         step = self._traced
         counts = [len(step.params), len(self._others), len(step.state), len(step.coefficients), 1]
-        constants = [tensor for _, tensor, _ in self._array.shared_parameters()]
 
         def run(*tensors: Tensor) -> Tensor:
             left = iter(tensors)
@@ -273,6 +271,12 @@ class CapturedStep:
 def records_graphs(device: torch.device) -> bool:
     """Whether the kernels of a step on this device can be recorded as a graph."""
     return device.type == "cuda"
+
+
+def _check_same(functions: list[Any], others: list[Any]) -> None:
+    """Refuse a step of which two runs differ: a counter, or random numbers that are not torch's, would be constants."""
+    if functions != others:
+        raise FusionError("two runs of it differ")
 
 
 @contextmanager
@@ -328,21 +332,23 @@ class _Replay:
     def __init__(
         self,
         run: Callable[[Sequence[Tensor]], Tensor],
-        held: Sequence[Tensor],
+        held: Callable[[], Sequence[Tensor]],
         given: Sequence[Tensor],
         keys: "_DeviceKeys | None",
+        device: torch.device,
     ) -> None:
-        self._places = _places(held)
+        self._held = held
+        """Tensors in the recorded memory that may come to lie elsewhere; the optimizer notices that of parameters."""
+        self._places = _places(held())
         self._given = _copies(given)
         self._keys = keys
-        self._stream = torch.cuda.Stream(held[0].device)  # type: ignore[no-untyped-call]
-        with no_new_hashes():
-            self._graph, self._result = record_graph(lambda: run(self._given), self._stream)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graph, self._result = record_graph(lambda: run(self._given), self._stream)
         self._run = run  # holds the memory of the constants, which the graph reads
 
-    def fits(self, held: Sequence[Tensor]) -> bool:
+    def fits(self) -> bool:
         """Whether the held tensors are still in the recorded memory."""
-        return _places(held) == self._places
+        return _places(self._held()) == self._places
 
     def __call__(self, given: Sequence[Tensor]) -> Tensor:
         """Run the kernels; if it raises an error, none has run."""
@@ -392,22 +398,30 @@ class _DeviceKeys:
             self._written = seeds, tuple(tick + self._runs for tick in ticks)
 
 
-def _places(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+def _places(tensors: Iterable[Tensor]) -> list[int]:
+    return list(map(Tensor.data_ptr, tensors))
 
 
-def _hooked(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:
+def _hooked(modules: Iterable[nn.Module], parameters: Sequence[Tensor]) -> bool:
     """Whether autograd calls user code in the backward pass."""
     if all_modules._global_backward_hooks or all_modules._global_backward_pre_hooks:
         return True
-    return any(module._backward_hooks or module._backward_pre_hooks for module in modules) or any(
-        any(hook is not unalias_grad for hook in (parameter._backward_hooks or {}).values())
-        or parameter._post_accumulate_grad_hooks
-        for parameter in parameters
+    of_parameters = chain.from_iterable(map(dict.values, filter(None, map(_HOOKS, parameters))))
+    return (
+        any(map(any, map(_MODULE_HOOKS, modules)))
+        or any(map(_ACCUMULATION_HOOKS, parameters))
+        or not _OWN_HOOKS.issuperset(of_parameters)
     )
 
 
-def _refuse_hooks(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> None:
+_MODE = attrgetter("training")
+_MODULE_HOOKS = attrgetter("_backward_hooks", "_backward_pre_hooks")
+_HOOKS = attrgetter("_backward_hooks")
+_ACCUMULATION_HOOKS = attrgetter("_post_accumulate_grad_hooks")
+_OWN_HOOKS = frozenset({unalias_grad})
+
+
+def _refuse_hooks(modules: Iterable[nn.Module], parameters: Sequence[Tensor]) -> None:
     """Refuse to trace a step for which `_hooked` is true."""
     if _hooked(modules, parameters):
         raise frozen_hook()

@@ -1,4 +1,4 @@
-"""Decides when the step of an array is compiled, so that processes compile one after another and none waits."""
+"""Decides when the step of an array is recorded or compiled; processes compile one after another, and none waits."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from functools import partial
 from types import MappingProxyType
 
 from shoal.core.demand import Profile
-from shoal.cost.estimate import compiling_pays
+from shoal.cost.estimate import capturing_pays
 from shoal.fuse.compile_cache import CompileRecord
 
 __all__ = ["RETRY_SECONDS", "CompileDecision"]
@@ -16,7 +16,7 @@ RETRY_SECONDS = 1.0
 
 
 class CompileDecision:
-    """Decides whether and when to compile the step of an array.
+    """Decides whether and when to compile the step of an array, and whether to record it as a CUDA graph.
 
     A step that this machine has compiled before is compiled if reloading its code pays. Otherwise this process compiles
     it if that pays, and no other process does so now. While another process does, the array takes steps that are not
@@ -52,7 +52,11 @@ class CompileDecision:
         return self._retry_at is not None
 
     def __call__(self, seconds: float) -> bool:
-        """Return whether to compile the step now; call `end` after it."""
+        """Return whether to compile the step now; call `end` after it.
+
+        Args:
+            seconds: Measured seconds of a step that is not compiled.
+        """
         self._retry_at = None
         record, pays = self._record, partial(self._pays, seconds)
         self.reloads = record is not None and record.exists
@@ -67,6 +71,10 @@ class CompileDecision:
             return True
         record.end(compiled=False)
         return False
+
+    def records(self, seconds: float) -> bool:
+        """Return whether to record the step as a CUDA graph now, which each process does for itself."""
+        return capturing_pays("captured", self._profile, self._members, seconds, self.steps)
 
     def may_retry(self) -> bool:
         """Return whether to ask again now, since the other process does not compile the step any more."""
@@ -84,4 +92,5 @@ class CompileDecision:
             self._record.end(compiled)
 
     def _pays(self, seconds: float, compiled_before: bool) -> bool:
-        return compiling_pays(self._profile, self._members, seconds, self.steps, self._later, compiled_before)
+        known = (self._profile, self._members, seconds, self.steps, self._later)
+        return capturing_pays("compiled", *known, compiled_before)

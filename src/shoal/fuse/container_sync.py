@@ -9,6 +9,7 @@ import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -74,6 +75,8 @@ class ContainerSync:
         self._shared = [_shared(modules) for modules in (template, members[0])]
         self._carried: dict[_Place, list[_Contents | None]] = {}
         """Place that a run has changed -> contents of the members' values then."""
+        self._same: dict[_Place, list[_Entries]] = {}
+        """Place that a run has changed -> entries of the members' values when they were last compared."""
 
     def _values(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
         seen: set[int] = set()
@@ -131,9 +134,13 @@ class ContainerSync:
                 self._carried[place] = [None] * len(self._members)
         changed = False
         for place, before in self._carried.items():
+            if place in self._same and all(entries.are_same() for entries in self._same[place]):
+                continue
             now = self._contents_of_members(place)
             if all(a is not None and b is not None and same_contents(a, b) for a, b in zip(now, before, strict=True)):
+                self._same[place] = [_Entries(vars(modules[place[0]]), place[1]) for modules in self._members]
                 continue
+            self._same.pop(place, None)
             self._check_shared()
             i, name = place
             try:
@@ -185,6 +192,56 @@ def _is_held(value: Any) -> bool:
         return True
     opaque = isinstance(value, (*_PLAIN, Tensor, nn.Module, Optimizer, type, *_FUNCTIONS))
     return not opaque and isinstance(getattr(value, "__dict__", None), dict)
+
+
+class _Entries:
+    """The objects within an attribute's value, at any depth: compared by identity, as in every step, that is fast."""
+
+    def __init__(self, attributes: dict[str, Any], name: str) -> None:
+        self._attributes, self._name, self._value = attributes, name, attributes.get(name)
+        self._held: list[tuple[Any, dict[Any, Any] | list[Any], tuple[Any, ...], tuple[Any, ...]]] = []
+        """An object, or None, its dict, or a dict or list, the keys, and the values."""
+        self._versions: list[tuple[Tensor, int]] = []
+        self._known = True
+        to_do = [self._value]
+        while to_do:
+            value = to_do.pop()
+            if isinstance(value, tuple):
+                to_do += value
+            elif isinstance(value, list):
+                self._held.append((None, value, (), tuple(value)))
+                to_do += value
+            elif isinstance(value, Tensor) and not value.is_inference():
+                self._versions.append((value, value._version))
+            elif _is_held(value) and not isinstance(value, (set, deque)):
+                own = value if isinstance(value, dict) else _dict_of(value)
+                self._held.append((None if own is value else value, own, tuple(own), tuple(own.values())))
+                to_do += own.values()
+            elif isinstance(value, (Tensor, np.ndarray, set, deque)):
+                self._known = False  # only its contents show a change
+
+    def are_same(self) -> bool:
+        """Whether all are the same objects now; False if that cannot be told."""
+        return (
+            self._known
+            and self._attributes.get(self._name) is self._value
+            and all(_holds_same(*held) for held in self._held)
+            and all(tensor._version == version for tensor, version in self._versions)
+        )
+
+
+def _dict_of(value: Any) -> dict[Any, Any]:
+    """The dict of an object, whose class may make reading it slow."""
+    own: dict[Any, Any] = object.__getattribute__(value, "__dict__")
+    return own
+
+
+def _holds_same(of: Any, held: dict[Any, Any] | list[Any], keys: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
+    if isinstance(held, list):
+        return len(held) == len(values) and all(map(is_, held, values))
+    if of is not None and _dict_of(of) is not held:
+        return False
+    return tuple(held) == keys and all(map(is_, held.values(), values))
 
 
 def contents_of(value: Any, whole: bool = False) -> _Contents | None:

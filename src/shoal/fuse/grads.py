@@ -10,6 +10,7 @@ from torch import Tensor
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import parse_member_values
+from shoal.fuse.constants import constant
 
 __all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_", "parse_limits"]
 
@@ -58,7 +59,8 @@ class Gradients:
             owners, grads = zip(*self.per_member, strict=True)
             own = torch.stack(torch._foreach_norm(grads, order))
             neutral = own.new_full((len(grads), self.members), 0.0 if order >= 0 else inf)
-            neutral[torch.arange(len(grads)), torch.tensor(owners)] = own
+            places = (constant(each, torch.int64, own.device) for each in (range(len(grads)), owners))
+            neutral[tuple(places)] = own
             parts.extend(neutral)
         if not parts:
             return torch.zeros(self.members)
@@ -73,7 +75,7 @@ class Gradients:
 
     def clip_(self, limits: Tensor, norms: Tensor) -> None:
         """Scale each member's gradients down from its norm to at most its limit, both [B]."""
-        self.multiply_((limits.to(norms) / (norms + 1e-6)).clamp(max=1.0))
+        self.multiply_((_beside(norms, limits) / (norms + 1e-6)).clamp(max=1.0))
 
     def clamp_(self, limits: Tensor) -> None:
         """Clamp the elements of each member's gradients to ±limit; limits are [B]."""
@@ -86,10 +88,17 @@ class Gradients:
     def _broadcast(self, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """All gradients, and for each one the members' values, [B], on its device and shaped to broadcast to it."""
         grads = [*self.stacked, *(grad for _, grad in self.per_member)]
-        if grads:
-            values = values.to(grads[0].device)
+        if grads and grads[0].device != values.device:
+            values = constant(values.tolist(), values.dtype, grads[0].device)
         spread = [values.view(-1, *[1] * (grad.dim() - 1)) for grad in self.stacked]
         return grads, [*spread, *(values[b] for b, _ in self.per_member)]
+
+
+def _beside(norms: Tensor, limits: Tensor) -> Tensor:
+    """Limits, [B], in the dtype and on the device of norms."""
+    if limits.device == norms.device:
+        return limits.to(norms)
+    return constant(limits.tolist(), norms.dtype, norms.device)
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """Changes of members after fusion: plain attributes are synchronised with the array, other changes are refused."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from operator import is_
+from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -21,9 +22,26 @@ _PLAIN = (bool, int, float, str, type(None))
 _Place = tuple[int, str]
 """The index of a module and the name of its attribute."""
 
-_Snapshot = list[tuple[dict[str, Any], int, list[str], list[Any]]]
-
 _TEMPLATE = -1
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """Attributes of modules without a slot, side by side, since they are compared in every step."""
+
+    modules: list[dict[str, Any]]
+    counts: list[int]
+    """Number of all attributes of each module."""
+    holders: list[dict[str, Any]]
+    """For each value the attributes that it is one of."""
+    names: list[str]
+    values: list[Any]
+
+    def is_same(self) -> bool:
+        """Whether all are the same objects now."""
+        return list(map(len, self.modules)) == self.counts and all(
+            map(is_, map(dict.get, self.holders, self.names), self.values)
+        )
 
 
 class AttributeSync:
@@ -143,18 +161,14 @@ class AttributeSync:
                     yield (i, name), value
 
     def _snapshot(self, modules: Sequence[nn.Module]) -> _Snapshot:
-        """Each module's attributes without a slot: the number of all attributes, names and values."""
-        own = [(vars(module), self._unslotted_names(vars(module))) for module in modules]
-        return [
-            (attributes, len(attributes), names, [attributes.get(name) for name in names]) for attributes, names in own
-        ]
+        own = list(map(vars, modules))
+        places = [(attributes, name) for attributes in own for name in self._unslotted_names(attributes)]
+        holders, names = [attributes for attributes, _ in places], [name for _, name in places]
+        return _Snapshot(own, list(map(len, own)), holders, names, list(map(dict.get, holders, names)))
 
     def _is_unchanged(self, whose: int) -> bool:
         """Whether all attributes are the same objects as when they were last compared."""
-        return whose in self._compared and all(
-            len(attributes) == count and all(map(is_, map(attributes.get, names), values))
-            for attributes, count, names, values in self._compared[whose]
-        )
+        return whose in self._compared and self._compared[whose].is_same()
 
     def _unslotted_names(self, attributes: dict[str, Any]) -> list[str]:
         """Names of a module's user attributes without a slot; updated when the number of attributes changes."""
@@ -167,6 +181,7 @@ class AttributeSync:
 
 
 _MISSING = object()
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def _differ(value: Any, other: Any) -> bool:
@@ -206,6 +221,12 @@ class ModuleChangeDetector:
             ]
             for b in range(len(members))
         ]
+        self._own = [[own for _, own, _, _ in mine] for mine in self._registered_tensors]
+        self._held_by = [
+            ([held for _, _, held, _ in mine], [key for _, _, _, key in mine]) for mine in self._registered_tensors
+        ]
+        self._addresses: list[list[int]] = [[] for _ in members]
+        """Addresses of each member's tensors when they were last found right."""
         self._children: list[list[tuple[str, dict[str, Any], str, nn.Module]]] = []
         self._hooks: list[list[dict[int, Any]]] = []
         for member in members:
@@ -224,20 +245,29 @@ class ModuleChangeDetector:
 
     def check_tensors(self, b: int) -> None:
         """Check a member's parameters and buffers."""
-        for slot, own, container, key in self._registered_tensors[b]:
-            if container.get(key) is not own:
+        own = self._own[b]
+        addresses = list(map(Tensor.data_ptr, own))
+        if (
+            addresses == self._addresses[b]
+            and all(map(is_, map(dict.get, *self._held_by[b]), own))
+            and list(map(_REQUIRES_GRAD, own)) == list(map(_REQUIRES_GRAD, self._own[0]))
+        ):
+            return
+        for slot, tensor, container, key in self._registered_tensors[b]:
+            if container.get(key) is not tensor:
                 raise FusionError(
                     f"member {b}: {slot.path!r} has been replaced or removed since the models were fused, so the array "
                     "does not see it; change it in place (under torch.no_grad()), or fuse the models again"
                 )
-            if own.data_ptr() != slot.addresses[b]:
+            if tensor.data_ptr() != slot.addresses[b]:
                 raise FusionError(
                     f"member {b}: {slot.path!r} has been given other memory since the models were fused (`.data =`, "
                     "`.to()`, `.float()`), so the array does not see it; change it in place or do it to the array, or "
                     "fuse the models again"
                 )
-            if own.requires_grad != slot.member_tensors[0].requires_grad:
+            if tensor.requires_grad != slot.member_tensors[0].requires_grad:
                 slot.check_equal_requires_grad()
+        self._addresses[b] = addresses
 
     def registrations(self) -> list[str]:
         """Names of parts that a function has registered in the template or deleted from it; "a hook" for hooks."""

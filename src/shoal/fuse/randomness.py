@@ -15,9 +15,10 @@ from math import prod
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.core.errors import FusionError
+from shoal.fuse.constants import constant, kept_on, to_device
 from shoal.fuse.shard import recorded_shard
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "keep_mask",
     "keys_at",
     "member_keys",
-    "no_new_hashes",
     "seed_words",
     "use_source",
 ]
@@ -86,7 +86,7 @@ class RandomSource:
             return _mix64(keys + _int64(self.calls * _GOLDEN))
         offsets = [_int64(calls * _GOLDEN) for calls in self._counts()]
         if isinstance(keys, Tensor):
-            return _mix64(keys + torch.tensor(offsets, device=keys.device))
+            return _mix64(keys + constant(offsets, torch.int64, keys.device))
         return torch.tensor([_mix(_int64(key + offset)) for key, offset in zip(keys, offsets, strict=True)])
 
     def _counts(self) -> tuple[int, ...]:
@@ -129,11 +129,11 @@ def current_source(members: int) -> RandomSource:
     return active_source() or RandomSource(torch.randint(0, 2**62, (members,)))
 
 
-def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: torch.device) -> Tensor:
+def keep_mask(keys: Tensor, shape: Sequence[int], drop: Sequence[float], device: torch.device) -> Tensor:
     """Dropout mask: True where an element is kept, with probability 1 - drop.
 
     Args:
-        drop: Probability: a number in [0, 1), or a float64 tensor in [0, 1] that broadcasts to [B, *shape].
+        drop: Probability, in [0, 1]: one for all members, or one for each. A mask with 1 is not all False.
 
     Returns:
         Mask, bool [B, *shape]; in a step of several processes, the rows of this process of the mask of the whole batch.
@@ -143,13 +143,14 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: 
     index = _index_hash(prod(whole), device).view(1, *whole)
     if whole != tuple(shape):
         index = index.narrow(axis + 1, first, shape[axis])
-    key = keys.to(device, torch.int32).view(-1, *[1] * len(shape))
+    key = to_device(keys.to(torch.int32), device).view(-1, *[1] * len(shape))
     word = _times_(index ^ key, _MULTIPLY[0])
     word ^= word >> 15
     word = _times_(word, _MULTIPLY[1])
-    if isinstance(drop, Tensor):
-        return word >= (drop * 2.0**32 - 2.0**31).to(torch.int32)
-    return word >= int(drop * 2.0**32 - 2.0**31)
+    limits = [min(int(rate * 2.0**32 - 2.0**31), 2**31 - 1) for rate in drop]
+    if len(limits) == 1:
+        return word >= limits[0]
+    return word >= constant(limits, torch.int32, device).view(-1, *[1] * len(shape))
 
 
 def _times_(word: Tensor, factor: int) -> Tensor:
@@ -161,23 +162,9 @@ def _times_(word: Tensor, factor: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _index_hash(numel: int, device: torch.device) -> Tensor:
-    """Hash of the element indices, computed outside of any trace, since the cached result may outlive the trace."""
-    with _disable_current_modes():
+    """Hash of the element indices."""
+    with kept_on(device):
         return _mix64(torch.arange(1, numel + 1, dtype=torch.int64, device=device)).to(torch.int32)
-
-
-@contextmanager
-def no_new_hashes() -> Iterator[None]:
-    """Context manager for the recording of a CUDA graph, in whose memory a hash would be that later masks use, too."""
-    before = _index_hash.cache_info().misses
-    try:
-        yield
-    finally:
-        made = _index_hash.cache_info().misses != before
-        if made:
-            _index_hash.cache_clear()
-    if made:
-        raise RuntimeError("random numbers of too many shapes are drawn in one step")
 
 
 def _int64(number: int) -> int:

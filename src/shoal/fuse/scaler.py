@@ -9,6 +9,7 @@ from torch import Tensor
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import parse_member_values
+from shoal.fuse.constants import constant
 from shoal.fuse.grads import Gradients
 from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer
@@ -104,7 +105,7 @@ class GradScaler:
             )
         if not self._enabled:
             return losses
-        scale = self.get_scale().to(losses.device, non_blocking=True)
+        scale = constant([each.scale for each in self.scales], torch.float32, losses.device)
         scaled = losses * scale.view(-1, *[1] * (losses.dim() - 1))
         return (
             scaled if losses.dim() == 1 else scaled.to(losses.dtype)
@@ -134,8 +135,7 @@ class GradScaler:
         gradients = Gradients.of(self.array, updated)
         largest = gradients.norms(torch.inf)
         self._overflows[optimizer] = ~torch.isfinite(largest)
-        inverse = self.get_scale().double().reciprocal().float()
-        gradients.multiply_(inverse.to(largest.device, non_blocking=True))
+        gradients.multiply_(self.get_scale().double().reciprocal().float())
 
     def step(self, optimizer: FusedOptimizer) -> None:
         """Step the members with finite gradients; parameters and states of the other members stay unchanged.

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from shoal.fuse.constants import constant
+
 __all__ = [
     "NeedsMemberError",
     "Ragged",
@@ -80,7 +82,7 @@ class Stacked(Tensor):
         """The members' floats as [B], with `like`'s dtype and device; in a trace a constant, as CUDA graphs need."""
         if self.whole.device == like.device:
             return self.whole.to(like)
-        return torch.tensor(self.floats, dtype=like.dtype, device=like.device)
+        return constant(self.floats or (), like.dtype, like.device)
 
     @classmethod
     def __torch_function__(

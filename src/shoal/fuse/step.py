@@ -6,7 +6,8 @@ way so far:
 - eager      all members at once
 - plain      forward and backward member after member, then each member's own optimizer, like a loop over the models;
              for models that saturate the device on their own and gain nothing from fusion
-- captured   the whole step as one CUDA graph (on a GPU)
+- captured   the whole step as one CUDA graph (on a GPU); if the caller knows how many steps are left, only if recording
+             is expected to pay off
 - compiled   the whole step compiled by Inductor (on a GPU a CUDA graph as well); takes seconds, so it is tried only
              if the caller expects compilation to pay off
 """
@@ -27,7 +28,7 @@ from shoal.core.activity import Activity
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.cost.activity_clock import during
-from shoal.cost.estimate import MIN_STEPS_TO_CAPTURE, fused_gain
+from shoal.cost.estimate import fused_gain
 from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.backward import backward, backward_alone, one_loss
@@ -75,7 +76,8 @@ class TrainingStep:
         loss: Function as for `ModelArray.map`, which returns a scalar that depends on parameters.
         ways: Allowed ways.
         compiling: Function of the seconds of the fastest step so far that returns whether compilation may pay off; it
-            is called once, and once more after each `reconsider_compiling`. A `CompileDecision` is told of all steps.
+            is called once, and once more after each `reconsider_compiling`. A `CompileDecision` is told of all steps,
+            and also decides whether the step is recorded; without one it is.
         clock: Clock in seconds.
         max_norm: Largest norm of a member's gradients, one for all members or one for each (inf for no limit); None if
             no member has a limit.
@@ -120,6 +122,7 @@ class TrainingStep:
         self.last_way: StepMode = "eager"
         """Way of the last step."""
         self.compile_seconds = 0.0
+        self.record_seconds = 0.0
         self.new_profile: Profile | None = None
         """`profile` with the measurements of the first steps; None if it has not changed."""
         self._profile = profile
@@ -233,8 +236,8 @@ class TrainingStep:
         """Set `new_profile` to the profile with the times measured here.
 
         The step time is added only if this size is the largest so far. The gain of compiling is 1 if that fails or is
-        slower, so that no other array tries again. A reload that took as long as compiling did not find the code, and
-        says nothing of reloads.
+        slower, and that of recording if it fails, so that no other array tries again. A reload that took as long as
+        compiling did not find the code, and says nothing of reloads.
         """
         found, members = profile, len(self.array)
         uncompiled = [seconds for way, seconds in self.seconds.items() if way != "compiled"]
@@ -242,9 +245,13 @@ class TrainingStep:
             found = replace(found, step_seconds={**found.step_seconds, members: min(uncompiled)})
         if self.gain is not None:
             found = replace(found, fused_gain={**found.fused_gain, members: self.gain})
-        if self.compile_seconds and self._decision is not None:
-            plain = min(seconds for way, seconds in self.seconds.items() if way != "compiled")
-            gain = plain / self.seconds["compiled"] if self.way == "compiled" else 1.0
+        eager = [seconds for way, seconds in self.seconds.items() if way in self._uncaptured]
+        if self.record_seconds and eager:
+            gain = min(eager) / self.seconds["captured"] if "captured" in self.seconds else 1.0
+            gains = {**found.recorded_gain, members: gain}
+            found = replace(found, recorded_gain=gains, record_seconds=self.record_seconds)
+        if self.compile_seconds and self._decision is not None and uncompiled:
+            gain = min(uncompiled) / self.seconds["compiled"] if self.way == "compiled" else 1.0
             gains = {**found.compiled_gain, members: gain}
             found = replace(found, compiled_gain=gains)
             if not self._decision.reloads:
@@ -278,9 +285,7 @@ class TrainingStep:
         _log.info("%d members: %s", len(self.array), self)
 
     def _prepare(self, way: StepMode, batch: Any) -> bool:
-        if way == "captured" and not records_graphs(self._device):
-            return False
-        if way == "compiled" and not self._compiling(min(self.seconds.values())):
+        if not self._pays(way, min(self.seconds.values())):
             return False
         began = self._clock()
         trained = self._plain.trained or None
@@ -293,9 +298,19 @@ class TrainingStep:
             _log.info("%s", reason)
             return False
         finally:
-            self.compile_seconds += self._clock() - began
+            seconds = self._clock() - began
+            if way == "captured":
+                self.record_seconds += seconds
+            else:
+                self.compile_seconds += seconds
         self._runs[way] = lambda batch: self._captured(step, batch)
         return True
+
+    def _pays(self, way: StepMode, seconds: float) -> bool:
+        """Whether capturing may pay off, for steps that take so many seconds now."""
+        if way == "compiled":
+            return self._compiling(seconds)
+        return records_graphs(self._device) and (self._decision is None or self._decision.records(seconds))
 
     def synchronize(self) -> None:
         """Copy all changes that the last steps have made in attributes to the members, or from them."""
@@ -352,13 +367,13 @@ class TrainingStep:
         return f"{self.way} ({times})"
 
 
-def ways_to_try(profile: Profile | None, members: int, steps: float) -> tuple[StepMode, ...]:
-    """Return the ways that can pay off in so many steps; the faster one of eager and plain, if the profile knows."""
+def ways_to_try(profile: Profile | None, members: int) -> tuple[StepMode, ...]:
+    """Return the ways that can pay off; only the faster one of eager and plain, if the profile knows."""
     gain = fused_gain(profile, members) if profile is not None and members > 1 else None
     uncaptured: tuple[StepMode, ...] = ("eager", "plain")
     if gain is not None:
         uncaptured = ("eager",) if gain >= 1 else ("plain",)
-    return (*uncaptured, "compiled") if steps < MIN_STEPS_TO_CAPTURE else (*uncaptured, "captured", "compiled")
+    return (*uncaptured, "captured", "compiled")
 
 
 def _shapes(batch: Any) -> list[Any]:

@@ -31,7 +31,7 @@ from shoal.fuse.generators import DEFAULT_GENERATORS, GENERATOR_STATES, DrawDete
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import modules_of
 
-__all__ = ["Transaction", "refuse_changes"]
+__all__ = ["FROZEN", "Transaction", "refuse_changes"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (Enum, ModuleType, logging.Logger)
@@ -45,7 +45,9 @@ _DEPTH = 5
 _LARGE = 1000
 """Largest size of a container named in a function at which its entries are followed."""
 _MOST_BYTES = 4 << 20
-"""Largest tensor or array outside of models whose values are kept."""
+"""Largest tensor or array outside of models, and largest frozen parameter, whose values are kept."""
+FROZEN = "a frozen parameter"
+"""Name of each of the `constants` in `changes` and `changed_for_good`."""
 _MISSING = object()
 
 
@@ -74,11 +76,14 @@ class Transaction:
             over, their defaults, the globals that they name, the objects of methods, and the contents of all these to
             the depth `_DEPTH`.
         tensors: Parameters and buffers, whose values and gradients are copied.
+        constants: Frozen parameters of the models, which a call hardly ever changes. Their values are copied only up to
+            `_MOST_BYTES` each, since a pretrained model has many; larger ones are watched.
         classes: Classes whose attributes and methods are included, except those of installed packages.
         left_out: Models and data sets that are left out where functions refer to them.
 
     Outside of models the values of tensors and arrays of at most `_MOST_BYTES`, and states of random generators, are
-    included. Larger tensors are only watched, and larger arrays are left out.
+    included. Larger tensors are only watched, and larger arrays are left out. `changed_for_good` names what is only
+    watched and has changed.
     """
 
     def __init__(
@@ -88,13 +93,14 @@ class Transaction:
         tensors: Iterable[Tensor] = (),
         classes: Iterable[type] = (),
         left_out: Iterable[object] = (),
+        constants: Iterable[Tensor] = (),
     ) -> None:
-        models, tensors = list(models), list(tensors)
+        models, tensors, constants = list(models), list(tensors), list(constants)
         registered = [held for model in models for module in modules_of(model) for held in _registered(module)]
         self._left_out = list(left_out)
         self._snapshots: dict[int, _ContainerSnapshot] = {}
         self._visited = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
-        self._visited |= set(map(id, DEFAULT_GENERATORS))
+        self._visited |= {*map(id, constants), *map(id, DEFAULT_GENERATORS)}
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
         self._outside: list[tuple[str, Tensor, int, Tensor | None]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
@@ -102,7 +108,9 @@ class Transaction:
         with _without_tracing():
             self._values = [(tensor, _version(tensor), tensor.detach().clone()) for tensor in tensors]
             self._gradients = [(each, each.grad, _copied(each.grad)) for each in tensors if each.is_leaf]
-            self._generators = (DrawDetector(_device(tensors)), PythonRngSnapshot())
+            self._generators = (DrawDetector(_device([*tensors, *constants])), PythonRngSnapshot())
+            for constant in constants:
+                self._record_tensor(constant, FROZEN)
             self._traverse((root, type(root).__name__, inf) for root in models)
             self._traverse((fn, "", _DEPTH) for fn in functions)
             self._traverse((kind, "", _DEPTH) for kind in classes)
@@ -139,7 +147,7 @@ class Transaction:
             yield from (f"{kind.__name__}.{name}" for name in _changed_attributes(before, _attributes(kind)))
 
     def changed_for_good(self) -> str | None:
-        """The name of the first tensor outside of models that has changed and that `restore` leaves; else None."""
+        """The name of the first tensor that has changed and that `restore` leaves; else None."""
         large = ((label, tensor, version) for label, tensor, version, saved in self._outside if saved is None)
         return next((label for label, tensor, version in large if _version(tensor) != version), None)
 
@@ -344,13 +352,13 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 @contextmanager
 def refuse_changes(
-    model: nn.Module, functions: Iterable[Callable[..., Any]] = (), tensors: Iterable[Tensor] = ()
+    model: nn.Module, functions: Iterable[Callable[..., Any]] = (), constants: Iterable[Tensor] = ()
 ) -> Iterator[None]:
-    """Context manager that refuses changes of anything but a model's parameters and buffers not among `tensors`.
+    """Context manager that refuses changes of anything but a model's parameters and buffers not among `constants`.
 
     After a refusal or an error, all changes are rolled back.
     """
-    transaction = Transaction([model], functions, tensors=tensors)
+    transaction = Transaction([model], functions, constants=constants)
     try:
         yield
         if (label := transaction.changed()) is not None:

@@ -1,6 +1,6 @@
 """Watches runs of a training step before a graph of it is made, and refuses what a graph would freeze."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
@@ -21,11 +21,17 @@ _tracing = RLock()
 
 
 class WatchedStep(TorchDispatchMode):
-    """A step that runs as traces do, and is watched: it is refused if a graph of it would freeze values."""
+    """A step that runs as traces do, and is watched: it is refused if a graph of it would freeze values.
 
-    def __init__(self, fn: Callable[..., Tensor], keys: int) -> None:
+    Args:
+        keys: Index of the keys of random numbers among the tensors that the step is given.
+        frozen: Tensors that it is not given as copies: a write to one is refused before it takes place.
+    """
+
+    def __init__(self, fn: Callable[..., Tensor], keys: int, frozen: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fn = fn
+        self._frozen = set(map(_memory, frozen))
         self.constants: list[Tensor] = []
         """Tensors that the last run has read and not made."""
         self.uses_keys = False
@@ -38,13 +44,19 @@ class WatchedStep(TorchDispatchMode):
     def __call__(self, *tensors: Tensor) -> Tensor:
         """Run the step; reads of values, shapes that depend on values, and copies between devices are refused."""
         self._keys = tensors[self._index]
+        self.constants, self._calls, self._made = [], [], set()
         with guarded_trace(), torch.enable_grad(), self:
             return self.fn(*tensors)
 
     def watch(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Run the step; return its functions, with the arguments in words except for tensors."""
+        """Run the step; return `functions`."""
         self(*tensors)
-        calls, self._calls, self.constants, self._made, self._keys = self._calls, [], [], set(), None
+        self.constants = []
+        return self.functions()
+
+    def functions(self) -> list[Any]:
+        """Return the functions of the last run, with the arguments in words except for tensors, and forget them."""
+        calls, self._calls, self._made, self._keys = self._calls, [], set(), None
         return calls
 
     def __torch_dispatch__(
@@ -56,6 +68,8 @@ class WatchedStep(TorchDispatchMode):
             raise FusionError(f"it reads values of a tensor by `{func}`")
         if _shaped_by_values(func, args):
             raise FusionError(f"the shape of what `{func}` returns depends on values")
+        if self._frozen and any(_memory(tensor) in self._frozen for tensor in _written(func, args, kwargs)):
+            raise FusionError(f"`{func}` writes to a frozen parameter; keep what changes in buffers")
         result = func(*args, **kwargs)
         given = pytree.tree_leaves((args, kwargs))
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -65,13 +79,24 @@ class WatchedStep(TorchDispatchMode):
         self.uses_keys |= any(tensor is self._keys for tensor in read)
         self.constants += [tensor for tensor in read if _memory(tensor) not in self._made]
         self._made.update(map(_memory, made))
-        self._calls.append((func, repr([leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in given])))
+        if func is not torch.ops.aten.detach.default:  # autograd calls it where something else holds a gradient
+            self._calls.append((func, repr([leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in given])))
         return result
 
 
 def _memory(tensor: Tensor) -> int:
     address: int = tensor.untyped_storage()._cdata
     return address
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors that a function writes to, by its schema."""
+    if not func._schema.is_mutable:
+        return
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def _shaped_by_values(func: Any, args: Sequence[Any]) -> bool:

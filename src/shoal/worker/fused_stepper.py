@@ -98,13 +98,12 @@ class FusedStepper(Stepper):
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)
             scaler = GradScaler.of(self._array, _loss_scales(runtimes))
             limits = _max_norms(runtimes)
-            asked = self._compiling
             self._steps = TrainingStep(
                 self._array,
                 optimizer,
                 loss,
-                ways_to_try(self._profile, len(runtimes), inf if asked is None else asked.steps),
-                asked or (lambda seconds: False),
+                ways_to_try(self._profile, len(runtimes)),
+                self._compiling or (lambda seconds: False),
                 max_norm=limits,
                 scaler=scaler,
                 profile=self._profile,

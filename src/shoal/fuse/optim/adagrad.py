@@ -30,6 +30,7 @@ class Adagrad(KernelRule):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("lr", "lr_decay", "eps", "weight_decay", "maximize", "differentiable")
+    on_cuda: ClassVar[bool] = False
 
     maximize: bool
 
@@ -68,7 +69,7 @@ class Adagrad(KernelRule):
         torch._foreach_addcdiv_(params, torch._foreach_mul(g, step_size), denominator, value=-1)
 
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: Hyperparameters
+        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: tuple[Any, ...]
     ) -> None:
         """Call `torch._fused_adagrad_`."""
         lr, lr_decay, eps, decay = hyperparameters

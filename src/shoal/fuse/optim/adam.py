@@ -76,7 +76,7 @@ class Adam(KernelRule):
         torch._foreach_addcdiv_(params, torch._foreach_mul(m, step_size), denominator, value=-1)
 
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: Hyperparameters
+        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: tuple[Any, ...]
     ) -> None:
         """Call `torch._fused_adam_` or `torch._fused_adamw_`."""
         lr, beta1, beta2, eps, decay = hyperparameters

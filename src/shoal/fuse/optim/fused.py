@@ -46,6 +46,8 @@ class FusedOptimizer:
         self._last_sizes: list[int] | None = None
         self._lowering: Lowering | None = lowering
         self._updates = [UnfusedStep(member) for member in members]
+        self._stepped_together = False
+        self._units: list[ParamGroupBatch | MemberLoop] = []
         self._group_members()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -89,7 +91,7 @@ class FusedOptimizer:
         ):
             self._group_members(self._skipped)
 
-    def traced(self, params: Sequence[Tensor] | None = None) -> TracedStep | None:
+    def traced(self, params: Sequence[Tensor] | None = None, kernels: bool = False) -> TracedStep | None:
         """The step as a function of tensors, or None if the optimizer of a member has no fused rule.
 
         Call this method right before the first traced step, since it initialises the state of the parameters. Before
@@ -97,6 +99,8 @@ class FusedOptimizer:
 
         Args:
             params: Stacked parameters with a gradient in this step; None for all that require one.
+            kernels: Whether torch's fused kernels may be called. Then hyper-parameters other than learning rates become
+                constants, unless they have changed before, and `version` changes if they do.
         """
         if self._skipped:
             self._group_members()
@@ -104,7 +108,8 @@ class FusedOptimizer:
         param_batches = [unit for unit in self._units if isinstance(unit, ParamGroupBatch)]
         if len(param_batches) < len(self._units):
             return None
-        traced = trace(param_batches, [p for p in self._params if p.requires_grad] if params is None else params)
+        trained = [p for p in self._params if p.requires_grad] if params is None else params
+        traced = trace(param_batches, trained, kernels)
         self._last_state_counts = self._state_counts()
         return traced
 
@@ -115,6 +120,10 @@ class FusedOptimizer:
         """
         if uneven or skip or self._groups_changed():
             self._last_sizes = None  # the state must be stacked again: more than its values changes
+        if self._stepped_together:
+            for update in self._updates:
+                update.forget_counts()
+            self._stepped_together = False
         for b, update in enumerate(self._updates):
             if b not in skip:
                 update()
@@ -122,7 +131,8 @@ class FusedOptimizer:
             self.mark_stepped()
 
     def mark_stepped(self) -> None:
-        """Record the step for LR schedulers, which warn if no optimizer step precedes their step."""
+        """Record a step of all members, also for LR schedulers, which warn if no optimizer step precedes their step."""
+        self._stepped_together = True
         for member in self.members:
             member._opt_called = True  # type: ignore[attr-defined]
 
@@ -152,9 +162,12 @@ class FusedOptimizer:
         groups = _param_indices(self.members, stacked_params, self.array)
         used = sorted({i for member in groups for group in member for i in group})
         self._params = [stacked_params[i].stacked for i in used]
+        before = [unit for unit in self._units if isinstance(unit, ParamGroupBatch)]
         self._units = _make_units(self.members, stacked_params, groups, self._lowering, self._skipped)
         for unit in self._units:
             unit.refresh()
+            if isinstance(unit, ParamGroupBatch):
+                unit.changes_rates_only = all(batch.changes_rates_only for batch in before)
         self._states = [member.state for member in self.members]  # kept alive, so that no other object gets the same id
         self._last_state_counts = self._state_counts()
         self._order = list(self._all_params())

@@ -4,14 +4,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
+from shoal.fuse.constants import to_device
 from shoal.fuse.optim.param_state import ParamState, flatten_rows
 from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors, UpdateRule
 
-__all__ = ["ForeachCalls", "KernelCalls", "update"]
+__all__ = ["ForeachCalls", "KernelCalls", "update", "update_by_kernels"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class KernelCalls:
     def __init__(self, rule: KernelRule, parts: Sequence[ParamState]) -> None:
         self._rule = rule
         self._parts = parts
-        done = list(zip(*(part.steps.tolist() for part in parts if part.steps is not None), strict=True))
+        counts = [part.steps for part in parts if part.steps is not None]
+        done = torch.stack(counts, 1).tolist() if counts else []  # one read of the device for a set of parameters
         self._alike = [a == b for a, b in pairwise(done)]  # constant, since all members step together
         self._calls: dict[tuple[int, ...], list[_KernelArguments]] = {}
         self._hyperparameters: Sequence[Hyperparameters] | None = None
@@ -108,6 +111,7 @@ class ForeachCalls:
         self._steps = [part.steps for part in parts if part.steps is not None]
         self._products = [part.product[0] for part in parts if part.product]
         self._device = parts[0].param.device
+        self._dtype = max((_wide(part.param.dtype) for part in parts), key=attrgetter("itemsize"))
         self._chunks = _make_chunks(parts)
         self._parts = parts
         self._hyperparameters: Sequence[Hyperparameters] = ()
@@ -117,7 +121,8 @@ class ForeachCalls:
         """Update the parameters by gradients [B, *shape]; the caller has counted the step already."""
         if hyperparameters != self._hyperparameters:
             self._set_hyperparameters(hyperparameters)
-        schedule = [number.unbind() for number in self._rule.schedule(self._table, self._steps, self._products)]
+        numbers = self._rule.schedule(self._table, self._steps, self._products)
+        schedule = [number.to(self._dtype).unbind() for number in numbers]
         flats = [flatten_rows(part.in_param_order(grad)) for part, grad in zip(self._parts, grads, strict=True)]
         for chunk in self._chunks:
             mine = [flats[i][rows, elements] for i, rows, elements in chunk.places]
@@ -126,7 +131,7 @@ class ForeachCalls:
 
     def _set_hyperparameters(self, hyperparameters: Sequence[Hyperparameters]) -> None:
         self._hyperparameters = list(hyperparameters)
-        self._table = torch.tensor(self._hyperparameters, dtype=torch.float64).T.contiguous().to(self._device)
+        self._table = to_device(torch.tensor(self._hyperparameters, dtype=torch.float64).T.contiguous(), self._device)
         constants = [[number] * len(self._parts) for number in self._rule.constants(self._table)]
         for chunk in self._chunks:
             chunk.constants = chunk.broadcast(constants)
@@ -145,6 +150,31 @@ def update(
     entries += [rows[start : start + count] for start in range(constants, len(rows), count)]
     spread = [[_broadcast(n, p) for n, p in zip(entry, params, strict=True)] for entry in entries]
     _apply(rule, params, grads, list(map(list, zip(*moments, strict=True))), spread)
+
+
+def update_by_kernels(
+    rule: KernelRule,
+    parts: Sequence[ParamState],
+    params: Tensors,
+    grads: Tensors,
+    moments: Sequence[Tensors],
+    rows: Tensor,
+    hyperparameters: Sequence[Hyperparameters],
+) -> None:
+    """As `update`, by a call of torch's fused kernel for each member, whose learning rates and counts are tensors.
+
+    The other hyper-parameters are numbers, which a CUDA graph would freeze.
+
+    Args:
+        rows: The learning rates, then the step counts of each parameter, including this one: float32 [1 + P, B].
+    """
+    ordered = [part.in_param_order(grad) for part, grad in zip(parts, grads, strict=True)]
+    kinds = zip(*moments, strict=True)
+    flats = [[flatten_rows(tensor).unbind() for tensor in kind] for kind in (params, ordered, *kinds)]
+    for b, numbers in enumerate(hyperparameters):
+        own_params, own_grads, *own_moments = ([tensor[b] for tensor in kind] for kind in flats)
+        rate, *steps = rows[:, b].unbind()
+        rule.kernel(own_params, own_grads, own_moments, steps, (rate, *numbers[1:]))
 
 
 def _make_chunks(parts: Sequence[ParamState]) -> list[_Chunk]:
@@ -188,9 +218,14 @@ def _apply(
 
 
 def _widen(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor.to(_wide(tensor.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a parameter's update is computed."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _broadcast(number: Tensor, like: Tensor) -> Tensor:
     """One number per member, [B], shaped to broadcast against `like`, [B, *shape], in the dtype of computation."""
-    return number.to(torch.promote_types(like.dtype, torch.float32)).view(-1, *[1] * (like.dim() - 1))
+    return number.to(_wide(like.dtype)).view(-1, *[1] * (like.dim() - 1))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from shoal.fuse.constants import to_device
 from shoal.fuse.optim.lowerings import ForeachCalls, KernelCalls
 from shoal.fuse.optim.param_state import ParamState, StackedParam
 from shoal.fuse.optim.rule import Hyperparameters, KernelRule, UpdateRule, unreadable_settings
@@ -24,7 +26,11 @@ _KERNEL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _KERNEL_CALL, _THREADED_KERNEL_CALL, _FOREACH_CALLS, _FOREACH_ELEMENT = 1.6e-6, 2.5e-6, 33e-6, 1.2e-9
 """Seconds per parameter: a kernel call on one thread, a kernel call on several threads, the `torch._foreach_*`
-functions for all members, and the additional memory traffic of these functions per element."""
+functions for all members, and the additional memory traffic of these functions per element, on a CPU."""
+
+_KERNEL_TENSORS, _FOREACH_LAUNCHES = 30, 5
+"""On CUDA, at least: parameters that one launch of a fused kernel takes, and launches of `torch._foreach_*` functions
+per parameter. Coefficients `[B, 1, ...]` keep these functions from torch's kernels for many tensors."""
 
 _MAX_CACHED_SETS = 64
 """Largest number of sets of parameters with gradients whose `_ActiveParams` are cached."""
@@ -67,7 +73,12 @@ class ParamGroupBatch:
         self._settings: list[Any] = []
         self._hyperparameters: list[Hyperparameters] = []
         self._table: Tensor | None = None
-        self._kernels: KernelRule | None = None
+        self.kernels: KernelRule | None = None
+        """The rule if its kernel is the lowering to use."""
+        self.changes_rates_only = True
+        """Whether no hyper-parameter but the learning rates has changed so far."""
+        self.frozen = False
+        """Whether a graph has the others as constants; the batch is out of date once they change."""
         self._active: dict[tuple[KernelRule | None, tuple[int, ...]], _ActiveParams] = {}
         self._plain = not self._single_member and all(
             not part.stacked_param.stacked.is_complex() and len(part.param) == len(part.stacked_param.stacked)
@@ -96,11 +107,16 @@ class ParamGroupBatch:
         hyperparameters = [both[1] for both in parsed if both is not None and both[0] == self.rule]
         if len(hyperparameters) < len(parsed):
             return False
+        if self._hyperparameters and [now[1:] for now in hyperparameters] != [old[1:] for old in self._hyperparameters]:
+            self.changes_rates_only = False
+            if self.frozen:
+                return False
         self._settings = [_without_tensors(mine) for mine in settings]
         self._hyperparameters = hyperparameters
-        self._kernels = self._kernel_rule()
+        self.kernels = self._kernel_rule()
         if self._table is not None:
-            self._table.copy_(torch.tensor(hyperparameters, dtype=torch.float64).T)
+            numbers = torch.tensor(hyperparameters, dtype=torch.float64).T.contiguous()
+            self._table.copy_(to_device(numbers, self._table.device))
         return True
 
     def _parse(self, b: int, settings: Any) -> tuple[UpdateRule, Hyperparameters] | None:
@@ -110,11 +126,18 @@ class ParamGroupBatch:
             group = self._members[b].param_groups[self._group]
             raise unreadable_settings(self._rows.start + b, self._group, group, error) from error
 
+    def freeze(self) -> Sequence[Hyperparameters] | None:
+        """The hyper-parameters for a CUDA graph of fused kernels, in which only learning rates may change, or None."""
+        # The kernels read rates as float32, which is too coarse for float64.
+        suited = all(part.param.is_cuda and part.param.dtype != torch.float64 for part in self.parts)
+        self.frozen = self.kernels is not None and self.changes_rates_only and suited
+        return self._hyperparameters if self.frozen else None
+
     def hyperparameters(self) -> Tensor:
         """The members' hyper-parameters, [K, B] float64, in a tensor that `refresh` updates in place."""
         if self._table is None:
-            hyperparameters = torch.tensor(self._hyperparameters, dtype=torch.float64)
-            self._table = hyperparameters.T.contiguous().to(self.parts[0].param.device)
+            numbers = torch.tensor(self._hyperparameters, dtype=torch.float64).T.contiguous()
+            self._table = to_device(numbers, self.parts[0].param.device)
         return self._table
 
     @torch.no_grad()
@@ -124,11 +147,11 @@ class ParamGroupBatch:
         places = tuple(i for i, grad in enumerate(found) if grad is not None)
         if not places:
             return
-        active = self._active.get((self._kernels, places))
+        active = self._active.get((self.kernels, places))
         if active is None:
             if len(self._active) >= _MAX_CACHED_SETS:  # as in models that skip layers at random
                 self._active.clear()
-            active = self._active[self._kernels, places] = self._prepare([self.parts[i] for i in places])
+            active = self._active[self.kernels, places] = self._prepare([self.parts[i] for i in places])
         present = [grad for grad in found if grad is not None]
         grads = present if self._plain else [self.rows(grad) for grad in present]
         if active.steps:
@@ -148,7 +171,7 @@ class ParamGroupBatch:
             for part, row in zip(counted, together.unbind(), strict=True):
                 part.share_counter(row, self.rule, self._members)
             steps = [together]
-        calls = ForeachCalls(self.rule, parts) if self._kernels is None else KernelCalls(self._kernels, parts)
+        calls = ForeachCalls(self.rule, parts) if self.kernels is None else KernelCalls(self.kernels, parts)
         return _ActiveParams(parts, steps, calls)
 
     def open(self, part: ParamState) -> ParamState:
@@ -160,17 +183,21 @@ class ParamGroupBatch:
     def _kernel_rule(self) -> KernelRule | None:
         """The rule if its kernel is the lowering to use, else None.
 
-        On the CPU, `torch._foreach_*` beats many small kernels on several threads; elsewhere it needs fewer launches.
+        On the CPU, `torch._foreach_*` beats many small kernels on several threads; on CUDA the fewer launches win.
         """
         if not isinstance(self.rule, KernelRule) or not self.rule.has_kernel(self._hyperparameters):
             return None
         if any(part.param.dtype not in _KERNEL_DTYPES for part in self.parts):
             return None
+        device = self.parts[0].param.device.type
+        if device != "cpu" and not (device == "cuda" and self.rule.on_cuda):
+            return None
         if self._lowering is not None:
             return self.rule if self._lowering == "kernels" else None
-        if self.parts[0].param.device.type != "cpu":
-            return None
         calls = 1 + sum(a != b for a, b in pairwise(self._hyperparameters))
+        if device == "cuda":
+            launches = calls * ceil(len(self.parts) / _KERNEL_TENSORS)
+            return self.rule if launches <= _FOREACH_LAUNCHES * len(self.parts) else None
         share = calls * (_THREADED_KERNEL_CALL if torch.get_num_threads() > 1 else _KERNEL_CALL)
         mean = sum(part.param.numel() for part in self.parts) / len(self.parts)
         return self.rule if share <= _FOREACH_CALLS + mean * _FOREACH_ELEMENT else None

@@ -83,10 +83,11 @@ class ParamState:
             counts = [mine.get("step", 0.0) for mine in before]
         else:
             counts = [float(rule.moments[0] in mine) for mine in before]
-        self.steps = self._count_tensor(counts)
+        self.steps = self._rows_of(counts, _count_dtype(self.param.device))
         self.moments = [torch.view_as_real(m) if m.is_complex() else m for m in shown.values()]
         if rule.product is not None:
-            self.product = [self._count_tensor([mine.get(rule.product, 1.0) for mine in before])]
+            products = [mine.get(rule.product, 1.0) for mine in before]
+            self.product = [self._rows_of(products, _count_dtype(torch.device("cpu")))]
             shown = {rule.product: self.product[0], **shown}
         if rule.counts_updates:
             shown = {"step": self.steps, **shown}
@@ -127,10 +128,15 @@ class ParamState:
             return grad
         return torch.empty_strided(self.param.shape, self._order, dtype=grad.dtype, device=grad.device).copy_(grad)
 
-    def _count_tensor(self, values: Sequence[Any]) -> Tensor:
-        """Counts as a tensor [B] of the dtype that torch's optimizers use; loaded states may have another dtype."""
-        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    def _rows_of(self, values: Sequence[Any], dtype: torch.dtype) -> Tensor:
+        """The members' numbers as a tensor [B]; loaded states may have another dtype."""
         return stack_rows([torch.as_tensor(value, dtype=dtype, device=self.param.device).detach() for value in values])
+
+
+def _count_dtype(device: torch.device) -> torch.dtype:
+    """The dtype in which torch's optimizers count steps; torch's kernels for CUDA read only float32."""
+    on_cpu = device.type == "cpu"
+    return torch.float64 if on_cpu and torch.get_default_dtype() == torch.float64 else torch.float32
 
 
 def flatten_rows(stacked: Tensor) -> Tensor:

@@ -93,18 +93,22 @@ class UpdateRule(ABC):
 class KernelRule(UpdateRule):
     """An update rule for which torch has a fused kernel."""
 
+    on_cuda: ClassVar[bool] = True
+    """Whether the kernel exists for CUDA in every supported version of torch, and not for the CPU alone."""
+
     def has_kernel(self, hyperparameters: Sequence[Hyperparameters]) -> bool:
         """Whether the kernel computes the same result as `update` for these hyper-parameters; by default True."""
         return True
 
     @abstractmethod
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: Hyperparameters
+        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: tuple[Any, ...]
     ) -> None:
         """Update, in place, all parameters of one member, or of several with equal hyper-parameters and step counts.
 
         Args:
             steps: Number of updates of each parameter, including the current one, 0-dim; empty without moments.
+            hyperparameters: As `parse` returns them, the learning rate first; it may be a tensor, float32 0-dim.
         """
 
 

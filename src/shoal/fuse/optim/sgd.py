@@ -66,7 +66,7 @@ class SGD(KernelRule):
         return all(dampening == 0 for _, _, dampening, _ in hyperparameters)
 
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: Hyperparameters
+        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: tuple[Any, ...]
     ) -> None:
         """Call `torch._fused_sgd_`; with a buffer of zeros, b = g at the first update."""
         lr, momentum, dampening, decay = hyperparameters

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.lowerings import update
+from shoal.fuse.optim.lowerings import update, update_by_kernels
 from shoal.fuse.optim.param_group_batch import ParamGroupBatch
 from shoal.fuse.optim.param_state import ParamState
-from shoal.fuse.optim.rule import Tensors
+from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors
 
 __all__ = ["TracedStep", "trace"]
 
@@ -19,6 +19,8 @@ class _BatchTrace:
     param_batch: ParamGroupBatch
     parts: list[tuple[ParamState, int]]
     constants: int
+    frozen: Sequence[Hyperparameters] | None
+    """Hyper-parameters of an update by fused kernels; None for one by the rule's formula."""
     coefficients: Tensor
 
     @property
@@ -59,7 +61,7 @@ class TracedStep:
         left = iter(counters)
         for batch, mine in zip(self.batches, coefficients, strict=True):
             steps, products = ([next(left) for _ in kind] for kind in batch.counters)
-            mine.copy_(_next_rows(batch.param_batch, steps, products))
+            mine.copy_(_next_rows(batch.param_batch, steps, products, batch.frozen is not None))
 
     def apply(
         self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], coefficients: Sequence[Tensor]
@@ -68,19 +70,23 @@ class TracedStep:
         left = iter(state)
         with torch.no_grad():
             for batch, mine in zip(self.batches, coefficients, strict=True):
-                rows = batch.param_batch.rows
-                update(
-                    batch.param_batch.rule,
-                    [rows(params[i]) for _, i in batch.parts],
-                    [rows(grads[i]) for _, i in batch.parts],
-                    [[next(left) for _ in part.moments] for part, _ in batch.parts],
-                    mine,
-                    batch.constants,
-                )
+                rule, rows = batch.param_batch.rule, batch.param_batch.rows
+                own = [rows(params[i]) for _, i in batch.parts]
+                own_grads = [rows(grads[i]) for _, i in batch.parts]
+                moments = [[next(left) for _ in part.moments] for part, _ in batch.parts]
+                if batch.frozen is None or not isinstance(rule, KernelRule):
+                    update(rule, own, own_grads, moments, mine, batch.constants)
+                else:
+                    parts = [part for part, _ in batch.parts]
+                    update_by_kernels(rule, parts, own, own_grads, moments, mine, batch.frozen)
 
 
-def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) -> TracedStep:
-    """The traceable step of some batches, for those of `params` that they own; opens the state of these parameters."""
+def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor], kernels: bool) -> TracedStep:
+    """The traceable step of some batches, for those of `params` that they own; opens the state of these parameters.
+
+    Args:
+        kernels: Whether torch's fused kernels may update them, which a graph can record and compilers cannot fuse.
+    """
     wanted = {id(param) for param in params}
     places: dict[int, int] = {}
     owned: list[Tensor] = []
@@ -98,24 +104,28 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) ->
             state.extend(param_batch.open(part).moments)
             parts.append((part, places[id(stacked)]))
         if parts:
-            batches.append(_trace_batch(param_batch, parts))
+            batches.append(_trace_batch(param_batch, parts, kernels))
     return TracedStep(owned, state, [batch.coefficients for batch in batches], batches)
 
 
-def _trace_batch(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]]) -> _BatchTrace:
+def _trace_batch(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]], kernels: bool) -> _BatchTrace:
     """Prepare a batch for tracing, with the coefficients of the next update, which is not counted yet."""
     steps = [part.steps.clone() for part, _ in parts if part.steps is not None]
     products = [part.product[0].clone() for part, _ in parts if part.product]
     constants = len(param_batch.rule.constants(param_batch.hyperparameters()))
     dtype = torch.float64 if any(part.param.dtype == torch.float64 for part, _ in parts) else torch.float32
-    return _BatchTrace(param_batch, parts, constants, _next_rows(param_batch, steps, products).to(dtype))
+    frozen = param_batch.freeze() if kernels else None
+    rows = _next_rows(param_batch, steps, products, frozen is not None).to(dtype)
+    return _BatchTrace(param_batch, parts, constants, frozen, rows)
 
 
-def _next_rows(param_batch: ParamGroupBatch, steps: Tensors, products: Tensors) -> Tensor:
+def _next_rows(param_batch: ParamGroupBatch, steps: Tensors, products: Tensors, by_kernels: bool) -> Tensor:
     """Count an update in `steps` and `products`, and return its coefficients, [R, B]."""
     rule, table = param_batch.rule, param_batch.hyperparameters()
     if steps:
         torch._foreach_add_(steps, 1)
+    if by_kernels:
+        return torch.stack([table[0].float(), *(count.float() for count in steps)])
     return torch.stack(
         [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
     )

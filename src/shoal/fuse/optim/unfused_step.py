@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch.optim import Optimizer, SparseAdam
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from shoal.core.errors import FusionError
+from shoal.fuse.optim.host_counts import HostCounts
 from shoal.fuse.optim.param_state import StackedParam
-from shoal.fuse.optim.table import has_unmodified_step
+from shoal.fuse.optim.table import RULES, has_unmodified_step
 
 __all__ = ["MemberLoop", "UnfusedStep", "check_fusible", "mode_setter", "required_argument"]
 
@@ -73,6 +75,8 @@ class UnfusedStep:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._has_kernel: bool | None = None if type(optimizer) in _CLASSES_WITH_KERNEL else False
+        on_gpu = any(param.is_cuda for group in optimizer.param_groups for param in group["params"])
+        self._counts = HostCounts(optimizer) if on_gpu and type(optimizer) in RULES else None
         self._wrapped: Callable[..., Any] | None = None
         self._unwrapped: Callable[..., Any] | None = None
 
@@ -102,10 +106,22 @@ class UnfusedStep:
         for group in chosen:
             group["fused"] = True
         try:
-            self._step(unmodified)
+            with self._counts_shown():
+                self._step(unmodified)
         finally:
             for group in chosen:
                 group["fused"] = None
+
+    def forget_counts(self) -> None:
+        """Call it after the array's optimizer has advanced the counts of this one."""
+        if self._counts is not None:
+            self._counts.forget()
+
+    def _counts_shown(self) -> AbstractContextManager[None]:
+        if self._counts is None:
+            return nullcontext()
+        groups = self._optimizer.param_groups
+        return self._counts.shown(group for group in groups if not (group.get("fused") or group.get("capturable")))
 
     def _step(self, unmodified: bool) -> None:
         """Take the step. If `unmodified`, the step is torch's own and has no hooks, so torch's wrappers are skipped."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.fuse.constants import constant
 from shoal.fuse.randomness import current_source, keep_mask
 from shoal.fuse.rules.base import Layout, Rule, stacked_data
 from shoal.fuse.stacked import Stacked
@@ -21,9 +22,9 @@ _ALPHA = 1.7580993408473766
 def apply_dropout(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
     """Zero elements of [B, *shape] at rate `p`, by masks that broadcast to members; scale others by 1 / (1 - p)."""
     rates = _rates(p)
-    kept = _keep_mask(data, rates, mask_shape)
-    factor: Tensor = kept * _broadcastable([1 / (1 - rate) if rate < 1 else 0.0 for rate in rates], data)
-    return data * factor.to(data.dtype)
+    factors = [1 / (1 - rate) if rate < 1 else 0.0 for rate in rates]
+    factor: Tensor = _keep_mask(data, rates, mask_shape) * _broadcastable(factors, data)
+    return data * factor
 
 
 def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
@@ -32,13 +33,12 @@ def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
     a = ((1 - p) (1 + p α²))^(-1/2); "Self-Normalizing Neural Networks", section 3. At p = 1 the result is zero.
     """
     rates = _rates(p)
-    kept = _keep_mask(data, rates, mask_shape)
+    kept: Tensor = _keep_mask(data, rates, mask_shape).to(data.dtype)
     gains = [1 / math.sqrt((_ALPHA**2 * rate + 1) * (1 - rate)) if rate < 1 else 0.0 for rate in rates]
-    gain = _broadcastable(gains, data)
-    shift = _broadcastable([_ALPHA * a * rate for a, rate in zip(gains, rates, strict=True)], data)
-    factor: Tensor = kept * gain
-    offset: Tensor = (kept - 1) * (gain * _ALPHA) + shift
-    return data * factor.to(data.dtype) + offset.to(data.dtype)
+    limits = _broadcastable([_ALPHA * a for a in gains], data)
+    shifts = _broadcastable([_ALPHA * a * rate for a, rate in zip(gains, rates, strict=True)], data)
+    dropped: Tensor = data * (kept * _broadcastable(gains, data)) + ((kept - 1) * limits + shifts)
+    return dropped
 
 
 def _rates(p: Any) -> tuple[float, ...]:
@@ -46,19 +46,19 @@ def _rates(p: Any) -> tuple[float, ...]:
 
 
 def _keep_mask(data: Tensor, rates: tuple[float, ...], mask_shape: Sequence[int]) -> Tensor:
-    """The mask, [B, *mask_shape]: one for elements that are kept, zero for elements that are dropped."""
+    """The mask, bool [B, *mask_shape]: True for elements that are kept."""
     drawing = [rate > 0 for rate in rates] if len(rates) > 1 else None
     keys = current_source(len(data)).next(drawing)
     if rates == (1,):
-        return data.new_zeros(())
-    return keep_mask(keys, tuple(mask_shape), _broadcastable(rates, data), data.device).to(data.dtype)
+        return data.new_zeros((), dtype=torch.bool)
+    return keep_mask(keys, tuple(mask_shape), rates, data.device)
 
 
 def _broadcastable(values: Sequence[float], data: Tensor) -> Any:
-    """One number for all members, or one per member as a tensor [B, 1, ...] that broadcasts to the data."""
-    if len(values) == 1:
+    """One number for all members or one for each, which makes a mask of the data's dtype; tensors are [B, 1, ...]."""
+    if len(values) == 1 and data.dtype == torch.get_default_dtype():
         return values[0]
-    return torch.tensor(values, dtype=torch.float64, device=data.device).view(-1, *[1] * (data.dim() - 1))
+    return constant(values, data.dtype, data.device).view(-1, *[1] * (data.dim() - 1))
 
 
 def _dropout(drop: Callable[..., Tensor], channels: bool = False, off_by_default: bool = False) -> Callable[..., Any]:

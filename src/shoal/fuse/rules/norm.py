@@ -170,7 +170,7 @@ def _batch_norm(
             return _batch_norm_of_all(x, mean, var, scale, shift, training, rate, eps)
         now = torch.zeros_like(mean), torch.zeros_like(var)
         out = _batch_norm_of_all(x, *now, scale, shift, True, 1.0, eps)  # of momentum 1: statistics of the batch
-        rates = torch.tensor(momentum.floats, dtype=mean.dtype, device=mean.device).unsqueeze(1)
+        rates = momentum.floats_like(mean).unsqueeze(1)
         for running, of_batch in zip((mean, var), now, strict=True):
             running.view(len(rates), -1).lerp_(of_batch.view(len(rates), -1), rates)
         return out

@@ -1,0 +1,118 @@
+"""A recorded step updates by torch's fused kernels; recorded and counted on a GPU that is not there."""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from pretended_gpu import PretendedGpu
+
+from shoal.fuse.api import fuse
+from shoal.fuse.array import ModelArray
+from shoal.fuse.capture import CapturedStep
+from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.fuse.step import TrainingStep
+
+MEMBERS = 3
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": torch.optim.SGD,
+    "SGD, Nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+    "SGD, dampening": partial(torch.optim.SGD, momentum=0.9, dampening=0.1),
+    "Adam": torch.optim.Adam,
+    "AdamW": torch.optim.AdamW,
+    "AMSGrad": partial(torch.optim.Adam, amsgrad=True),
+    "NAdam": torch.optim.NAdam,
+    "Adagrad": torch.optim.Adagrad,
+}
+BY_KERNELS = {"SGD", "SGD, Nesterov", "Adam", "AdamW", "AMSGrad"}
+
+
+@pytest.fixture
+def gpu() -> Iterator[PretendedGpu]:
+    with PretendedGpu() as gpu:
+        yield gpu
+
+
+def loss(net: Any, batch: Any) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(net(x), y)
+
+
+def setting(gpu: PretendedGpu, name: str, dtype: torch.dtype) -> tuple[ModelArray, FusedOptimizer, Any]:
+    """An array with the optimizer of each member, and a batch."""
+    torch.manual_seed(0)
+    models = [
+        nn.Sequential(
+            nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 3)
+        ).to(dtype)
+        for _ in range(MEMBERS)
+    ]
+    batch = (torch.randn(5, 2, 6, 6, dtype=dtype), torch.arange(5) % 3)
+    gpu.claim(models, batch)
+    array = fuse(models, seeds=range(MEMBERS))
+    optimizers = [
+        OPTIMIZERS[name](model.parameters(), lr=0.01 * (1 + b), weight_decay=0.01 * b) for b, model in enumerate(models)
+    ]
+    return array, fuse_optimizers(optimizers, array), batch
+
+
+def set_rates(optimizer: FusedOptimizer, factor: float) -> None:
+    for member in optimizer.members:
+        for group in member.param_groups:
+            group["lr"] *= factor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_recorded_step_equals_an_eager_one(gpu: PretendedGpu, name: str, dtype: torch.dtype) -> None:
+    """With learning rates that change between the steps."""
+    (array, eager, batch), (recorded_array, recorded, _) = (setting(gpu, name, dtype) for _ in range(2))
+    steps = [
+        TrainingStep(array, eager, loss, ("eager",)) for array, eager in ((array, eager), (recorded_array, recorded))
+    ]
+    for step in steps:
+        step(batch)
+    graph = CapturedStep(recorded_array, recorded, loss, batch, compiling=False)
+    for number in range(4):
+        for optimizer in (eager, recorded):
+            set_rates(optimizer, 0.5 + number)
+        expected = steps[0](batch)
+        with gpu.counting() as counts:
+            assert graph.fits(batch)
+            losses = graph(batch)
+        assert counts.waits == {} or not number  # the first one tells the device the members' numbers of calls
+        kernels = sum(number for name, number in counts.in_graphs.items() if name.startswith("_fused"))
+        assert kernels == (MEMBERS if name in BY_KERNELS and dtype == torch.float32 else 0)
+        tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
+    for (path, one, _), (_, two, _) in zip(array.stacked_tensors(), recorded_array.stacked_tensors(), strict=True):
+        torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance, msg=path)
+
+
+def test_a_setting_that_a_graph_has_as_a_number_is_noticed_and_no_constant_of_the_next(
+    gpu: PretendedGpu,
+) -> None:
+    array, optimizer, batch = setting(gpu, "Adam", torch.float32)
+    step = TrainingStep(array, optimizer, loss, ("eager",))
+    step(batch)
+    graph = CapturedStep(array, optimizer, loss, batch, compiling=False)
+    set_rates(optimizer, 0.1)
+    assert graph.fits(batch)
+    optimizer.members[1].param_groups[0]["betas"] = (0.8, 0.99)
+    assert not graph.fits(batch)
+    step(batch)
+    graph = CapturedStep(array, optimizer, loss, batch, compiling=False)
+    with gpu.counting() as counts:
+        graph(batch)
+    assert not any(name.startswith("_fused") for name in counts.in_graphs)
+    optimizer.members[1].param_groups[0]["betas"] = (0.7, 0.99)
+    assert graph.fits(batch)
