@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.fuse import autotune
-from shoal.fuse.autotune import TuningCache, timed_by_replay
+from shoal.fuse import step as step_module
+from shoal.fuse.api import fuse
+from shoal.fuse.autotune import TuningCache, timed_by_replay, times_replays
+from shoal.fuse.compile_decision import CompileDecision
+from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.rules import conv
 
 MEMBERS, SAMPLES, CHANNELS, OUTPUTS = 5, 3, 4, 6
@@ -114,3 +118,24 @@ def test_a_step_that_is_to_be_a_graph_has_its_lowerings_timed_as_graphs(
         autotune.fastest("double", ways, [x])
         assert len(replayed) == counts[0], "a step without a graph is timed as it runs"
         assert len(ran) > counts[1] + 6
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(10, False), (10_000, True)])
+def test_lowerings_are_timed_as_graphs_where_recording_is_expected_to_pay(
+    steps: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_module, "records_graphs", lambda device: True)
+    models = [nn.Linear(2, 1) for _ in range(2)]
+    array = fuse(models)
+    optimizer = fuse_optimizers([torch.optim.SGD(model.parameters(), 0.1) for model in models], array)
+    found: list[bool] = []
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        found.append(times_replays())
+        out: Tensor = model(batch).mean()
+        return out
+
+    step = step_module.TrainingStep(array, optimizer, loss, compiling=CompileDecision(None, 2, steps))
+    step(torch.ones(3, 2))
+    assert found == [expected]
+    assert not times_replays()
