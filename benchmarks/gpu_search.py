@@ -319,6 +319,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu:1", help="one device, as of shoal.tune; nothing is judged on a CPU")
     parser.add_argument("--quick", action="store_true", help="two tiny configurations, in this process on a CPU")
     options = parser.parse_args()
+    options.epochs = 1 if options.quick else options.epochs
     if SECOND in options.ways and EMPTY not in options.ways:
         parser.error(f"--ways: {SECOND!r} goes on with the history of {EMPTY!r}; name that too")
     return options
@@ -345,7 +346,7 @@ def main() -> int:
             space["model"] = task.sizes.models[0]
         for count in (2,) if options.quick else options.configurations or sought.configurations:
             setting = Setting(
-                task, space, count, 1 if options.quick else options.epochs, options.halving, options.device,
+                task, space, count, options.epochs, options.halving, options.device,
                 options.processes, options.quick,
             )  # fmt: skip
             found = measured(setting, options.ways, forked=not options.quick or on_gpu)
