@@ -329,9 +329,9 @@ def main() -> int:
     options = arguments()
     warnings.simplefilter("ignore")
     logging.getLogger("shoal").setLevel(logging.ERROR)
+    # Nothing here may look for the GPU: a process that has opened its driver cannot be forked.
     on_gpu = not options.device.startswith("cpu")
-    print(f"{', '.join(device.kind for _, device in discover(options.device))}, {os.cpu_count()} cores, "
-          f"Python {platform.python_version()}, torch {torch.__version__}; "
+    print(f"{options.device}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}; "
           f"{'halving' if options.halving else f'{options.epochs} epochs'}")  # fmt: skip
     print(f"{'':4} {'way':7} {'seconds':>8} {'of plain':>9} {'of pool':>9} {'best':>10}")
     figures: dict[str, Any] = {}

@@ -72,7 +72,7 @@ def _fusion(name: str, title: str, dtype: str, toy: str) -> Measurement:
     )  # fmt: skip
     quick = ("benchmarks/fusion.py", "--models", toy, "--dtype", dtype, "--quick")
     code = (*FUSE, *RIVALS, "benchmarks/fusion.py")
-    return Measurement(name, title, 150, 480, command, quick, code, (*CORE, "transformers"))
+    return Measurement(name, title, 150, 540, command, quick, code, (*CORE, "transformers"))
 
 
 def _tests(name: str, title: str, least: int, most: int, *arguments: str) -> Measurement:
