@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # takes seconds, which else each process would pay that makes its first optimizer
 from models.bert import classifier
 from placed.jobs import FULL, QUICK, Pictures
 from rivals.forked import in_a_fork

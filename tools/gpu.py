@@ -355,7 +355,8 @@ class Session:
                 continue
             print(f"{each.name}: at most {limit:.0f} s ...", flush=True)
             result = take(each, each.quick if toy else each.command, limit, environment)
-            print("\n".join(result["output"]), flush=True)
+            if not toy or result["outcome"] != "done":
+                print("\n".join(result["output"]), flush=True)
             gone = self.look() if result["outcome"] != "done" else {}
             if isinstance(gone, str):
                 print(f"{each.name}: {result['outcome']}, and its result does not count: {gone}")

@@ -52,10 +52,18 @@ class Measurement:
         return [PACKAGES.get(module, module) for module in self.needs if find_spec(module) is None]
 
 
-def _search(name: str, title: str, least: int, most: int, *arguments: str, needs: tuple[str, ...]) -> Measurement:
+def _search(
+    name: str,
+    title: str,
+    least: int,
+    most: int,
+    *arguments: str,
+    needs: tuple[str, ...],
+    toy_ways: tuple[str, ...] = (),
+) -> Measurement:
     command = ("benchmarks/gpu_search.py", *arguments)
-    on_gpu = (*command, "--device", "cuda:0")
-    return Measurement(name, title, least, most, on_gpu, (*command, "--quick"), SEARCHED, needs)
+    quick = (*command, "--quick", *(("--ways", *toy_ways) if toy_ways else ()))
+    return Measurement(name, title, least, most, (*command, "--device", "cuda:0"), quick, SEARCHED, needs)
 
 
 def _micro(name: str, title: str, least: int, most: int, *parts: str) -> Measurement:
@@ -86,9 +94,13 @@ def _tests(name: str, title: str, least: int, most: int, *arguments: str) -> Mea
 
 MEASUREMENTS = (
     _search("search-8", "1. A search of 8 ResNet-18", 60, 180, "--configurations", "8", needs=PICTURES),
-    _search("search-32", "1. A search of 32 ResNet-18", 120, 300, "--configurations", "32", needs=PICTURES),
     _search(
-        "halving", "2. The same with halving", 120, 300, "--halving", "--configurations", "32", "8", needs=PICTURES
+        "search-32", "1. A search of 32 ResNet-18", 120, 300, "--configurations", "32", needs=PICTURES,
+        toy_ways=("pool", "empty"),
+    ),
+    _search(
+        "halving", "2. The same with halving", 120, 300, "--halving", "--configurations", "32", "8", needs=PICTURES,
+        toy_ways=("plain", "pool", "empty"),
     ),
     _micro("lowerings", "3. Lowerings of optimizers and convolutions", 40, 120, "optimizers", "convolutions"),
     _micro("hazards", "3. Workspaces of recorded steps", 20, 60, "hazards"),
