@@ -245,12 +245,12 @@ def test_killed_and_started_again_it_goes_on(tmp_path: Path) -> None:
         tool.send_signal(signal.SIGKILL)
     (_, (_, number)) = noted()
     assert ended(int(number)), "what it was measuring has ended with it"
-    assert set(stored(tmp_path / "gpu")) == {"first"}
+    assert set(stored(tmp_path / "dry-run" / "gpu")) == {"first"}
     done = subprocess.run([*command, ""], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "to take in 40 minutes: second, third" in done.stdout
     assert [name for name, _ in noted()] == ["first", "second", "second", "third"]
-    assert set(stored(tmp_path / "gpu")) == {"first", "second", "third"}
+    assert set(stored(tmp_path / "dry-run" / "gpu")) == {"first", "second", "third"}
 
 
 def test_a_page_without_its_marks_is_refused() -> None:
