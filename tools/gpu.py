@@ -2,7 +2,7 @@
 
     python tools/gpu.py --minutes 9       the next ones: those that are missing, or older than the code they measure
     python tools/gpu.py --minutes 0       what is there, and the page anew from it; no GPU is needed
-    python tools/gpu.py --dry-run         all of them on a CPU, at toy size, into OUT/dry-run or a folder that is removed
+    python tools/gpu.py --dry-run         all of them on a CPU, at toy size, into OUT/dry-run or a temporary folder
 
 `gpu_measurements.py` lists them. Each is a process with a time limit of its own, killed with all that it started when
 that is over. Its result is a file NAME.json, written as soon as it is there: what was measured, by which command, of
