@@ -77,6 +77,9 @@ class PretendedGpu:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            for cache in (constants._constant, randomness._index_hash):  # keep nothing of this device for another one
+                cache.cache_clear()
+                stack.callback(cache.cache_clear)
             for target, name, value in (*self._tensor_members(), *self._cuda_functions(), *self._names_in_shoal()):
                 stack.enter_context(patch.object(target, name, value, create=True))
             stack.enter_context(autotune.without_autotuning())  # what is fast on a CPU says nothing
@@ -181,9 +184,9 @@ class PretendedGpu:
             return _CUDA if _claimed(tensor) else base.device.__get__(tensor)  # type: ignore[attr-defined]
 
         def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            return (
-                base.to(tensor, *args, **kwargs) if isinstance(tensor, Stacked) else self._moved(tensor, args, kwargs)
-            )
+            if isinstance(tensor, Stacked):
+                return base.to(tensor, *args, **kwargs)
+            return self._moved(tensor, args, kwargs)
 
         def read(tensor: Tensor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if _claimed(tensor):
@@ -229,9 +232,7 @@ class PretendedGpu:
         if place.type == "cuda" and not on_gpu:
             return torch._C.TensorBase.to(tensor, _CUDA, dtype, **options)
         if place.type == "cpu" and on_gpu:
-            if not options.get(
-                "non_blocking"
-            ):  # into memory that is not pinned, torch waits even then; Shoal does not ask
+            if not options.get("non_blocking"):  # else torch copies into pinned memory
                 self.wait("to host")
             tensor = tensor.clone()
             _mark(tensor, False)
@@ -423,7 +424,7 @@ def _launches(name: str, args: Any, kwargs: Any) -> int:
     if name == "convolution_backward":
         return sum(args[-1])
     if name.startswith("_fused_"):
-        depth = sum(len(one) > 0 for one in args[:5]) - ("adam" in name)  # the counts are no list of the kernel's
+        depth = len(lists) - ("sgd" not in name)  # the counts are no list of the kernel's
         return _multi_tensor([t.numel() for t in lists[0]], min(depth, 5))
     if not name.startswith("_foreach_"):
         return _KERNELS.get(name, 1)
