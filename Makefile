@@ -5,9 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-BENCHMARKS := search_vs_peers fusion scheduling simulated_makespan groups auto time_sharing algorithms packing placement \
-	engine_overhead start regret simulation_fuzz simulated_scale clusters lora trackers searches page demo teams \
-	mutations launches
+BENCHMARKS := search_vs_peers scheduling simulated_makespan groups auto time_sharing algorithms engine_overhead start \
+	regret simulation_fuzz simulated_scale clusters trackers searches page demo teams mutations launches
 PYTHONS := python3.11 python3.12 python3.13
 TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
 VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms journal backends/test_local.py backends/test_inline.py \
@@ -15,7 +14,7 @@ VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms jo
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
 .PHONY: demo test test-thorough test-steps test-thorough-steps format lint types docs tests tests-thorough benchmarks-quick \
-	benchmarks-thorough gpu versions wheel shape clean
+	benchmarks-thorough gpu gpu-dry-run versions wheel shape clean
 
 demo: $(READY)  ## search hyper-parameters of two models on handwritten digits, then the same by two plain ways
 	$(BIN)/python benchmarks/demo.py
@@ -31,11 +30,11 @@ test test-thorough: $(READY)
 test: LIMIT = ; the limit is 900
 
 test-steps:
-	$(MAKE) $(TWO_AT_A_TIME) benchmarks-quick types docs lint
+	$(MAKE) $(TWO_AT_A_TIME) benchmarks-quick gpu-dry-run types docs lint
 	$(MAKE) --no-print-directory tests
 
 test-thorough-steps:
-	$(MAKE) $(TWO_AT_A_TIME) benchmarks-quick types docs lint benchmarks-thorough
+	$(MAKE) $(TWO_AT_A_TIME) benchmarks-quick gpu-dry-run types docs lint benchmarks-thorough
 	$(MAKE) --no-print-directory tests-thorough
 
 lint: $(READY)
@@ -53,11 +52,11 @@ docs: $(READY)  ## the documentation site, in build/docs
 tests tests-thorough: $(READY)
 	$(BIN)/pytest --numprocesses logical --dist worksteal $(if $(findstring thorough,$@),--thorough)
 
-# That each of them runs; the thorough tests run chaos.py and device_chaos.py.
+# That each of them runs; gpu-dry-run runs those for a GPU, the thorough tests chaos.py and device_chaos.py.
 benchmarks-quick: $(READY)
 	$(BIN)/python tools/quick.py $(BENCHMARKS)
 
-benchmarks-quick quick-% benchmarks-thorough: export OMP_NUM_THREADS = 1
+benchmarks-quick gpu-dry-run quick-% benchmarks-thorough: export OMP_NUM_THREADS = 1
 
 quick-%: $(READY)
 	$(BIN)/python benchmarks/$*.py --quick
@@ -75,8 +74,11 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/groups.py --live --quick
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.
-gpu:  ## tests and benchmarks that need an NVIDIA GPU, in at most 40 minutes; without a GPU it says so
-	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tools/gpu.py
+gpu:  ## measurements and tests that need an NVIDIA GPU, in at most 40 minutes; without a GPU it says so
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tools/gpu.py
+
+gpu-dry-run: $(READY)  ## all of these at toy size on a CPU; their results are not kept
+	$(BIN)/python tools/gpu.py --dry-run
 
 format: $(READY)
 	$(BIN)/ruff format .

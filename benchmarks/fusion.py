@@ -4,8 +4,8 @@ Samples per second of all members together, each rival with its own copies of th
 table shows medians, relative to members trained one after another. "Shoal" is what Shoal itself chooses by measurement.
 Without a GPU the models are of reduced sizes, which the table says.
 
-    python benchmarks/fusion.py [--models mlp lstm] [--sizes 1 2 4 8 16] [--seconds 2] [--dtype bfloat16] [--quick]
-                                [--output fusion.json] [--plot fusion.png]
+    python benchmarks/fusion.py [--models mlp lstm] [--sizes 1 2 4 8 16] [--largest] [--seconds 2]
+                                [--dtype bfloat16] [--quick] [--output fusion.json] [--plot fusion.png]
     python benchmarks/fusion.py --overhead  # microseconds of a small step in a search's loop and in a plain one
 """
 
@@ -43,6 +43,8 @@ MOST_OVERHEAD = 60.0
 """Microseconds asked of a step in a search's loop, beyond those of a plain loop."""
 LARGEST = 1024
 """Members of an array on a GPU, if memory does not end before."""
+USED = 0.85
+"""Part of a GPU's memory that the largest array may take."""
 
 
 def main() -> int:
@@ -94,6 +96,9 @@ def arguments() -> argparse.Namespace:
         choices=list(RIVALS),
         help="by default all that repay the time; without 'Shoal compiled', 'Shoal' does not compile either",
     )
+    parser.add_argument(
+        "--largest", action="store_true", help="after these, on a GPU, the largest power of 2 that its memory holds"
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each rival in each cell of the table")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
@@ -142,10 +147,12 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
             )
         if Chosen.name in makers:
             makers[Chosen.name] = partial(Chosen, compiling=Compiled.name in makers)
-        for members in sizes:
+        waiting = list(sizes)
+        while waiting:
+            members = waiting.pop(0)
             autocast = torch.bfloat16 if options.dtype == "bfloat16" else None
             cell = Cell(workload, members, device, autocast, options.threads)
-            findings = race(cell, makers, options.seconds, options.rounds)
+            findings = race(cell, makers, options.seconds, options.rounds, together=members in sizes)
             torch.compiler.reset()
             yield {
                 "workload": name,
@@ -155,8 +162,24 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
                 "rivals": {key: finding.as_dict() for key, finding in findings.items()},
             }
             ours = [finding for key, finding in findings.items() if issubclass(RIVALS[key], Eager)]
+            if options.largest and device.type == "cuda" and members == sizes[-1]:
+                most = max((finding.peak_bytes or 0 for finding in ours), default=0)
+                waiting += largest(members, most, torch.cuda.mem_get_info(device)[1])
             if time.perf_counter() > until or (ours and all(finding.fails == OUT_OF_MEMORY for finding in ours)):
                 break
+
+
+def largest(members: int, peak_bytes: int, memory: int) -> list[int]:
+    """The largest power of two of members that memory holds, if it is more than there were.
+
+    Args:
+        members: that were measured.
+        peak_bytes: that they took at most; 0 if they failed.
+        memory: of the device, in bytes.
+    """
+    fits = int(USED * memory * members / peak_bytes) if peak_bytes else 0
+    found = 1 << fits.bit_length() >> 1
+    return [min(found, LARGEST)] if found > members else []
 
 
 def machine(options: argparse.Namespace, device: torch.device) -> str:

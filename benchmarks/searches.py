@@ -17,7 +17,6 @@ DataLoader. The ways take turns; the table shows medians, and for Shoal what the
 import argparse
 import json
 import logging
-import multiprocessing
 import os
 import platform
 import shutil
@@ -25,22 +24,20 @@ import statistics
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from rivals.forked import in_a_fork
 from rivals.plain_search import Asked, PlainSearch, in_a_loop, in_processes
 from search_tasks.registry import SEARCHES
 from search_tasks.search import Search
 
 import shoal
-from shoal.backends.caller_fork import prepare_fork
 from shoal.core.activity import Activity
 from shoal.journal.view import JournalView
 from shoal.reporting.accounting import accounting
@@ -123,30 +120,6 @@ def run(search: Search, task: shoal.Task, quick: bool, way: str) -> Run:
     if way == "empty":
         shutil.rmtree(os.environ["SHOAL_CACHE"], ignore_errors=True)
     return run_shoal(search, task, quick)
-
-
-def run_forked(*given: Any) -> Run:
-    """As `run`, in a process of its own, which can begin threads of OpenMP: those of this process are ended before."""
-    if (reason := prepare_fork()) is not None:
-        raise SystemExit(f"this process cannot be forked: {reason}")
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, given))
-    process.start()
-    theirs.close()
-    try:
-        return ours.recv()
-    except EOFError:
-        raise SystemExit("a run has failed; its error is above") from None
-    finally:
-        process.join()
-
-
-def _answer(connection: Connection, given: tuple[Any, ...]) -> None:
-    try:
-        connection.send(run(*given))
-    except Exception:
-        traceback.print_exc()
 
 
 @dataclass(frozen=True)
@@ -239,7 +212,8 @@ def measured(name: str, data: Path, rounds: int, quick: bool) -> Measured:
     runs: dict[str, list[Run]] = {way: [] for way in WAYS}
     for _ in range(rounds):
         for way in WAYS:
-            runs[way].append((run if quick else run_forked)(search, task, quick, way))
+            given = (search, task, quick, way)
+            runs[way].append(run(*given) if quick else in_a_fork(run, *given))
     return Measured(search, runs)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 pytest.importorskip("transformers")
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+from fusion import largest
 from fusion_figures import gains, missed, table
 from models import WORKLOADS
 from rivals.memory import peak_of_step
@@ -92,6 +93,19 @@ def test_a_race_measures_and_says_why_a_rival_fails() -> None:
 def test_serial_and_vmap_have_equal_losses_before_their_rates_differ() -> None:
     cell = Cell(WORKLOADS["mlp"](False), 3, CPU, None, torch.get_num_threads())
     torch.testing.assert_close(Serial(cell).step(), VMap(cell).step())
+
+
+@pytest.mark.parametrize(
+    ("peak", "found"),
+    [
+        pytest.param(8e9, [64], id="a power of two below what fits"),
+        pytest.param(64e9, [], id="no more than there were"),
+        pytest.param(1.0, [1024], id="at most the largest of all"),
+        pytest.param(0, [], id="they failed"),
+    ],
+)
+def test_the_largest_array_is_what_memory_holds(peak: float, found: list[int]) -> None:
+    assert largest(8, int(peak), int(100e9)) == found
 
 
 def row(members: int = 16, **speeds: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("sklearn")
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import gpu_search
 from search_tasks.registry import SEARCHES
 from searches import Measured, Run, means
 
@@ -51,6 +52,34 @@ def runs(seconds: Mapping[str, float], best: float = 0.9, spent: float = 1.0) ->
 )
 def test_what_is_missed_is_named(found: Measured, missed: list[str]) -> None:
     assert found.missed() == missed
+
+
+@pytest.mark.parametrize(
+    ("configurations", "seconds", "missed"),
+    [
+        pytest.param(8, {"plain": 10, "pool": 1, "empty": 6, "full": 3}, [], id="all reached"),
+        pytest.param(
+            8, {"plain": 10, "empty": 7}, ["8: 0.70 of the plain's seconds, asked 0.6"], id="of the plain loop"
+        ),
+        pytest.param(
+            32,
+            {"plain": 20, "pool": 8, "empty": 6, "full": 5},
+            [
+                "32: 0.75 of the pool's seconds, asked 0.7",
+                "32: a second search has 0.80 of the first one's overhead, asked 0.5",
+            ],
+            id="of the pool and of the first",
+        ),
+        pytest.param(3, {"plain": 1, "empty": 2}, [], id="another number of configurations"),
+        pytest.param(8, {"empty": 9}, [], id="nothing to compare with"),
+    ],
+)
+def test_what_a_search_on_a_gpu_misses_is_named(
+    configurations: int, seconds: dict[str, float], missed: list[str]
+) -> None:
+    spent = {"steps": 1.0, "start": 0.5}
+    found = {way: gpu_search.Run(took, 2.3, spent if way in ("empty", "full") else {}) for way, took in seconds.items()}
+    assert gpu_search.judged(configurations, found) == missed
 
 
 def test_means_are_geometric() -> None:

@@ -1,20 +1,28 @@
-"""All that needs an NVIDIA GPU: the tests marked `gpu`, then fusion, placement and packs, each with a budget of time.
+"""What teaches most on a GPU that is there for minutes: measurements in a fixed order, as many as there is time for.
 
-    python tools/gpu.py                       everything, in at most 40 minutes
-    python tools/gpu.py --minutes 9 --parts steps graphs mps
-    python tools/gpu.py --list                the parts
+    python tools/gpu.py --minutes 9       the next ones: those that are missing, or older than the code they measure
+    python tools/gpu.py --minutes 0       what is there, and the page anew from it; no GPU is needed
+    python tools/gpu.py --dry-run         all of them on a CPU, at toy size, into OUT/dry-run or a temporary folder
+
+`gpu_measurements.py` lists them. Each is a process with a time limit of its own, killed with all that it started when
+that is over. Its result is a file NAME.json, written as soon as it is there: what was measured, by which command, of
+which commit, on which device, with which versions, and when. Files are in docs/benchmarks/gpu, and the page
+docs/benchmarks/gpu.md shows them. Where the environment names a folder OUT, new files go to OUT/gpu and the page of all
+to OUT/gpu.md; the files are to be copied to docs/benchmarks/gpu afterwards.
+
+A measurement is older than its code if the files that it depends on are not those of its result, by a hash of their
+contents; so a copy of the tree without git will do. One that failed, or took longer than its limit, is not tried again
+before its code changes. One that was cut off since the minutes were over is. One that fails since the GPU has gone
+leaves no result, and none is begun after it.
 
 It needs no network and no environment of its own: torch, numpy, pytest and what `src/shoal` imports, in the Python that
-runs it. A part that lacks a package is not run, and the package is named. Each part is a process, killed when its
-budget is over; what a part leaves of its budget goes to those after it. A part that fails does not keep the next from
-running.
-
-The results are `gpu.md`, written after each part, and `gpu.log`, all output, in the folder that OUT in the environment
-names, else in docs/benchmarks. The exit status is 1 if a part failed, else 0. Without a GPU there is nothing to do: it
-says so, and the status is 0.
+runs it. A measurement that lacks a package is not begun, and the package is named. The exit status is 1 if one of those
+that were begun has no result, else 0. Without a GPU it says so, and makes the page anew.
 """
 
 import argparse
+import ctypes
+import hashlib
 import json
 import os
 import platform
@@ -23,140 +31,34 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-__all__ = ["PARTS", "Part", "Result", "main", "markdown", "probe", "run"]
+from gpu_measurements import MEASUREMENTS, Measurement
+
+__all__ = ["code_of", "main", "page", "probe", "take"]
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs" / "benchmarks"
 MINUTES = 40.0
-LINES = 160
-"""Lines of a benchmark's output that the page shows."""
-SUMMARY_LINES = 25
-KILL_SECONDS = 10.0
-SHARE = 0.75
-"""Of its budget, after which a benchmark begins nothing new."""
-PACKAGES = {"pynvml": "nvidia-ml-py", "PIL": "pillow"}
-"""Module -> package, where their names differ."""
-CORE = ("torch", "numpy", "cloudpickle", "msgspec", "psutil", "pynvml", "rich")
-TESTS = (*CORE, "pytest", "hypothesis", "typer")
-PYTEST = (
-    "-m",
-    "pytest",
-    "-q",
-    "-p",
-    "no:cacheprovider",
-    "-W",
-    "default",
-    "--tb",
-    "short",
-    "--durations",
-    "5",
-    "-m",
-    "gpu",
-)
-GRAPHS = "captured or graph or record or compiled"
-
-
-@dataclass(frozen=True)
-class Part:
-    """Something to run.
-
-    Args:
-        name: as `--parts` takes it.
-        title: on the page.
-        seconds: of `MINUTES`.
-        command: arguments of Python; "{seconds}" stands for `SHARE` of the budget.
-        needs: modules.
-        processes: of tests side by side, where pytest-xdist is installed.
-    """
-
-    name: str
-    title: str
-    seconds: int
-    command: tuple[str, ...]
-    needs: tuple[str, ...] = CORE
-    processes: int = 1
-
-    @property
-    def is_test(self) -> bool:
-        """Whether it is a run of pytest."""
-        return "pytest" in self.command
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a part.
-
-    Args:
-        part: that was run.
-        outcome: "passed", "skipped", "failed", "cut off" at its budget, or "not run".
-        seconds: that it took.
-        budget: in seconds.
-        output: of both streams.
-        reason: for "failed", "cut off" and "not run", in words.
-    """
-
-    part: Part
-    outcome: str
-    seconds: float = 0.0
-    budget: float = 0.0
-    output: str = ""
-    reason: str = ""
-
-    @property
-    def bad(self) -> bool:
-        """Whether the exit status is to tell of it."""
-        return self.outcome not in ("passed", "skipped")
-
-
-def _tests(name: str, title: str, seconds: int, *arguments: str, processes: int = 4) -> Part:
-    return Part(name, title, seconds, (*PYTEST, *arguments), TESTS, processes)
-
-
-def _benchmark(name: str, title: str, seconds: int, *arguments: str, needs: tuple[str, ...] = CORE) -> Part:
-    return Part(name, title, seconds, ("-u", *arguments), needs)
-
-
-FUSION = (
-    "benchmarks/fusion.py", "--budget", "{seconds}", "--models", "mlp", "transformer", "resnet18",
-    "--sizes", "1", "8", "64", "512", "--seconds", "0.6", "--rounds", "3",
-)  # fmt: skip
-PARTS = (
-    _tests("steps", "Fused steps", 60, "tests/gpu/test_gpu_steps.py", "-k", f"not ({GRAPHS})"),
-    _tests("graphs", "CUDA graphs and compiled steps", 60, "tests/gpu/test_gpu_steps.py", "-k", GRAPHS),
-    _tests("mps", "Worker processes and MPS", 90, "tests/gpu/test_gpu_jobs.py", processes=1),
-    _tests(
-        "suspension", "Memory and suspension", 60, "tests/gpu/test_gpu_memory.py",
-        "tests/worker/test_suspend_resume.py", processes=1,
-    ),
-    _tests("packs", "Packs and streams", 60, "tests/gpu/test_gpu_packs.py", processes=1),
-    _tests("devices", "Listing, MIG, conditions, use", 60, "tests/gpu/test_gpu_devices.py", processes=1),
-    _tests("rules", "Optimizers and rules of fusion", 60, "tests/fuse/test_optim.py", "tests/fuse/test_rules.py"),
-    _tests("studies", "Whole studies", 120, "tests/gpu/test_gpu_studies.py"),
-    _benchmark("fusion", "Fusion, float32", 480, *FUSION),
-    _benchmark("fusion-bf16", "Fusion, bfloat16", 240, *FUSION, "--dtype", "bfloat16"),
-    _benchmark(
-        "placement", "Placement: jobs of HyperSack's first search space", 420, "benchmarks/placement.py",
-        "--devices", "cuda:0", "--batch-sizes", "64", "--jobs", "24", "--samples", "2500", "--epochs", "1",
-        "--rows", "plain processes", "one job per device", "concurrent", "mps + ffd", "fusion", "fusion + packing",
-        needs=(*CORE, "PIL"),
-    ),
-    _benchmark(
-        "packing", "Packs", 180, "benchmarks/packing.py", "--device", "cuda:0", "--parts", "ablation", "--pipelines",
-        "tensors", "--cases", "none", "model", "all", "--sizes", "2", "8", "--rounds", "4", "--seconds", "4",
-        needs=(*CORE, "PIL"),
-    ),
-)  # fmt: skip
+LINES, LINE_LENGTH = 120, 240
+"""Of the output, those that a result keeps: its last ones."""
+KILL_SECONDS, PROBE_SECONDS = 10.0, 60.0
+SHARE = 0.9
+"""Of its limit, after which a benchmark that takes a budget begins nothing new."""
+BEGIN, END = "<!-- measured: tools/gpu.py writes from here -->", "<!-- measured: to here -->"
+Result = Mapping[str, Any]
+"""What a file says; see `take`."""
 
 PROBE = """
 import json, platform, torch
 if not torch.cuda.is_available():
     raise SystemExit(3)
 found = torch.cuda.get_device_properties(0)
+torch.zeros(1, device="cuda").item()
 try:
     import pynvml
     pynvml.nvmlInit()
@@ -171,66 +73,118 @@ print(json.dumps({
 
 
 def probe() -> Mapping[str, Any] | str:
-    """What the GPU is, and the versions; or why there is none, in words."""
+    """What the GPU is, and the versions; or why there is none that can be used, in words."""
     if find_spec("torch") is None:
         if not list(Path("/dev").glob("nvidia[0-9]*")):
             return "no GPU here: there is no /dev/nvidia0, and torch, which would look for others, is not installed"
         raise SystemExit(
             f"there is a GPU, but torch is not installed for {sys.executable}; tests and benchmarks need it"
         )
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False, timeout=PROBE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"no GPU can be used: torch has not found out in {PROBE_SECONDS:.0f} s"
     if done.returncode == 3:
         return "no GPU here: torch sees no CUDA device"
     if done.returncode:
-        raise SystemExit(f"torch cannot say whether there is a GPU:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return f"no GPU can be used: {_last(done.stderr)}"
+    found: dict[str, Any] = json.loads(_last(done.stdout))
     return found
 
 
-def run(part: Part, budget: float, log: IO[str], environment: Mapping[str, str]) -> Result:
-    """Run a part in a process of its own; kill it, and what it has started, when its budget is over.
+def code_of(paths: Iterable[str]) -> str:
+    """A hash of the Python files below some paths of a tree: of their names and contents.
+
+    Raises:
+        FileNotFoundError: There is no such path.
+    """
+    found: set[Path] = set()
+    for each in paths:
+        path = ROOT / each
+        if not path.exists():
+            raise FileNotFoundError(f"there is no {each} in {ROOT}, on which a measurement depends")
+        found |= {path} if path.is_file() else set(path.rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in sorted(found):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(ROOT)} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def commit() -> str:
+    """The commit of the tree, with "+" if it has changes; "" without git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def take(
+    measurement: Measurement, command: Sequence[str], limit: float, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Measure in a process of its own; kill it, and what it has started, when its time is over.
 
     Args:
-        part: to run.
-        budget: in seconds.
-        log: for its output.
+        measurement: to take.
+        command: of it, its own or the quick one.
+        limit: in seconds.
         environment: variables beside those of this process.
+
+    Returns:
+        "outcome" ("done", "failed", "cut off"), "reason" in words unless it is done, "figures" (its JSON object, with
+        "missed"), "output" (lines), "seconds", "limit", "command" and "code".
     """
-    missing = [PACKAGES.get(module, module) for module in part.needs if find_spec(module) is None]
-    if missing:
-        return Result(part, "not run", budget=budget, reason=f"needs {', '.join(missing)}, not installed here")
-    command = [sys.executable, *(word.replace("{seconds}", str(int(SHARE * budget))) for word in part.command)]
-    if part.processes > 1 and find_spec("xdist") is not None:
-        command += ["-n", str(part.processes)]
-    log.write(f"\n=== {part.name}: {' '.join(command)}\n")
-    log.flush()
+    code = code_of(measurement.code)
+    words = [word.replace("{seconds}", str(int(SHARE * limit))) for word in command]
     began = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            [sys.executable, "-u", *words], cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
         )  # fmt: skip
+        status: int | None = None
         try:
-            status: int | None = process.wait(budget)
+            status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            status = None
-        _end_group(process)
+            pass
+        finally:
+            _end_group(process)
         seconds = time.monotonic() - began
         output.seek(0)
-        text = output.read()
-    log.write(text)
-    log.flush()
+        lines = output.read().strip().splitlines()
+    figures = _object(lines[-1]) if lines else None
+    outcome, reason = "done", ""
     if status is None:
-        return Result(part, "cut off", seconds, budget, text, f"not done in {budget:.0f} s")
-    if status:
-        return Result(part, "failed", seconds, budget, text, f"exit status {status}")
-    last = text.strip().splitlines()[-1:] or [""]
-    skipped = part.is_test and "skipped" in last[0] and "passed" not in last[0]
-    return Result(part, "skipped" if skipped else "passed", seconds, budget, text)
+        outcome, reason, figures = "cut off", f"not done in {limit:.0f} s", None
+    elif figures is None or status not in (0, 1):
+        outcome, reason, figures = "failed", f"exit status {status}: {_last(chr(10).join(lines))[:LINE_LENGTH]}", None
+    kept = lines[:-1] if figures is not None else lines
+    return {
+        "outcome": outcome,
+        "reason": reason,
+        "seconds": round(seconds, 1),
+        "limit": round(limit),
+        "command": words,
+        "code": code,
+        "figures": figures or {},
+        "output": [line[:LINE_LENGTH] for line in kept[-LINES:]],
+    }
+
+
+def _die_with_parent() -> None:
+    """Have this process, on Linux, killed when its parent dies, so that none goes on after a kill of the tool."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt the processes of a part's session, which lets them end what they started, then kill what is left."""
+    """Interrupt the processes of a measurement's session, so that they end what they started, and kill what is left."""
     for number in (signal.SIGINT, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -243,51 +197,82 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """The page: what it ran on, a table of the parts, and what each of them printed."""
-    lines = [
-        "# On a GPU",
-        "",
-        f"{machine['date']}: {machine['devices']} x {machine['device']}, {machine['gib']} GiB; "
-        f"driver {machine['driver']}, CUDA {machine['cuda']}, torch {machine['torch']}, "
-        f"Python {machine['python']}, {machine['cores']} cores of {machine['processor']}. `make gpu`"
-        + machine.get("note", ""),
-        "",
-        "| part | outcome | seconds | budget | |",
-        "|---|---|---:|---:|---|",
-    ]
-    for each in results:
-        said = each.reason or (_last(each.output) if each.part.is_test else "")
-        lines.append(f"| {each.part.title} | {each.outcome} | {each.seconds:.0f} | {each.budget:.0f} | {said} |")
-    for each in results:
-        shown = _shown(each)
-        if shown:
-            lines += [
-                "",
-                f"## {each.part.title}",
-                "",
-                f"`python {' '.join(each.part.command)}`",
-                "",
-                "```",
-                *shown,
-                "```",
-            ]
-    return "\n".join(lines) + "\n"
+def _object(line: str) -> dict[str, Any] | None:
+    """The JSON object of a line, if it is one."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
-def _last(output: str) -> str:
-    return (output.strip().splitlines() or [""])[-1].strip("= ")
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
 
 
-def _shown(result: Result) -> list[str]:
-    """The tables of a benchmark, or the summary of tests that did not all pass."""
-    lines = result.output.strip().splitlines()
-    if not result.part.is_test:
-        return lines[-LINES:]
-    if not result.bad:
-        return [line for line in lines if line.startswith("SKIPPED")]
-    begins = max((number for number, line in enumerate(lines) if "short test summary" in line), default=0)
-    return lines[max(begins, len(lines) - SUMMARY_LINES) :]
+def read(folders: Iterable[Path]) -> dict[str, Result]:
+    """The results in some folders by name; those of later folders count."""
+    return {
+        file.stem: json.loads(file.read_text("utf-8")) for folder in folders for file in sorted(folder.glob("*.json"))
+    }
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file at once, so that a kill leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def why(measurement: Measurement, result: Result | None) -> str:
+    """Why a measurement is to be taken, in words; "" if it is not."""
+    if result is None:
+        return "missing"
+    if result["code"] != code_of(measurement.code):
+        return "older than its code"
+    if result["outcome"] == "cut off" and result["limit"] < measurement.most:
+        return "cut off before its time"
+    return ""
+
+
+def page(text: str, results: Mapping[str, Result], measurements: Sequence[Measurement]) -> str:
+    """The page with a table of all results, and what each of them printed, between its two marks.
+
+    Args:
+        text: of the page as it is; what is outside of the marks stays.
+        results: by name.
+        measurements: in the order of the page.
+    """
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"the page has no lines {BEGIN!r} and {END!r}, between which the results are written")
+    shown = [(each, results[each.name]) for each in measurements if each.name in results]
+    left = [each.title for each in measurements if each.name not in results]
+    lines = ["| measurement | outcome | seconds | date | commit | device | missed |", "|---|---|---:|---|---|---|---|"]
+    for each, result in shown:
+        missed = "; ".join(result["figures"].get("missed", [])) or result["reason"]
+        lines.append(
+            f"| {each.title} | {result['outcome']} | {result['seconds']:.0f} | {result['date']} | {result['commit']} | "
+            f"{result['machine']['device']} | {missed.replace('|', '/')} |"
+        )
+    if not shown:
+        lines = []
+    if left:
+        lines += ["", f"Not measured yet: {'; '.join(left)}."]
+    for each, result in shown:
+        command = " ".join(f'"{word}"' if " " in word else word for word in result["command"])
+        lines += ["", f"### {each.title}", "", f"{_machine(result['machine'])}", "", f"`python {command}`", ""]
+        lines += ["```text", *(line.replace("```", "'''") for line in result["output"]), "```"]
+    return f"{before}{BEGIN}\n\n{chr(10).join(lines).strip()}\n\n{END}{after}"
+
+
+def _machine(found: Mapping[str, Any]) -> str:
+    return (
+        f"{found['devices']} x {found['device']}, {found['gib']} GiB; driver {found['driver']}, CUDA {found['cuda']}, "
+        f"torch {found['torch']}, Python {found['python']}, {found['cores']} cores{found['note']}."
+    )
 
 
 def write_pictures(folder: Path) -> Path:
@@ -303,85 +288,119 @@ def write_pictures(folder: Path) -> Path:
     return path
 
 
-def environment_of_parts(folder: Path) -> tuple[dict[str, str], str]:
-    """The variables of the parts, and what the page should say of them.
+def environment_of_measurements(folder: Path) -> tuple[dict[str, str], str]:
+    """The variables of the measurements, and what the page should say of them.
 
     Args:
-        folder: a temporary one, for files of the parts.
+        folder: a temporary one, for files of the measurements.
     """
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    variables = {"PYTHONPATH": os.pathsep.join(paths)}
     real = ROOT.parent / "shared" / "data" / "cifar10_5k_1k.npz"
     if real.exists() or "CIFAR10" in os.environ or find_spec("numpy") is None:
         return variables, ""
     variables["CIFAR10"] = str(write_pictures(folder))
-    return variables, "; CIFAR-10 is not on this machine: placement and packs train on random pictures of its shape"
+    return variables, "; CIFAR-10 is not on this machine: pictures are random ones of its shape"
+
+
+@dataclass
+class Session:
+    """One run of the tool.
+
+    Args:
+        measurements: in their order.
+        known: folders of earlier results.
+        folder: of new results.
+        page: of all results, to be written.
+        look: finds the GPU.
+        clock: seconds that only grow.
+    """
+
+    measurements: Sequence[Measurement]
+    known: Sequence[Path]
+    folder: Path
+    page: Path
+    look: Callable[[], Mapping[str, Any] | str]
+    clock: Callable[[], float] = time.monotonic
+
+    def results(self) -> dict[str, Result]:
+        return read((*self.known, self.folder))
+
+    def write_page(self) -> None:
+        write(self.page, page((DOCS / "gpu.md").read_text("utf-8"), self.results(), self.measurements))
+
+    def tell(self, minutes: float) -> list[Measurement]:
+        """Say what is there and what is to be taken; return the latter."""
+        found, todo = self.results(), []
+        for each in self.measurements:
+            reason = why(each, found.get(each.name))
+            lacks = each.missing() if reason else []
+            if reason and not lacks:
+                todo.append(each)
+            state = reason or f"{found[each.name]['outcome']} on {found[each.name]['date']}"
+            needs = f", but needs {', '.join(lacks)}, not installed here" if lacks else ""
+            print(f"{each.name:15} {each.least:4} to {each.most:3} s  {state}{needs}")
+        print(f"to take in {minutes:g} minutes: {', '.join(each.name for each in todo) or 'nothing'}", flush=True)
+        return todo
+
+    def run(self, minutes: float, machine: Mapping[str, Any], environment: Mapping[str, str], toy: bool) -> int:
+        """Take the measurements that fit into the minutes; returns the exit status."""
+        end, tree = self.clock() + 60 * minutes, commit()
+        todo, bad, left = self.tell(minutes), [], []
+        while todo:
+            each = todo.pop(0)
+            limit = min(float(each.most), end - self.clock())
+            if limit < each.least:
+                left.append(f"{each.name} (needs {each.least} s)")
+                continue
+            print(f"{each.name}: at most {limit:.0f} s ...", flush=True)
+            result = take(each, each.quick if toy else each.command, limit, environment)
+            if not toy or result["outcome"] != "done":
+                print("\n".join(result["output"]), flush=True)
+            gone = self.look() if result["outcome"] != "done" else {}
+            if isinstance(gone, str):
+                print(f"{each.name}: {result['outcome']}, and its result does not count: {gone}")
+                bad.append(each.name)
+                left += [one.name for one in (each, *todo)]
+                break
+            bad += [each.name] if result["outcome"] != "done" else []
+            print(f"{each.name}: {result['outcome']} {result['reason']} ({result['seconds']:.0f} s)", flush=True)
+            result = {"date": time.strftime("%Y-%m-%d"), "commit": tree, "machine": machine, **result}
+            write(self.folder / f"{each.name}.json", json.dumps(result, indent=1) + "\n")
+            self.write_page()
+        print(f"{self.page}; left: {', '.join(left) or 'nothing'}; without a result: {', '.join(bad) or 'none'}")
+        return 1 if bad else 0
 
 
 def main(
     arguments: Sequence[str] | None = None,
-    parts: Sequence[Part] = PARTS,
+    measurements: Sequence[Measurement] = MEASUREMENTS,
     look: Callable[[], Mapping[str, Any] | str] = probe,
 ) -> int:
-    """Run the parts; returns the exit status."""
+    """Take measurements; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--parts", nargs="*", choices=[part.name for part in parts], help="some of them; by default all"
-    )
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all parts together")
-    parser.add_argument("--output", type=Path, help="folder of the results")
-    parser.add_argument("--list", action="store_true", help="name the parts, and run none")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all measurements together")
+    parser.add_argument("--dry-run", action="store_true", help="all of them on a CPU, at toy size")
     options = parser.parse_args(arguments)
-    chosen = [part for part in parts if not options.parts or part.name in options.parts]
-    if options.list:
-        for part in chosen:
-            print(f"{part.name:12} {part.seconds:4} s  {part.title}")
-        return 0
-    machine = look()
-    if isinstance(machine, str):
-        print(f"{machine}; nothing to do")
-        return 0
-    here = {
-        "date": time.strftime("%Y-%m-%d"),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-    }
-    folder = options.output or Path(os.environ.get("OUT") or ROOT / "docs" / "benchmarks")
-    folder.mkdir(parents=True, exist_ok=True)
+    out = os.environ.get("OUT")
     with tempfile.TemporaryDirectory() as temporary:
-        variables, note = environment_of_parts(Path(temporary))
-        results = run_all(chosen, 60 * options.minutes, {**machine, **here, "note": note}, folder, variables)
-    bad = [f"{each.part.name}: {each.outcome}, {each.reason}" for each in results if each.bad]
-    print(f"{folder / 'gpu.md'}: {len(results) - len(bad)} of {len(results)} parts passed")
-    for line in bad:
-        print(line)
-    return 1 if bad else 0
-
-
-def run_all(
-    parts: Sequence[Part], seconds: float, machine: Mapping[str, Any], folder: Path, environment: Mapping[str, str]
-) -> list[Result]:
-    """Run one part after another, and write the page after each.
-
-    Args:
-        parts: to run.
-        seconds: for all of them.
-        machine: for the head of the page.
-        folder: of page and log.
-        environment: variables of the parts.
-    """
-    results: list[Result] = []
-    end = time.monotonic() + seconds
-    with (folder / "gpu.log").open("w", encoding="utf-8") as log:
-        for number, part in enumerate(parts):
-            budget = (end - time.monotonic()) * part.seconds / sum(each.seconds for each in parts[number:])
-            print(f"{part.name}: at most {budget:.0f} s ...", flush=True)
-            result = run(part, max(0.0, budget), log, environment)
-            results.append(result)
-            print("\n".join(_shown(result)[-SUMMARY_LINES:]), flush=True)
-            print(f"{part.name}: {result.outcome} {result.reason} ({result.seconds:.0f} s)", flush=True)
-            (folder / "gpu.md").write_text(markdown(machine, results), encoding="utf-8")
-    return results
+        place = Path(out or (temporary if options.dry_run else DOCS))
+        place, known = (place / "dry-run", []) if options.dry_run else (place, [DOCS / "gpu"])
+        session = Session(measurements, known, place / "gpu", place / "gpu.md", look)
+        variables, note = environment_of_measurements(Path(temporary))
+        here = {"cores": os.cpu_count(), "note": note}
+        if options.dry_run:
+            session.look = dict
+            toy = {"device": "CPU", "devices": 1, "gib": 0, "driver": "none", "cuda": "none", "torch": "any"}
+            machine = {**toy, "python": platform.python_version(), **here}
+            return session.run(options.minutes, machine, variables | {"CUDA_VISIBLE_DEVICES": ""}, toy=True)
+        found = look() if options.minutes > 0 else "0 minutes"
+        if isinstance(found, str):
+            print(f"{found}; nothing is measured")
+            session.tell(0)
+            session.write_page()
+            return 0
+        return session.run(options.minutes, {**found, **here}, variables, toy=False)
 
 
 if __name__ == "__main__":

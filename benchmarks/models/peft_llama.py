@@ -42,7 +42,7 @@ SAME = (Adapter(8, 16),)
 
 
 def base_model(full: bool) -> nn.Module:
-    """The frozen model: of Llama 3.2 1B's sizes, or small."""
+    """The frozen model, on torch's default device: of Llama 3.2 1B's sizes in bfloat16, or small in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -55,9 +55,14 @@ def base_model(full: bool) -> nn.Module:
         max_position_embeddings=512,
         use_cache=False,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(BASE_SEED)
-        return LlamaForCausalLM(config)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16 if full else torch.float32)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(BASE_SEED)
+            return LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def adapted(full: bool, adapter: Adapter) -> nn.Module:
@@ -92,7 +97,7 @@ def same(full: bool) -> Workload:
 def _workload(full: bool, name: str, adapters: tuple[Adapter, ...]) -> Workload:
     samples, length = (4, 256) if full else (2, 32)
     first, *others = (partial(adapted, full, adapter) for adapter in adapters)
-    sizes = "16 layers, d=2048" if full else "4 layers, d=128"
+    sizes = "16 layers, d=2048, bfloat16" if full else "4 layers, d=128"
     return Workload(
         name=name,
         sizes=f"{sizes}, N={samples}, length {length}, AdamW",

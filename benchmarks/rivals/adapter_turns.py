@@ -33,10 +33,11 @@ class AdapterTurns(Rival):
         for b in range(cell.members):
             config = adapters[b % len(adapters)].config()
             torch.manual_seed(b)
-            if self.model is None:
-                self.model = get_peft_model(base_model(full), config, adapter_name="0")
-            else:
-                self.model.add_adapter(str(b), config)
+            with cell.device:
+                if self.model is None:
+                    self.model = get_peft_model(base_model(full), config, adapter_name="0")
+                else:
+                    self.model.add_adapter(str(b), config)
         self.model.to(cell.device).train()
         self.optimizers = []
         for b in range(cell.members):

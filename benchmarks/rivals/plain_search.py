@@ -1,10 +1,11 @@
 """The plain rivals of a whole search: a loop in one process, and a pool of processes.
 
 Both ask the algorithm object that a study has, so trials, seeds, orders of samples and budgets are those of the study.
-A trial is trained by a plain PyTorch loop over tensors in memory.
+A trial is trained by a plain PyTorch loop over tensors in the memory of the device.
 """
 
 import multiprocessing
+import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,9 @@ Sets = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """Tensors of the training and of the validation set."""
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Asked:
     """What is searched.
@@ -41,6 +45,7 @@ class Asked:
         metric: Metric of the search.
         mode: "max" or "min".
         seed: Seed of the study.
+        device: Device of models and data.
     """
 
     task: shoal.Task
@@ -49,6 +54,7 @@ class Asked:
     metric: str
     mode: str
     seed: int
+    device: torch.device = CPU
 
     def begin(self) -> Sets:
         """Bind the algorithm as a study does, and load the data."""
@@ -94,12 +100,13 @@ class PlainTrial:
     Args:
         task: Task, of which it uses the methods that say what is trained.
         metric: Metric to report.
-        sets: Data of the task.
+        sets: Data of the task, on the device of the training.
         member: Trial, with the epochs that it begins and ends with.
     """
 
     def __init__(self, task: shoal.Task, metric: str, sets: Sets, member: Member) -> None:
-        runtime = build(task, member, torch.device("cpu"))
+        self._device = sets[0][0].device
+        runtime = build(task, member, self._device)
         self.model, self.optimizer, self.settings = runtime.model, runtime.optimizer, runtime.settings
         self._task, self._metric, self._sets, self._trial = task, metric, sets, member.trial
         self._own_step = type(task).step is not shoal.Task.step
@@ -108,7 +115,7 @@ class PlainTrial:
         """Train to the target; yields each epoch with its metrics."""
         for epoch in range(member.start, member.target):
             self.model.train()
-            order = epoch_order(len(self._sets[0][0]), self._trial.data_seed, epoch)
+            order = epoch_order(len(self._sets[0][0]), self._trial.data_seed, epoch).to(self._device)
             for part in order.split(self.settings.batch_size):
                 self._step(tuple(tensor[part] for tensor in self._sets[0]))
             yield epoch + 1, {self._metric: self._validated()}
@@ -124,7 +131,7 @@ class PlainTrial:
         self.optimizer.step()
 
     def _validated(self) -> float:
-        total, size = 0.0, self.settings.eval_batch_size
+        total, size = torch.zeros((), dtype=torch.float64, device=self._device), self.settings.eval_batch_size
         self.model.eval()
         with torch.no_grad():
             for batch in zip(*(tensor.split(size) for tensor in self._sets[1]), strict=True):
@@ -132,8 +139,8 @@ class PlainTrial:
                     value = self._task.loss(self.model, batch)
                 else:
                     value = self._task.metrics(self.model, batch)[self._metric]
-                total += float(value) * len(batch[0])
-        return total / len(self._sets[1][0])
+                total += value.double() * len(batch[0])
+        return float(total) / len(self._sets[1][0])
 
     def save(self, path: Path) -> None:
         """Write weights and optimizer state."""
@@ -153,7 +160,7 @@ class PlainTrial:
 def in_a_loop(asked: Asked) -> PlainSearch:
     """Train one configuration after another in this process; those that go on later stay in memory."""
     search = PlainSearch(asked)
-    sets = asked.begin()
+    sets = _moved(asked.begin(), asked.device)
     trials: dict[int, PlainTrial] = {}
     done: dict[int, int] = {}
     while not asked.algorithm.finished:
@@ -168,7 +175,14 @@ def in_a_loop(asked: Asked) -> PlainSearch:
     return search
 
 
-def in_processes(asked: Asked, folder: Path, slots: int, method: str = "fork", reuse: bool = True) -> PlainSearch:
+def in_processes(
+    asked: Asked,
+    folder: Path,
+    slots: int,
+    method: str = "fork",
+    reuse: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> PlainSearch:
     """Train a configuration in each of some processes; those that go on later are loaded from files.
 
     Args:
@@ -177,6 +191,7 @@ def in_processes(asked: Asked, folder: Path, slots: int, method: str = "fork", r
         slots: Number of processes at a time.
         method: "fork" for processes that have all imports and the data, "spawn" for ones that begin anew.
         reuse: Whether a process takes one configuration after another; else each trains one up to its target.
+        environment: Variables of the processes, set before they use the device.
     """
     search = PlainSearch(asked)
     sets = asked.begin()
@@ -189,7 +204,7 @@ def in_processes(asked: Asked, folder: Path, slots: int, method: str = "fork", r
         for group in asked.algorithm.next_groups(slots - len(running)):
             waiting += (Member(trial, done.get(trial.number, 0), group.budget.epochs) for trial in group.trials)
         while waiting and len(running) < slots:
-            connection = idle.pop() if idle else _begun(context, (asked.task, asked.metric, sets, folder))
+            connection = idle.pop() if idle else _begun(context, (asked, sets, folder, environment or {}))
             member = waiting.popleft()
             connection.send((member, reuse))
             running[connection] = member
@@ -219,13 +234,20 @@ def _begun(context: Any, given: tuple[Any, ...]) -> Connection:
     return ours
 
 
-def _serve(task: shoal.Task, metric: str, sets: Sets, folder: Path, connection: Connection) -> None:
+def _moved(sets: Sets, device: torch.device) -> Sets:
+    train, valid = (tuple(tensor.to(device) for tensor in part) for part in sets)
+    return train, valid
+
+
+def _serve(asked: Asked, sets: Sets, folder: Path, environment: Mapping[str, str], connection: Connection) -> None:
     """Train the members that arrive, each up to its target."""
+    os.environ.update(environment)
     torch.set_num_threads(1)
+    sets = _moved(sets, asked.device)
     again = True
     while again and (request := connection.recv()) is not None:
         member, again = request
-        trial = PlainTrial(task, metric, sets, member)
+        trial = PlainTrial(asked.task, asked.metric, sets, member)
         path = folder / f"{member.trial.number}.pt"
         if path.exists():
             trial.load(path)

@@ -52,17 +52,20 @@ class Finding:
         return {name: value for name, value in asdict(self).items() if value not in (None, "")}
 
 
-def race(cell: Cell, makers: Mapping[str, Maker], seconds: float, rounds: int) -> dict[str, Finding]:
-    """Measure every rival; if the device's memory does not hold all at once, one after another.
+def race(
+    cell: Cell, makers: Mapping[str, Maker], seconds: float, rounds: int, together: bool = True
+) -> dict[str, Finding]:
+    """Measure every rival; one after another if the device's memory does not hold all at once.
 
     Args:
         cell: what to train.
         makers: of the rivals, by name; "serial" is what the others are held against.
         seconds: for each rival, warm-up not counted.
         rounds: into which its seconds are divided.
+        together: whether to try with all at once, in turns.
     """
-    findings = _together(cell, makers, seconds, rounds)
-    if len(makers) > 1 and any(finding.fails == OUT_OF_MEMORY for finding in findings.values()):
+    findings = _together(cell, makers, seconds, rounds) if together else {}
+    if not together or (len(makers) > 1 and any(finding.fails == OUT_OF_MEMORY for finding in findings.values())):
         findings = {name: _together(cell, {name: make}, seconds, rounds)[name] for name, make in makers.items()}
     serial = findings.get("serial", Finding()).samples_per_second
     for finding in findings.values():

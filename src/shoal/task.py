@@ -189,6 +189,8 @@ class Task(ABC):
     def precision(self, config: Config) -> str:
         """Return "32", or "bf16-mixed" or "16-mixed" to run `loss` and `metrics` under `torch.autocast`.
 
+        "auto" is "bf16-mixed" on GPUs with units for bfloat16 (NVIDIA's since Ampere), "32" elsewhere.
+
         "16-mixed" computes in float16, and each trial has a loss scale of its own, as `torch.amp.GradScaler` with its
         defaults keeps one. A step whose gradients overflow is left out; schedulers and averages count it.
         """

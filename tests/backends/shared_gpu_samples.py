@@ -51,6 +51,13 @@ def job(name: str, compute: float = 0.25, memory: int = GIB) -> Job:
     return replace(scripted_job(name), demand=Demand(compute, memory, 1.0, 60.0), limit=compute)
 
 
+def program(name: str, memory: int = GIB) -> Job:
+    """A program in company, limited to so many bytes."""
+    each = job(name)
+    arrays = tuple(replace(array, key=replace(array.key, opaque=True)) for array in each.arrays)
+    return replace(each, arrays=arrays, memory_limit=memory)
+
+
 def seen(event: Event) -> dict[str, float]:
     assert isinstance(event, Reported), event
     return dict(event.reports[0].metrics)

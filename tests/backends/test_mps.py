@@ -11,9 +11,8 @@ import psutil
 import pytest
 from processes import gone
 
+from shoal.backends.gpu_sharing import pinned_limit
 from shoal.cluster.mps import COMMAND, MpsDaemon, default_directory
-from shoal.cluster.mps_limits import can_share, pinned_limit
-from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.errors import MpsError
 
@@ -124,17 +123,15 @@ def test_the_environment_of_a_client(
 
 
 @pytest.mark.parametrize(
-    ("promised", "limit"),
+    ("memory", "limit"),
     [
-        pytest.param(4 * GIB, 5.5 * GIB, id="with slack and context"),
-        pytest.param(4 * GIB + 1, 5.75 * GIB, id="in steps"),
-        pytest.param(0, 0.5 * GIB, id="the context alone"),
-        pytest.param(79 * GIB, 80 * GIB, id="never more than there is"),
+        pytest.param(5 * GIB, 5.5 * GIB, id="with the context"),
+        pytest.param(5 * GIB + 1, 5.75 * GIB, id="in steps"),
+        pytest.param(80 * GIB, 80 * GIB, id="never more than there is"),
     ],
 )
-def test_the_limit_of_memory(promised: int, limit: float) -> None:
-    device = Device("cuda:0", "A100", 80 * GIB, uuid=UUID)
-    assert pinned_limit(Demand(0.5, promised, 1.0, 60.0), device) == limit
+def test_the_pinned_limit_of_a_program(memory: int, limit: float) -> None:
+    assert pinned_limit(memory, Device("cuda:0", "A100", 80 * GIB, uuid=UUID)) == limit
 
 
 class TestSharedByStudies:
@@ -294,7 +291,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("uuid", ["MIG-5d5ba0d6", "0", ""])
     def test_it_is_not_a_whole_gpu(self, uuid: str) -> None:
-        assert not can_share(Device("mig:0", "NVIDIA H200 MIG 1g.18gb", GIB, uuid=uuid))
+        assert not Device("mig:0", "NVIDIA H200 MIG 1g.18gb", GIB, uuid=uuid).supports_mps
         with pytest.raises(MpsError, match="whole GPU"):
             MpsDaemon(uuid)
 

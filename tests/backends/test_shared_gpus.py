@@ -17,6 +17,7 @@ from shared_gpu_samples import (
     daemon_pid,
     job,
     local,
+    program,
     run_on,
     servers,
     stopped,
@@ -24,36 +25,51 @@ from shared_gpu_samples import (
 
 from shoal.backends import Local, WorkerContext
 from shoal.backends.gpu_sharing import check_sharing
+from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import BackendError
+from shoal.core.job import Purpose
 from shoal.testing.backends import scripted_job
 
 
 class TestBinding:
-    def test_a_job_has_the_share_and_the_memory_that_it_was_promised(self, place: Path) -> None:
+    def test_a_job_has_the_share_that_it_was_promised_and_a_program_the_memory(self, place: Path) -> None:
         with local(place, fakes.uses_gpu) as backend:
             quarter = begin(backend, job("quarter"))
-            assert (quarter["percentage"], quarter["megabytes"]) == (25, 1792)
-            most = begin(backend, job("most", compute=0.601, memory=79 * GIB))
-            assert (most["percentage"], most["megabytes"]) == (61, 80 * 1024)
-            unknown = begin(backend, scripted_job("unknown"))
-            assert (unknown["percentage"], unknown.get("megabytes")) == (100, None)
-            alone = begin(backend, replace(job("alone"), limit=None))
-            assert (alone["percentage"], alone["megabytes"]) == (100, 1792)
-            measures = begin(backend, replace(scripted_job("measures"), limit=0.5))
-            assert (measures["percentage"], measures.get("megabytes")) == (50, None)
+            assert (quarter["percentage"], quarter.get("megabytes")) == (25, None)
+            most = begin(backend, job("most", compute=0.601))
+            assert (most["percentage"], most.get("megabytes")) == (61, None)
+            alone = begin(backend, replace(program("alone"), limit=None, memory_limit=0))
+            assert (alone["percentage"], alone.get("megabytes")) == (100, None)
+            beside = begin(backend, program("beside"))
+            assert (beside["percentage"], beside["megabytes"]) == (25, 1536)
             elsewhere = begin(backend, job("elsewhere"), OTHER_GPU)
             assert elsewhere["percentage"] == 25
             assert daemon_pid(place, "GPU-0") != daemon_pid(place, "GPU-1")
             assert run_on(backend) == []
-            assert stopped(backend, "quarter", "most", "unknown", "alone", "measures", "elsewhere")
+            assert stopped(backend, "quarter", "most", "alone", "beside", "elsewhere")
+
+    def test_one_process_finds_signatures_measures_and_trains(self, place: Path) -> None:
+        trained = replace(job("trains", compute=1.0, memory=4 * GIB), limit=None)
+        jobs = [
+            replace(scripted_job("signatures"), purpose=Purpose.SIGNATURE),
+            replace(scripted_job("measures"), purpose=Purpose.PROFILE),
+            trained,
+            replace(trained, id="trains more", demand=Demand(0.5, 6 * GIB, 2.0, 10.0), memory_limit=7 * GIB),
+        ]
+        with local(place, fakes.uses_gpu) as backend:
+            pids = set()
+            for each in jobs:
+                pids.add(begin(backend, each)["pid"])
+                assert stopped(backend, each.id)
+        assert len(pids) == 1
 
     @pytest.mark.parametrize(
         ("device", "name", "variables"),
         [
             pytest.param(GPU, "plain", 1, id="without MPS"),
             pytest.param(MIG, "auto", 1, id="part of a GPU"),
-            pytest.param(GPU, "auto", 5, id="by MPS"),
+            pytest.param(GPU, "auto", 4, id="by MPS"),
         ],
     )
     def test_a_process_sees_its_device_alone(self, device: Device, name: str, variables: int, place: Path) -> None:
@@ -74,9 +90,8 @@ class TestBinding:
         with local(place, fakes.uses_gpu) as backend:
             one = begin(backend, job("one"))
             assert stopped(backend, "one")
-            two = begin(backend, job("two", memory=GIB - 1))
+            two = begin(backend, job("two", memory=3 * GIB))
             assert stopped(backend, "two")
-            assert two["megabytes"] == one["megabytes"], "limits are coarse, so that processes are used again"
             assert two["pid"] == one["pid"]
             other = begin(backend, job("other", compute=0.5))
             assert other["pid"] != one["pid"]

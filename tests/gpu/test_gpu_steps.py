@@ -17,7 +17,8 @@ from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import autotuning
-from shoal.fuse.capture import CapturedStep, _record_graph
+from shoal.fuse.capture import CapturedStep
+from shoal.fuse.cuda_graph import record_graph
 from shoal.fuse.generators import DrawDetector, forked_rng, preserved_rng, seed_all
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.scaler import GradScaler
@@ -334,12 +335,12 @@ def test_after_a_failed_record_torch_works_as_before() -> None:
     x = torch.ones(8, device=DEVICE)
     before = torch.cuda.current_stream()
     with pytest.raises(RuntimeError):
-        _record_graph(lambda: x * x.sum().item(), torch.cuda.Stream(DEVICE))
+        record_graph(lambda: x * x.sum().item(), torch.cuda.Stream(DEVICE))
     assert torch.cuda.current_stream() == before
     assert F.dropout(x, 0.5).shape == (8,), "the generator draws"
     torch.cuda.manual_seed(3)
     torch.cuda.empty_cache()
-    graph, result = _record_graph(lambda: x + F.dropout(x, 0.5), torch.cuda.Stream(DEVICE))
+    graph, result = record_graph(lambda: x + F.dropout(x, 0.5), torch.cuda.Stream(DEVICE))
     graph.replay()
     assert float(result.min()) >= 1.0
     del graph, result

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from planner_samples import CONSTANT, FUSES, GB, LINEAR, A, B, known, member, profile, room, slots
 
 from shoal.core.array import Array, add_members
-from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import seconds
@@ -140,34 +139,6 @@ def test_open_hosts():
 
     assert hosts(alone={3}) == ["full", "beside"]
     assert hosts(alone=set()) == ["full", "alone", "beside"]
-
-
-@pytest.mark.parametrize(
-    ("promised", "beside", "uuid", "joining"),
-    [
-        pytest.param(4, 0, "GPU-0", 1, id="a quarter more than promised"),
-        pytest.param(8, 0, "GPU-0", 5, id="promised more than it needs"),
-        pytest.param(8, 3, "GPU-0", 3, id="another array of the job needs some"),
-        pytest.param(4, 0, "", 5, id="no GPU"),
-        pytest.param(None, 0, "GPU-0", 5, id="promised nothing"),
-    ],
-)
-def test_a_job_on_a_gpu_does_not_outgrow_the_limit_of_its_process(promised, beside, uuid, joining):
-    (device,) = slots(1, memory=100, uuid=uuid)
-    demand = None if promised is None else Demand(0.5, promised * GB, 1.0, 60.0)
-    others = (Array(B, tuple(member(200 + index) for index in range(beside))),) if beside else ()
-    job = Job("job", (Array(A, tuple(member(100 + index) for index in range(4))), *others), demand=demand)
-    joins = joined([array(5)], [(job, device)], room({device.name: 90 * GB}), known(A=FUSES, B=FUSES))
-    assert len(joins.get("job", ())) == joining
-
-
-def test_joins_to_two_arrays_share_the_limit_of_the_process():
-    (device,) = slots(1, memory=100, uuid="GPU-0")
-    present = (Array(A, (member(100),)), Array(B, (member(200),)))
-    job = Job("job", present, demand=Demand(0.5, 4 * GB, 1.0, 60.0))
-    waiting = [array(5), Array(B, tuple(member(10 + index) for index in range(5)))]
-    joins = joined(waiting, [(job, device)], room({device.name: 90 * GB}), known(A=FUSES, B=FUSES))
-    assert len(job.members) + len(joins["job"]) == 5, "a gigabyte each, and a quarter more than promised"
 
 
 @settings(deadline=None)

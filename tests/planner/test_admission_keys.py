@@ -23,7 +23,6 @@ from planner_samples import (
 )
 
 from shoal.core.array import Array
-from shoal.core.demand import Demand
 from shoal.core.job import Job, Purpose
 from shoal.core.resources import Share
 from shoal.planner import Grouping, Planner
@@ -166,20 +165,17 @@ def test_an_array_that_shares_samples_joins_before_older_arrays():
 
 
 @pytest.mark.parametrize(
-    ("free", "cores", "promised", "comes"),
+    ("free", "cores", "comes"),
     [
-        pytest.param(3, 1.0, None, True, id="room for its member, the larger base, and the cores"),
-        pytest.param(2, 1.0, None, False, id="none for the larger base"),
-        pytest.param(3, 0.5, None, False, id="none for the cores"),
-        pytest.param(3, 1.0, 4, True, id="a process that may grow"),
-        pytest.param(3, 1.0, 2, False, id="a process that may not"),
+        pytest.param(3, 1.0, True, id="room for its member, the larger base, and the cores"),
+        pytest.param(2, 1.0, False, id="none for the larger base"),
+        pytest.param(3, 0.5, False, id="none for the cores"),
     ],
 )
-def test_a_joining_array_takes_the_additional_demand_of_the_job(free, cores, promised, comes):
+def test_a_joining_array_takes_the_additional_demand_of_the_job(free, cores, comes):
     (device,) = slots(1, uuid="GPU-0", cores=4)
     profiles = known(A=KEPT, B=replace(KEPT, base_memory=2 * GB, cores=2.0))
-    demand = None if promised is None else Demand(0.5, promised * GB, 1.0, 60.0)
-    running = [(Job("runs", (array(A, 0),), demand=demand), device)]
+    running = [(Job("runs", (array(A, 0),)), device)]
     left = room({device.name: free * GB}, cores)
     taken = taken_in([array(B, 1)], running, Grouping(), profiles, left, frozenset())
     assert taken.keys() == ({"runs"} if comes else set())

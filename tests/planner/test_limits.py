@@ -13,7 +13,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import Report
 from shoal.cost.scaling import Scaling
 from shoal.planner import Planner
-from shoal.planner.limits import jobs_to_restart, limit_placed
+from shoal.planner.limits import jobs_to_restart, limit_placed, memory_limit
 from shoal.planner.planning_context import SHARES_WORTH_SECONDS
 from shoal.schedule import WFD, JobState, JobView, Plan, Policy, Refusal, Resize, Start
 
@@ -54,7 +54,26 @@ def test_jobs_that_share_a_device_are_limited_and_a_job_alone_is_not(name):
     jobs = [(train(each, compute), GPU) for each, compute in placed]
     others = [(train(each), GPU) for each in held] + [(train("elsewhere"), OTHER)]
     assert [job.limit for job, _ in limit_placed(jobs, others, lambda device: True)] == limits
-    assert limit_placed(jobs, others, lambda device: False) == jobs
+    assert [job.limit for job, _ in limit_placed(jobs, others, lambda device: False)] == [None] * len(jobs)
+
+
+WHOLE = replace(GPU, name="cuda:0", uuid="GPU-0")
+MEMORY = {
+    "alone on its device": (WHOLE, 1, 4 * GB, 0),
+    "beside another": (WHOLE, 2, 4 * GB, 5 * GB),
+    "on an instance of a GPU": (replace(WHOLE, name="mig:0", uuid="MIG-0"), 2, 4 * GB, 5 * GB),
+    "of unknown demand": (WHOLE, 2, 0, 0),
+    "on a CPU": (replace(GPU, name="cpu:0"), 2, 4 * GB, 0),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_a_job_beside_others_on_a_gpu_has_a_limit_of_memory(name):
+    device, jobs, demand, limit = MEMORY[name]
+    job = replace(train("a"), demand=Demand(0.25, demand, 1.0, 10.0))
+    assert memory_limit(job, device, jobs) == limit
+    (placed,) = limit_placed([(job, device)], [(train("z"), device)] * (jobs - 1), lambda device: False)
+    assert placed == (replace(job, memory_limit=limit), device)
 
 
 def test_a_job_of_unknown_demand_is_not_limited():

@@ -122,8 +122,8 @@ def test_larger_sizes_are_profiled_once_many_epochs_are_pending(pending, wait, d
 
 
 def test_joins_of_a_turn_reduce_the_free_resources_of_later_joins():
-    """A job that may grow to 5 GB takes in one of its key; another structure would make it 6."""
-    (device,) = slots(1, uuid="GPU-0")
+    """A job on a device of 5 GB takes in one of its key; another structure would make it 6."""
+    (device,) = slots(1, memory=5)
     short = replace(FUSES, step_seconds={1: 1e-3, 16: 4.75e-3}, fetch_seconds=0.01, sharing="kept")
     profiles = known(A=short, B=short)
     running = [(Job("runs", (Array(A, tuple(map(member, range(4)))),), demand=Demand(1.0, 4 * GB, 1.0, 60.0)), device)]

@@ -163,6 +163,23 @@ def test_mixed_precision_keeps_float32_weights(members: int, tmp_path: Path) -> 
         assert {each.dtype for each in found.model.values()} == {torch.float32}
 
 
+@pytest.mark.parametrize(
+    ("device", "capability", "precision"),
+    [("cuda:1", (9, 0), "bf16-mixed"), ("cuda:1", (7, 5), "32"), ("cpu", None, "32"), ("mps", None, "32")],
+)
+def test_automatic_precision_is_that_of_the_device(
+    device: str, capability: Any, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Automatic(Small):
+        def precision(self, config: Any) -> str:
+            return "auto"
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", {torch.device("cuda:1"): capability}.get)
+    settings = StepSettings.of(Automatic(), {})
+    assert settings.on(torch.device(device)) == replace(settings, precision=precision)
+    assert StepSettings.of(Small(), {}).on(torch.device("cuda:1")).precision == "32"
+
+
 def test_trials_of_different_precision_are_different_arrays() -> None:
     class Either(Mixed):
         def precision(self, config: Any) -> str:
@@ -350,8 +367,8 @@ def test_a_diverged_trial_fails_by_its_loss_and_not_in_evaluate(tmp_path: Path) 
         ("steps_per_epoch", 2.5, "`steps_per_epoch` must return a positive integer, got 2.5"),
         ("clip_norm", -1.0, "`clip_norm` must return a number of at least 0, or None, got -1.0"),
         ("ema", 1, "`ema` must return a decay of at least 0 and below 1, or None, got 1"),
-        ("precision", "16", "must return one of '32', 'bf16-mixed', '16-mixed', got '16'"),
-        ("precision", ["32"], r"must return one of '32', 'bf16-mixed', '16-mixed', got \['32'\]"),
+        ("precision", "16", "must return one of '32', 'bf16-mixed', '16-mixed', 'auto', got '16'"),
+        ("precision", ["32"], r"must return one of '32', 'bf16-mixed', '16-mixed', 'auto', got \['32'\]"),
         ("eval_batch_size", "8", "`eval_batch_size` must return a positive integer, got '8'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import math
 import os
 import shutil
 import time
@@ -11,19 +12,24 @@ from dataclasses import dataclass, field, replace
 from shoal.backends.base import Ended, Event, Outcome, Profiled, RelativeTimeMeasured, Reported
 from shoal.backends.mps_clients import CHECK_SECONDS, RECHECK_SECONDS, MpsClient, SharedGpu
 from shoal.cluster.mps import COMMAND, MpsDaemon
-from shoal.cluster.mps_limits import can_share, pinned_limit
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, MpsError
 from shoal.core.job import Job, Purpose
 
-__all__ = ["SHARINGS", "Binding", "GpuSharing", "check_sharing"]
+__all__ = ["SHARINGS", "Binding", "GpuSharing", "check_sharing", "pinned_limit"]
 
 SHARINGS: dict[str, str] = {
     "auto": "by MPS if that can be started, else plain",
-    "mps": "by MPS, with a share and a memory limit for each job; an error if that is impossible",
+    "mps": "by MPS, with a share for each job; an error if that is impossible",
     "plain": "side by side, each with all of the GPU in turn",
 }
 """Names of the ways in which jobs share one GPU."""
+
+CONTEXT_BYTES = 512 * 2**20
+"""Allowance for the CUDA context of a process, 300 to 500 MB, which a demand may leave out."""
+
+_STEP_BYTES = 256 * 2**20
+"""Unit of limits of memory, so that programs of similar size can use the same process."""
 
 _MAX_FAILURES = 3
 """Limit of failures of MPS in a row without a job that reports in between."""
@@ -42,7 +48,7 @@ def check_sharing(name: object, cluster: Cluster, *, processes: bool) -> None:
     if not processes:
         raise BackendError("sharing='mps' needs a process for each job; use backend='local', or sharing='auto'")
     for _, device in cluster:
-        if not can_share(device):
+        if not device.supports_mps:
             raise BackendError(
                 f"sharing='mps' is for whole NVIDIA GPUs, and {device.name} ({device.kind}) is not one; "
                 "use other devices, or sharing='auto'"
@@ -108,13 +114,13 @@ class GpuSharing:
 
     def limits(self, device: Device) -> bool:
         """Return whether MPS limits processes on a device to a part of its compute: not once it has failed."""
-        if self.name == "plain" or not can_share(device) or device.name in self._without_mps:
+        if self.name == "plain" or not device.supports_mps or device.name in self._without_mps:
             return False
         return self.name == "mps" or device.name in self._gpus or shutil.which(COMMAND) is not None
 
     def bind(self, job: Job, device: Device) -> Binding:
         """The binding of a job to its device, with a running daemon if needed; "mps" raises BackendError without it."""
-        if self.name == "plain" or not can_share(device) or device.name in self._without_mps:
+        if self.name == "plain" or not device.supports_mps or device.name in self._without_mps:
             return _plain_binding(device)
         try:
             gpu = self._start_mps(device)
@@ -187,10 +193,19 @@ def _plain_binding(device: Device) -> Binding:
 
 
 def _mps_binding(device: Device, daemon: MpsDaemon, job: Job) -> Binding:
-    """Return the binding to a GPU: the limit of the job, and a limit of memory if its demand is known."""
+    """Return the binding to a GPU, with the limit of compute of the job, and of a program that of memory.
+
+    Jobs that train limit the memory of torch themselves, so that one process can take jobs with other limits.
+    """
     share = 1.0 if job.limit is None else job.limit
-    known = job.demand is not None and job.demand.memory  # 0 means unknown
-    return Binding(daemon.environment(share, pinned_limit(job.demand, device) if job.demand and known else None))
+    pinned = job.memory_limit and any(array.key.opaque for array in job.arrays)
+    return Binding(daemon.environment(share, pinned_limit(job.memory_limit, device) if pinned else None))
+
+
+def pinned_limit(memory: int, device: Device) -> int:
+    """Return the bytes of a GPU that the process of a program may use, including its CUDA context."""
+    wanted = math.ceil((memory + CONTEXT_BYTES) / _STEP_BYTES) * _STEP_BYTES
+    return min(device.memory, wanted)
 
 
 def _is_mps_error(message: str) -> bool:

@@ -55,6 +55,11 @@ class Device:
         return self.kind.startswith("cpu/")
 
     @property
+    def supports_mps(self) -> bool:
+        """Whether it can have an MPS daemon: a whole NVIDIA GPU. Instances of MIG are shared without MPS."""
+        return self.uuid.startswith("GPU-")
+
+    @property
     def torch_name(self) -> str:
         """Name in torch, in a process that sees all devices; of instances of GPUs a process sees only one."""
         name = self.local_name

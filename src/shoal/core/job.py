@@ -35,6 +35,7 @@ class Job:
         demand: Reservation on its device; None if its demand is unknown.
         resumes: Id of the suspended job that it continues; "" of a new job.
         limit: Largest part of the compute of its device that its process may use, by MPS; None: all of it.
+        memory_limit: Bytes of its GPU that it may use; 0: no limit.
         assists: Id of the job for which a job with the purpose `ASSIST` computes gradients; "" of other jobs.
     """
 
@@ -44,6 +45,7 @@ class Job:
     demand: Demand | None = None
     resumes: str = ""
     limit: float | None = None
+    memory_limit: int = 0
     assists: str = ""
 
     @property
@@ -63,12 +65,14 @@ class JobUpdate:
         find_signatures: Trials whose fusion keys the job finds before the next step.
         team: Ids of the jobs that are to compute gradients for it, from the first step at which they are ready. None:
             as before.
+        memory_limit: Bytes of its GPU that it may use from the next step on; 0: no limit. None: as before.
     """
 
     leave: frozenset[int] = frozenset()
     join: tuple[Array, ...] = ()
     find_signatures: tuple[Trial, ...] = ()
     team: frozenset[str] | None = None
+    memory_limit: int | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from shoal.data.source import (
     BLOCK,
     BatchRequest,
     BatchSource,
+    HostToDevice,
     RandomSampleError,
     SampleKindError,
     StreamSync,
@@ -80,6 +81,7 @@ class MaterializedSource(BatchSource):
         self._present = torch.zeros(samples, dtype=torch.bool, device="cpu")
         self._missing = samples
         self._stream_sync = StreamSync(device)
+        self._copy = HostToDevice(device)
 
     @property
     def pending_bytes(self) -> int:
@@ -125,10 +127,10 @@ class MaterializedSource(BatchSource):
             raise SampleKindError
         leaves = pytree.tree_leaves(default_collate(list(samples)))
         at = torch.tensor(indices, dtype=torch.int64, device="cpu")
-        there = at.to(self._device)
+        there, *moved = self._copy([at, *map(_as_indexable, leaves)])
         self._stream_sync.wait_for_writes()
-        for column, leaf in zip(self._tensors, leaves, strict=True):
-            column.index_copy_(0, there, _as_indexable(leaf).to(self._device, non_blocking=True))
+        for column, leaf in zip(self._tensors, moved, strict=True):
+            column.index_copy_(0, there, leaf)
         self._stream_sync.record_write()
         self._missing -= int((~self._present[at]).sum())
         self._present[at] = True

@@ -15,7 +15,7 @@ from shoal.data.fetch import Fetcher
 from shoal.data.iterable import PassOrder
 from shoal.data.loader_processes import FetchRequest
 from shoal.data.samples import compact, has_graph, is_copyable, views_larger_memory
-from shoal.data.source import BLOCK, BatchRequest, BatchSource, StreamSync, Unit, blocks
+from shoal.data.source import BLOCK, BatchRequest, BatchSource, HostToDevice, StreamSync, Unit, blocks
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.generators import seed_all
 
@@ -52,6 +52,7 @@ class SampleWindow(BatchSource):
         self._prefetched: set[Unit] = set()  # units that no batch has needed yet
         self._has_graph = False  # samples have autograd graphs, so none are held
         self._stream_sync = StreamSync(device)
+        self._copy = HostToDevice(device)
         self._last_batch = _LastBatchCache(self._stream_sync)
 
     @property
@@ -174,7 +175,7 @@ class SampleWindow(BatchSource):
         leaves = pytree.tree_leaves(batch)
         if all(leaf.device == self._device for leaf in leaves if isinstance(leaf, Tensor)):
             return batch
-        return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self._device, non_blocking=True), batch)
+        return self._copy(batch)
 
     def _evict(self, most: int) -> None:
         """Drop the oldest units until at most `most` samples are held."""

@@ -16,6 +16,7 @@ __all__ = [
     "BLOCK",
     "BatchRequest",
     "BatchSource",
+    "HostToDevice",
     "RandomSampleError",
     "SampleKindError",
     "StreamSync",
@@ -107,6 +108,34 @@ class BatchSource(ABC):
     @abstractmethod
     def release(self) -> None:
         """Drop the samples that only iterators in lockstep can share. Called when no iterator is active."""
+
+
+class HostToDevice:
+    """Copies batches to a device; to a GPU from pinned memory on a stream of its own, beside the step before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, batch: Any) -> Any:
+        """Return nested values with their tensors on the device, ready for the current stream; others as they are."""
+        if self._device.type != "cuda":
+            return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self._device, non_blocking=True), batch)
+        self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            moved = pytree.tree_map_only(Tensor, lambda t: _pinned(t).to(self._device, non_blocking=True), batch)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for tensor in pytree.tree_leaves(moved):
+            if isinstance(tensor, Tensor) and tensor.is_cuda:
+                tensor.record_stream(current)
+        return moved
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """The tensor in memory from which a copy does not wait, if it can be there."""
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+    return tensor.pin_memory() if plain and tensor.device.type == "cpu" else tensor
 
 
 class StreamSync:

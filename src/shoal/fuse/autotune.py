@@ -1,6 +1,7 @@
 """The autotuner: times several lowerings (implementations) of a function on this machine, and uses the fastest one.
 
-A lowering is timed on the tensors of the call, forward and, if they require gradients, backward. A result holds for the
+A lowering is timed on the tensors of the call, forward and, if they require gradients, backward. Within
+`timed_by_replay` it is timed as part of a CUDA graph, where launches cost next to nothing. A result holds for the
 same function, settings, shapes, strides, dtypes and device, also in later processes; within a process, also for nearly
 the same sizes, since batches of sentences bring new shapes all the time. Once the time for measurements is spent, the
 result for the nearest sizes holds at any distance. `SHOAL_AUTOTUNE=0` in the environment turns the autotuner off: the
@@ -32,9 +33,20 @@ from shoal.core.activity import Activity
 from shoal.cost.activity_clock import during
 from shoal.cost.history import cache_directory
 from shoal.cost.race import Race, RaceRules, choose_fastest
+from shoal.fuse.cuda_graph import record_graph
 from shoal.fuse.generators import preserved_rng
 
-__all__ = ["Layouts", "TuningBudget", "TuningCache", "autotuning", "fastest", "forced_lowerings", "without_autotuning"]
+__all__ = [
+    "Layouts",
+    "TuningBudget",
+    "TuningCache",
+    "autotuning",
+    "fastest",
+    "forced_lowerings",
+    "timed_by_replay",
+    "times_replays",
+    "without_autotuning",
+]
 
 _log = logging.getLogger("shoal.fuse")
 
@@ -159,6 +171,7 @@ class _Tuner:
     budget: TuningBudget = field(default_factory=TuningBudget)
     known: dict[Hashable, str] = field(default_factory=dict)
     sized: dict[Hashable, list[tuple[list[float], str]]] = field(default_factory=dict)
+    replays: bool = False
 
 
 _tuners = [_Tuner(os.environ.get("SHOAL_AUTOTUNE", "1") != "0")]
@@ -192,7 +205,8 @@ def fastest(
     if tuner.forced:
         lowering = tuner.forced.get(name)
     elif tuner.active and len(lowerings) > 1 and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        key = (name, settings, torch.is_grad_enabled(), torch.get_num_threads(), _autocast(), *map(_traits, tensors))
+        run = (torch.is_grad_enabled(), torch.get_num_threads(), _autocast(), tuner.replays)
+        key = (name, settings, *run, *map(_traits, tensors))
         lowering = tuner.known.get(key)
         if lowering is None:
             lowering = _find(tuner, key, lowerings, tensors, layouts)
@@ -251,7 +265,7 @@ def _find(
             return None
         try:
             with tuner.budget.charged(), during(Activity.AUTOTUNE):
-                race = _benchmark(lowerings, tensors, layouts)
+                race = _benchmark(lowerings, tensors, layouts, tuner.replays)
         finally:
             _racing.release()
         lowering, seconds = race.leader, race.seconds
@@ -308,6 +322,16 @@ def autotuning(path: Path, budget: TuningBudget | None = None) -> AbstractContex
     return _using(_Tuner(True, TuningCache(path), budget=budget or TuningBudget()))
 
 
+def timed_by_replay() -> AbstractContextManager[None]:
+    """Context manager for a step that is to be a CUDA graph: lowerings are timed as replays of graphs of their own."""
+    return _using(replace(_tuners[-1], replays=True))
+
+
+def times_replays() -> bool:
+    """Whether the code runs within `timed_by_replay`."""
+    return _tuners[-1].replays
+
+
 def without_autotuning() -> AbstractContextManager[None]:
     """Context manager in which the first lowering is used."""
     return _using(replace(_tuners[-1], active=False, forced={}))
@@ -319,14 +343,16 @@ def forced_lowerings(lowerings: Mapping[str, str]) -> AbstractContextManager[Non
 
 
 def _benchmark(
-    lowerings: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None], layouts: Layouts
+    lowerings: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None], layouts: Layouts, replays: bool
 ) -> Race[str]:
     device = next(tensor.device for tensor in tensors if tensor is not None)
     given = {name: layouts[name](*tensors) if name in layouts else tensors for name in lowerings}
-    runs = {
-        name: partial(_seconds_of_run, lowering, [_detached_leaf(tensor) for tensor in given[name]], device)
-        for name, lowering in lowerings.items()
-    }
+    runs: dict[str, Callable[[], float]] = {}
+    for name, lowering in lowerings.items():
+        leaves = [_detached_leaf(tensor) for tensor in given[name]]
+        runs[name] = partial(_seconds_of_run, lowering, leaves, device)
+        if replays:
+            runs[name] = _RecordedRun(lowering, leaves, device)
     with _isolated(device):
         return choose_fastest(runs, _RULES, expected_errors=(RuntimeError,))
 
@@ -350,17 +376,47 @@ def _isolated(device: torch.device) -> Iterator[None]:
 
 
 def _seconds_of_run(lowering: Callable[..., Any], leaves: Sequence[Tensor | None], device: torch.device) -> float:
-    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
     start = _now(device)
     result = lowering(*leaves)
     seconds = _now(device) - start
-    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if outputs:
-        end = _BackwardSeed.apply([torch.ones_like(output) for output in outputs], *outputs)  # type: ignore[no-untyped-call]
+    if (backward := _backward_of(result, leaves)) is not None:
         start = _now(device)
-        torch.autograd.grad(end, wanted, allow_unused=True)
+        backward()
         seconds += _now(device) - start
     return seconds
+
+
+def _backward_of(result: Any, leaves: Sequence[Tensor | None]) -> Callable[[], Any] | None:
+    """The backward pass of a result from gradients of one; None if nothing requires gradients."""
+    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not outputs:
+        return None
+    end = _BackwardSeed.apply([torch.ones_like(output) for output in outputs], *outputs)  # type: ignore[no-untyped-call]
+    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+    return partial(torch.autograd.grad, end, wanted, allow_unused=True)
+
+
+class _RecordedRun:
+    """A run of a lowering as a CUDA graph, which its first call records; each call returns the seconds of a replay."""
+
+    def __init__(self, lowering: Callable[..., Any], leaves: Sequence[Tensor | None], device: torch.device) -> None:
+        self._lowering = lowering
+        self._leaves = leaves
+        self._device = device
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> float:
+        if self._graph is None:
+            self._forward_and_backward()  # loads libraries, which recording must not do
+            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._graph, _ = record_graph(self._forward_and_backward, stream)
+        start = _now(self._device)
+        self._graph.replay()
+        return _now(self._device) - start
+
+    def _forward_and_backward(self) -> None:
+        if (backward := _backward_of(self._lowering(*self._leaves), self._leaves)) is not None:
+            backward()
 
 
 class _BackwardSeed(torch.autograd.Function):

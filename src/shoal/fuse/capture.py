@@ -34,6 +34,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.compile_cache import use_shared_directory
 from shoal.fuse.compiled_check import check_compiled
+from shoal.fuse.cuda_graph import record_graph
 from shoal.fuse.grads import Gradients
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
@@ -342,7 +343,7 @@ class _Replay:
         self._given = _copies(given)
         self._keys = keys
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._graph, self._result = _record_graph(lambda: run(self._given), self._stream)
+        self._graph, self._result = record_graph(lambda: run(self._given), self._stream)
         self._run = run  # holds the memory of the constants, which the graph reads
 
     def fits(self) -> bool:
@@ -395,49 +396,6 @@ class _DeviceKeys:
         if self._written is not None:
             seeds, ticks = self._written
             self._written = seeds, tuple(tick + self._runs for tick in ticks)
-
-
-def _record_graph(run: Callable[[], Tensor], stream: torch.cuda.Stream) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
-    """Record a function's kernels on a stream.
-
-    Memory that the allocator keeps for later is given back only if the record needs it: it takes long to get again.
-    """
-    try:
-        return _record_once(run, stream)
-    except torch.OutOfMemoryError:  # during a record the allocator does not give memory back by itself
-        torch.cuda.empty_cache()
-    return _record_once(run, stream)
-
-
-def _record_once(run: Callable[[], Tensor], stream: torch.cuda.Stream) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    before = torch.cuda.current_stream(stream.device)
-    stream.wait_stream(before)
-    try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool, capture_error_mode=_ERROR_MODE)
-            try:
-                result = run()
-            finally:
-                graph.capture_end()
-    except RuntimeError:
-        # A record that fails leaves its pool open and the generator of random numbers recording (torch 2.11,
-        # CUDAGraph::capture_end). The end of a record that succeeds closes the generator's.
-        with suppress(RuntimeError):  # the pool is closed already, as only the last part of the record has failed
-            torch._C._cuda_endAllocateToPool(stream.device.index, pool)
-        torch.cuda.synchronize(stream.device)
-        with torch.cuda.stream(stream):
-            closing = torch.cuda.CUDAGraph()
-            closing.capture_begin(capture_error_mode=_ERROR_MODE)
-            torch.zeros((), device=stream.device)
-            closing.capture_end()
-        raise
-    before.wait_stream(stream)
-    return graph, result
-
-
-_ERROR_MODE = "thread_local"
-"""Other threads may use the device while this one records."""
 
 
 def _places(tensors: Iterable[Tensor]) -> list[int]:

@@ -13,10 +13,14 @@ __all__ = [
     "unstackable",
 ]
 
+_LARGE_BYTES = 1 << 20
+"""Bytes of a stacked tensor from which the memory of rows that are not used matters."""
+
 
 def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
     """Stack tensors of one shape and dtype as [B, *shape]; a view if they are rows of a stacked tensor, else a copy.
 
+    Rows of a large stacked tensor are copied as well if more than half of it are other rows, whose memory is then free.
     With `move`, each tensor becomes a view of its row once it is copied, which frees its memory for the next row.
     """
     first = tensors[0].detach()
@@ -25,9 +29,15 @@ def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
         strides = torch.empty(first.shape, device="meta").stride()
     memory, begin = first.untyped_storage().data_ptr(), first.storage_offset()
     shape, steps = (len(tensors), *first.shape), (size, *strides)
-    if size and all(
-        t.untyped_storage().data_ptr() == memory and t.storage_offset() == begin + b * size and t.stride() == strides
-        for b, t in enumerate(tensors)
+    if (
+        size
+        and not _is_small_part(first, len(tensors))
+        and all(
+            t.untyped_storage().data_ptr() == memory
+            and t.storage_offset() == begin + b * size
+            and t.stride() == strides
+            for b, t in enumerate(tensors)
+        )
     ):
         return first.as_strided(shape, steps)
     whole = first.new_empty(len(tensors) * size).as_strided(shape, steps)
@@ -37,6 +47,12 @@ def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
         if move:
             tensor.data = row
     return whole
+
+
+def _is_small_part(row: Tensor, rows: int) -> bool:
+    """Whether so many rows are less than half of their large stacked tensor."""
+    held, each = row.untyped_storage().nbytes(), row.nbytes
+    return held >= _LARGE_BYTES and held > 2 * rows * each and held % each == 0
 
 
 def _dense(tensor: Tensor) -> bool:

@@ -28,9 +28,10 @@ from shoal.core.activity import Activity
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.cost.activity_clock import during
-from shoal.cost.estimate import fused_gain
+from shoal.cost.estimate import fused_gain, step_seconds
 from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
+from shoal.fuse.autotune import timed_by_replay
 from shoal.fuse.backward import backward, backward_alone, one_loss
 from shoal.fuse.capture import CapturedStep, records_graphs
 from shoal.fuse.compile_decision import CompileDecision
@@ -143,6 +144,8 @@ class TrainingStep:
         self._compiling = compiling
         self._decision = compiling if isinstance(compiling, CompileDecision) else None
         self._clock = clock
+        expected = 1.0 if profile is None else step_seconds(profile, len(array))
+        self._will_be_recorded = "captured" in self._allowed and self._pays("captured", expected)
         self._shapes: list[Any] | None = None
         self._missed = 0
         self._turned = False
@@ -189,6 +192,12 @@ class TrainingStep:
         Raises:
             FusionError: The loss is not a scalar, or depends on no parameter; the gradients are then dropped.
         """
+        if not self._will_be_recorded:
+            return self._step(batch)
+        with timed_by_replay():
+            return self._step(batch)
+
+    def _step(self, batch: Any) -> Tensor:
         decision = self._decision
         if decision is not None:
             decision.steps -= 1

@@ -5,7 +5,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
 
-from shoal.cluster.mps_limits import job_memory_limit
 from shoal.core.array import Array, FusionKey, Member, add_members
 from shoal.core.demand import Demand, Profile
 from shoal.core.device import Device
@@ -48,11 +47,6 @@ class _HostJob:
         self.present: list[Candidate] = []
         self.streams: frozenset[object] = frozenset()
         self._arrays = list(job.arrays)  # with the members that joined
-        self._needs = [
-            0 if profile is None else memory(profile, len(array.members))
-            for array, profile in zip(job.arrays, self.profiles, strict=True)
-        ]
-        self._limit = job_memory_limit(job.demand, device)
         self._demand: Demand | None = None
         self._profile_of = profiles
         self._free = free
@@ -65,8 +59,6 @@ class _HostJob:
         """Number of members that may join an array, by memory and the most efficient size."""
         present = len(self._arrays[index].members)
         available = memory(profile, present) + self._free.memory(self._free[self.device.name])
-        if self._limit is not None:
-            available = min(available, self._limit - (sum(self._needs) - self._needs[index]))
         fits = largest_fitting(profile, available, present + max_members)
         return max(0, best_size(profile, fits) - present) if fits > present else 0
 
@@ -93,7 +85,6 @@ class _HostJob:
         self._take(Share(memory=len(members) * profile.member_memory))
         array = self._arrays[index]
         self._arrays[index] = replace(array, members=(*array.members, *members))
-        self._needs[index] = memory(profile, len(self._arrays[index].members))
 
     def finish_joining(self, joined: Sequence[Array]) -> None:
         """End joining. `joined` holds all joined members, which may be in another array of their key."""
@@ -135,8 +126,6 @@ class _HostJob:
         self._demand = before = self._demand or self._demand_of(self.present)
         after = self._demand_of([*self.present, incoming])
         extra = Share(memory=after.memory - before.memory, cores=max(0.0, after.cores - before.cores))
-        if self._limit is not None and after.memory > self._limit:
-            return False
         if not self._free.has_room(self._free[self.device.name], extra):
             return False
         if not grouping.admits(incoming, self.present, self.device):

@@ -10,7 +10,10 @@ from shoal.cost.estimate import share_speed
 from shoal.planner.job_tracker import PreemptionRequest
 from shoal.schedule.base import JobView
 
-__all__ = ["jobs_to_restart", "limit_placed"]
+__all__ = ["jobs_to_restart", "limit_placed", "memory_limit"]
+
+MEMORY_SLACK = 1.25
+"""Memory limit of a job as a multiple of its demand, which is an estimate."""
 
 _Placed = Sequence[tuple[Job, Device]]
 
@@ -18,16 +21,22 @@ _Placed = Sequence[tuple[Job, Device]]
 def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device], bool]) -> list[tuple[Job, Device]]:
     """Limit each starting job that shares its device to its reservation; a job alone on its device has no limit.
 
-    A limit holds as long as the process lives. A job that began alone keeps all of the device when others come, since
-    a new process would cost more than the limit is worth: the others have limits.
+    A limit of compute holds as long as the process lives. A job that began alone keeps all of the compute when others
+    come, since a new process would cost more than the limit is worth: the others have limits.
     """
     jobs_on = _jobs_on(held, placed)
-    return [
-        (replace(job, limit=_reserved(job, device)), device)
-        if jobs_on[device.name] > 1 and limits_shares(device)
-        else (job, device)
-        for job, device in placed
-    ]
+    limited = []
+    for job, device in placed:
+        count = jobs_on[device.name]
+        compute = _reserved(job, device) if count > 1 and limits_shares(device) else job.limit
+        limited.append((replace(job, limit=compute, memory_limit=memory_limit(job, device, count)), device))
+    return limited
+
+
+def memory_limit(job: Job, device: Device, jobs: int) -> int:
+    """Return the bytes that a job may use of a GPU that so many jobs hold; 0 for no limit, as if it is alone there."""
+    shared = jobs > 1 and device.is_cuda and job.demand is not None
+    return int(job.demand.memory * MEMORY_SLACK) if shared and job.demand is not None else 0
 
 
 def jobs_to_restart(

@@ -23,6 +23,7 @@ from shoal.core.device import Cluster, Device
 from shoal.core.errors import AlgorithmError, DeviceError
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import FIRST_ADDED, TrialState
+from shoal.planner.limits import memory_limit
 from shoal.planner.planner import Placement, Planner
 from shoal.remedy import command
 from shoal.schedule.refusals import no_device
@@ -127,6 +128,7 @@ def place(state: StudyState, now: float) -> None:
         state.step.command(StopJob(job))
     _change_reservations(state, placement.reservations)
     _start(state, placement.starts)
+    _limit_memory(state)
     for job, arrays in placement.joins.items():
         _join(state, job, arrays)
     _explain(state, dict.fromkeys(state.trials.unexplained, BEHIND_HORIZON))
@@ -185,6 +187,15 @@ def _change_reservations(state: StudyState, reservations: Mapping[str, Demand]) 
         state.running.change(job)
         if before is not None and before.compute != demand.compute:
             state.interference.change(job)
+
+
+def _limit_memory(state: StudyState) -> None:
+    """Limit the memory of jobs that others have joined on their GPUs, and lift the limits of jobs left alone there."""
+    for job, device in list(state.running.values()):
+        limit = memory_limit(job, device, state.running.on(device.name))
+        if limit != job.memory_limit:
+            state.running.change(replace(job, memory_limit=limit))
+            state.step.command(UpdateJob(job.id, JobUpdate(memory_limit=limit)))
 
 
 def _join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None:

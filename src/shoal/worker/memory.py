@@ -9,7 +9,7 @@ from shoal.cluster.processes import own_memory
 from shoal.core.array import FusionKey
 from shoal.core.event import MemoryMeasured
 
-__all__ = ["MemoryTracker", "release_cached_memory"]
+__all__ = ["MemoryTracker", "limit_memory", "release_cached_memory"]
 
 REPORTED_GROWTH = 1.05
 """Growth factor of the peak after which it is reported again. It is also reported for new members."""
@@ -48,6 +48,16 @@ class MemoryTracker:
             return None
         self._reported = self._bytes, members
         return MemoryMeasured(self._job, members, self._bytes)
+
+
+def limit_memory(device: torch.device, limit: int) -> None:
+    """Limit the bytes of a GPU that torch may reserve in this process; 0: no limit. More is torch's error.
+
+    The CUDA context is not included. It is the limit of a job beside others, with and without MPS.
+    """
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total) if limit else 1.0, device)
 
 
 def release_cached_memory(device: torch.device) -> None:

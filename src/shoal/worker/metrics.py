@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, update_wrapper
-from itertools import chain
+from itertools import chain, islice
 from operator import is_
 from typing import Any
 
@@ -24,7 +24,7 @@ from shoal.fuse.generators import seed_all
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import modules_of
 from shoal.task import Task, call
-from shoal.worker.trial_runtime import TrialRuntime, check_scalar
+from shoal.worker.trial_runtime import TrialRuntime, check_scalar, synchronize
 
 __all__ = ["ForwardReuse", "MetricMeans", "Precision", "ValidationMetrics", "task_loss", "validation_values"]
 
@@ -65,16 +65,21 @@ class MetricMeans:
     def per_trial(self) -> list[dict[str, float]]:
         """Return the means of each trial; all values are read from the device at once, and summed in order."""
         found: list[dict[str, float]] = [{} for _ in range(self._members)]
+        columns = [column for batches in self._batches.values() for column, _ in batches]
+        elsewhere = [column for column in columns if column.device.type != "cpu"]  # others were Python numbers
+        read = iter(torch.stack(elsewhere).tolist() if elsewhere else ())
+        rows = iter([column.tolist() if column.device.type == "cpu" else next(read) for column in columns])
         for name, batches in self._batches.items():
-            columns = [column for column, _ in batches]
-            # a metric that is a Python number in some batches is on the CPU for these
-            place = next((column.device for column in columns if column.device.type != "cpu"), columns[0].device)
-            rows = torch.stack([column.to(place) for column in columns]).tolist()
+            mine = list(islice(rows, len(batches)))
             for b, means in enumerate(found):
                 samples = [counts[b] for _, counts in batches]
                 if total := sum(samples):
-                    means[name] = sum(row[b] * count for row, count in zip(rows, samples, strict=True)) / total
+                    means[name] = sum(row[b] * count for row, count in zip(mine, samples, strict=True)) / total
         return found
+
+
+PINNED_BYTES = 256 << 20
+"""Most bytes of the outputs of a validation that are copied into pinned memory, which torch keeps for the next one."""
 
 
 class ValidationMetrics:
@@ -85,11 +90,13 @@ class ValidationMetrics:
         self._runtimes = runtimes
         self._means = MetricMeans(len(runtimes))
         self._outputs: list[list[Any]] = [[] for _ in runtimes]
+        self._pinned = 0  # bytes of outputs in pinned memory
 
     def add(self, values: Mapping[str, Tensor], outputs: Any, size: int) -> None:
         """Add a batch of `size` samples with metrics and outputs of all trials; each tensor is [B, ...]."""
         self._means.add(values, size)
         if outputs is not None:
+            outputs = pytree.tree_map_only(Tensor, self._to_host, outputs)
             for b, kept in enumerate(self._outputs):
                 kept.append(pytree.tree_map_only(Tensor, partial(_member_slice, b), outputs))
 
@@ -98,10 +105,11 @@ class ValidationMetrics:
         self._means.add_each([values for values, _ in found], size)
         for kept, (_, outputs) in zip(self._outputs, found, strict=True):
             if outputs is not None:
-                kept.append(pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), outputs))
+                kept.append(pytree.tree_map_only(Tensor, self._to_host, outputs))
 
     def so_far(self) -> list[tuple[dict[str, float], list[Any]]]:
         """Return means of the metrics, and outputs, of each trial for the batches so far."""
+        self._wait_for_outputs()
         return list(zip(self._means.per_trial(), map(list, self._outputs), strict=True))
 
     def per_trial(
@@ -113,11 +121,22 @@ class ValidationMetrics:
             own: Function that returns a context for the call of `evaluate` of a trial, by its index.
         """
         means = self._means.per_trial()
+        self._wait_for_outputs()
         for b, (values, outputs, runtime) in enumerate(zip(means, self._outputs, self._runtimes, strict=True)):
             if outputs and not runtime.failure:  # few metrics accept the NaNs of a failed trial
                 with own(b):
                     values.update(self._evaluated(runtime, outputs, values))
         return means
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        """Copy outputs to the host, up to `PINNED_BYTES` into pinned memory, for which nothing waits yet."""
+        self._pinned += tensor.nbytes
+        return tensor.detach().to("cpu", non_blocking=self._pinned <= PINNED_BYTES)
+
+    def _wait_for_outputs(self) -> None:
+        """Wait for the copies of outputs into pinned memory."""
+        if any(self._outputs):
+            synchronize(self._runtimes[0].device)
 
     def _evaluated(self, runtime: TrialRuntime, outputs: list[Any], values: Mapping[str, float]) -> dict[str, float]:
         seed_all(step_seed(runtime.trial.seed, -len(outputs) - 1), runtime.device)  # the same alone and in an array
@@ -171,7 +190,7 @@ def _as_node(leaf: Any) -> Any:
 
 
 def _member_slice(b: int, column: Tensor) -> Tensor:
-    return column[b].detach().cpu()
+    return column[b]
 
 
 def _check_metrics(method: str, metrics: Any) -> None:

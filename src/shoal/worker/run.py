@@ -42,7 +42,7 @@ from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
 from shoal.worker.failures import outcome_of, record_failure
 from shoal.worker.lane_scheduler import LaneFailure, LaneScheduler
-from shoal.worker.memory import MemoryTracker, release_cached_memory
+from shoal.worker.memory import MemoryTracker, limit_memory, release_cached_memory
 from shoal.worker.postponed_compiler import postpone_compiler
 from shoal.worker.profile import FREE_SECONDS, measure
 from shoal.worker.signature_builder import SignatureBuilder
@@ -148,6 +148,8 @@ class Trainer:
 
     def _handle_requests(self) -> Iterator[Event]:
         for change in self._control.changes():
+            if change.memory_limit is not None:
+                limit_memory(self._worker_state.device, change.memory_limit)
             if change.team is not None:
                 yield from self._allow_helpers(change.team)
             if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
@@ -270,6 +272,7 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
         worker_state, signature_builder = prepare(device, worker_context)
         if worker_state.device.type == "cuda" and job.purpose is not Purpose.SIGNATURE:
             torch.cuda.synchronize(worker_state.device)  # creates the CUDA context, which is an MPS client if MPS runs
+    limit_memory(worker_state.device, job.memory_limit)
     control.beat(settled=False)
     match job.purpose:
         case Purpose.SIGNATURE:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
@@ -19,6 +19,9 @@ __all__ = ["METHODS", "StepSettings", "batch_size"]
 METHODS = ("batch_size", "eval_batch_size", "accumulate", "clip_norm", "precision", "ema", "steps_per_epoch")
 
 _DTYPES = {"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_AUTO = "auto"
+_BF16_CAPABILITY = (8, 0)
+"""Least compute capability of NVIDIA GPUs with units for bfloat16 (Ampere)."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,9 @@ class StepSettings:
         A task that overrides `step` does its own accumulation, clipping and autocasting, so these stay defaults.
         """
         precision = call(task, "precision", config=config)
-        if not isinstance(precision, str) or precision not in _DTYPES:
-            raise TaskError(
-                f"the task's `precision` must return one of {', '.join(map(repr, _DTYPES))}, got {precision!r}"
-            )
+        if not isinstance(precision, str) or precision not in (*_DTYPES, _AUTO):
+            known = ", ".join(map(repr, (*_DTYPES, _AUTO)))
+            raise TaskError(f"the task's `precision` must return one of {known}, got {precision!r}")
         size = batch_size(task, config, train)
         found = cls(
             batch_size=size,
@@ -65,6 +67,13 @@ class StepSettings:
                     "of the two"
                 )
         return found
+
+    def on(self, device: torch.device) -> "StepSettings":
+        """Return the settings on a device: "auto" is "bf16-mixed" on a GPU with units for it, else "32"."""
+        if self.precision != _AUTO:
+            return self
+        has_units = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY
+        return replace(self, precision="bf16-mixed" if has_units else "32")
 
     @property
     def structure_settings(self) -> tuple[object, ...]:

@@ -273,7 +273,7 @@ def build(task: Task, member: Member, device: torch.device, saved: bool = True) 
     """
     check_interval(task)
     config = member.trial.config
-    settings = StepSettings.of(task, config)
+    settings = StepSettings.of(task, config).on(device)
     seed_all(member.trial.seed, device)
     model = check_model(call(task, "model", config=config)).to(device)
     optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))

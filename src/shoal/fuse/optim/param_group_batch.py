@@ -14,15 +14,13 @@ from torch.optim import Optimizer
 from shoal.fuse.constants import to_device
 from shoal.fuse.optim.lowerings import ForeachCalls, KernelCalls
 from shoal.fuse.optim.param_state import ParamState, StackedParam
-from shoal.fuse.optim.rule import Hyperparameters, KernelRule, UpdateRule, unreadable_settings
+from shoal.fuse.optim.rule import Hyperparameters, KernelRule, UpdateRule, kernel_takes, unreadable_settings
 from shoal.fuse.rows import stack_rows
 
 __all__ = ["Lowering", "ParamGroupBatch"]
 
 Lowering = Literal["kernels", "elementwise"]
 """Torch's fused kernels, with one call for members with equal hyper-parameters, or `torch._foreach_*` functions."""
-
-_KERNEL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _KERNEL_CALL, _THREADED_KERNEL_CALL, _FOREACH_CALLS, _FOREACH_ELEMENT = 1.6e-6, 2.5e-6, 33e-6, 1.2e-9
 """Seconds per parameter: a kernel call on one thread, a kernel call on several threads, the `torch._foreach_*`
@@ -187,7 +185,7 @@ class ParamGroupBatch:
         """
         if not isinstance(self.rule, KernelRule) or not self.rule.has_kernel(self._hyperparameters):
             return None
-        if any(part.param.dtype not in _KERNEL_DTYPES for part in self.parts):
+        if not all(kernel_takes(part.param) for part in self.parts):
             return None
         device = self.parts[0].param.device.type
         if device != "cpu" and not (device == "cuda" and self.rule.on_cuda):

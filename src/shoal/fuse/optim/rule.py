@@ -16,6 +16,7 @@ __all__ = [
     "Tensors",
     "UpdateRule",
     "average_squares_",
+    "kernel_takes",
     "lerp_",
     "unreadable_settings",
     "with_weight_decay",
@@ -110,6 +111,16 @@ class KernelRule(UpdateRule):
             steps: Number of updates of each parameter, including the current one, 0-dim; empty without moments.
             hyperparameters: As `parse` returns them, the learning rate first; it may be a tensor, float32 0-dim.
         """
+
+
+def kernel_takes(param: Tensor) -> bool:
+    """Whether torch's fused kernels can update a parameter of this dtype and device.
+
+    On a CPU that of SGD leaves most of a parameter in half precision unchanged (torch 2.12 and 2.13).
+    """
+    return param.dtype in (torch.float64, torch.float32) or (
+        param.dtype in (torch.bfloat16, torch.float16) and not param.is_cpu
+    )
 
 
 def lerp_(averages: Tensors, values: Tensors, weights: Tensors) -> None:

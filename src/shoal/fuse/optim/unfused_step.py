@@ -14,14 +14,13 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from shoal.core.errors import FusionError
 from shoal.fuse.optim.host_counts import HostCounts
 from shoal.fuse.optim.param_state import StackedParam
+from shoal.fuse.optim.rule import kernel_takes
 from shoal.fuse.optim.table import RULES, has_unmodified_step
 
 __all__ = ["MemberLoop", "UnfusedStep", "check_fusible", "mode_setter", "required_argument"]
 
 _CLASSES_WITH_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Exact classes; the `step` of a subclass may compute something else."""
-
-_KERNEL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _ZERO_GRAD = Optimizer.zero_grad
 _HOOK_WRAPPER = Optimizer.profile_hook_step(_CLASSES_WITH_KERNEL[0].step).__code__
@@ -97,7 +96,7 @@ class UnfusedStep:
             # need parameters without gaps in memory.
             params = [param for group in self._optimizer.param_groups for param in group["params"]]
             self._has_kernel = all(
-                param.dtype in _KERNEL_DTYPES and torch.empty_like(param).stride() == param.stride() for param in params
+                kernel_takes(param) and torch.empty_like(param).stride() == param.stride() for param in params
             )
         unmodified = type(self._optimizer) in _CLASSES_WITH_KERNEL and has_unmodified_step(self._optimizer)
         chosen = []

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.autotune import fastest
+from shoal.fuse.autotune import fastest, times_replays
 from shoal.fuse.rules.base import Layout, Rule, merge_channels, split_channels, stacked_data
 from shoal.fuse.stacked import Stacked
 
@@ -29,6 +29,11 @@ _Lowering = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 _SMALL = 2**20
 """Number of multiplications of one member, approximately, below which a convolution counts as small."""
+
+_CHANNELS_LAST = "grouped, channels last"
+
+_STREAMS = 4
+"""Streams of the lowering by streams: late layers of ResNets fill about a quarter of a Hopper chip."""
 
 _MOST_ELEMENTS = 2**24
 """Largest number of elements of the columns (im2col): columns of K-element kernels take K times the input's memory."""
@@ -103,9 +108,13 @@ def _run_all_members(
     lowerings: dict[str, _Lowering] = {"grouped": partial(_grouped, run, groups)}
     if columns is not None:
         lowerings["bmm"] = columns
+    if x.device.type == "cuda" and x.dim() == 5:
+        lowerings[_CHANNELS_LAST] = partial(_grouped_channels_last, run, groups)
     loop = partial(_loop, run, groups)
+    if x.device.type == "cuda" and times_replays():
+        lowerings["streams"] = partial(_on_streams, run, groups)
     lowerings = {"loop": loop, **lowerings} if _prefers_loop(x, w, groups) else {**lowerings, "loop": loop}
-    return Stacked(fastest(name, lowerings, (x, w, b), settings))
+    return Stacked(fastest(name, lowerings, (x, w, b), settings, {_CHANNELS_LAST: _in_channels_last}))
 
 
 def _prefers_loop(x: Tensor, w: Tensor, groups: int) -> bool:
@@ -124,9 +133,49 @@ def _grouped(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) -> 
     return split_channels(out, members)
 
 
+def _grouped_channels_last(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """As `_grouped`, with [N, H, W, B*C] in memory, the layout of tensor cores; a chain of these copies nothing."""
+    weight = w.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    merged = merge_channels(x).contiguous(memory_format=torch.channels_last)
+    return split_channels(run(merged, weight, None if b is None else b.flatten(), groups * len(w)), len(w))
+
+
+def _in_channels_last(x: Tensor, w: Tensor, b: Tensor | None) -> Sequence[Tensor | None]:
+    """The arguments as `_grouped_channels_last` gets them from another one before it."""
+    return split_channels(merge_channels(x).contiguous(memory_format=torch.channels_last), len(w)), w, b
+
+
+_side_streams: dict[torch.device, list[torch.cuda.Stream]] = {}
+
+
+def _on_streams(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """As `_loop`, with members on `_STREAMS` streams, in a CUDA graph as parallel branches (PyTorch issue 73764).
+
+    Each stream first waits for the current one, so memory freed there is used again only after its last readers.
+    """
+    device = x.device
+    if device not in _side_streams:
+        _side_streams[device] = [torch.cuda.Stream(device) for _ in range(_STREAMS)]  # type: ignore[no-untyped-call]
+    streams, current = _side_streams[device][: len(w)], torch.cuda.current_stream(device)
+    for stream in streams:
+        stream.wait_stream(current)
+    biases = [None] * len(w) if b is None else b.unbind(0)
+    own = []
+    for number, row in enumerate(zip(x.unbind(0), w.unbind(0), biases, strict=True)):
+        with torch.cuda.stream(streams[number % len(streams)]):
+            own.append(run(*row, groups))
+    for stream in streams:
+        current.wait_stream(stream)
+    return _stacked(x, own)
+
+
 def _loop(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     biases = [None] * len(w) if b is None else b.unbind(0)
-    own = [run(*row, groups) for row in zip(x.unbind(0), w.unbind(0), biases, strict=True)]
+    return _stacked(x, [run(*row, groups) for row in zip(x.unbind(0), w.unbind(0), biases, strict=True)])
+
+
+def _stacked(x: Tensor, own: list[Tensor]) -> Tensor:
+    """The members' results as [B, N, O, ...], in the memory layout of the input."""
     if _is_sample_major(x):
         return torch.stack(own, 1).transpose(0, 1)
     if own[0].is_contiguous():

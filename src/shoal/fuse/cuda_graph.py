@@ -1,0 +1,53 @@
+"""Records the kernels of a function as a CUDA graph."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import torch
+
+__all__ = ["record_graph"]
+
+T = TypeVar("T")
+
+_ERROR_MODE = "thread_local"
+"""Other threads may use the device while this one records."""
+
+
+def record_graph(run: Callable[[], T], stream: torch.cuda.Stream) -> "tuple[torch.cuda.CUDAGraph, T]":
+    """Record a function's kernels on a stream.
+
+    Memory that the allocator keeps for later is given back only if the record needs it: it takes long to get again.
+    """
+    try:
+        return _record_once(run, stream)
+    except torch.OutOfMemoryError:  # during a record the allocator does not give memory back by itself
+        torch.cuda.empty_cache()
+    return _record_once(run, stream)
+
+
+def _record_once(run: Callable[[], T], stream: torch.cuda.Stream) -> "tuple[torch.cuda.CUDAGraph, T]":
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    before = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool, capture_error_mode=_ERROR_MODE)
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
+    except RuntimeError:
+        # A record that fails leaves its pool open and the generator of random numbers recording (torch 2.11,
+        # CUDAGraph::capture_end). The end of a record that succeeds closes the generator's.
+        with suppress(RuntimeError):  # the pool is closed already, as only the last part of the record has failed
+            torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+        torch.cuda.synchronize(stream.device)
+        with torch.cuda.stream(stream):
+            closing = torch.cuda.CUDAGraph()
+            closing.capture_begin(capture_error_mode=_ERROR_MODE)
+            torch.zeros((), device=stream.device)
+            closing.capture_end()
+        raise
+    before.wait_stream(stream)
+    return graph, result

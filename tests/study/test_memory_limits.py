@@ -1,0 +1,62 @@
+"""Jobs that share a GPU have limits of memory: commands when jobs come and go, and what a worker does with them."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.core.command import Step, UpdateJob
+from shoal.core.demand import Demand
+from shoal.core.device import Device
+from shoal.core.job import Job, JobUpdate
+from shoal.study.planning import _limit_memory
+from shoal.study.state import RunningJobs
+from shoal.testing.backends import scripted_job
+from shoal.worker.memory import limit_memory
+
+GPU, OTHER, SLOT = (Device(name, "H200", 100) for name in ("cuda:0", "cuda:1", "cpu:0"))
+
+
+def job(name: str, memory: int) -> Job:
+    return replace(scripted_job(name), demand=Demand(0.5, memory, 1.0, 10.0))
+
+
+def limits(state: Any) -> dict[str, int | None]:
+    """The limits that the next plan commands."""
+    state.step = Step()
+    _limit_memory(state)
+    found = {}
+    for command in state.step.commands:
+        assert isinstance(command, UpdateJob)
+        assert command.update == JobUpdate(memory_limit=command.update.memory_limit)
+        found[command.job] = command.update.memory_limit
+    return found
+
+
+def test_limits_follow_the_neighbours_and_the_reservation() -> None:
+    state = SimpleNamespace(running=RunningJobs())
+    state.running.begin(job("first", 40), GPU)
+    state.running.begin(job("elsewhere", 40), OTHER)
+    for name in ("one", "two"):
+        state.running.begin(job(name, 40), SLOT)
+    assert limits(state) == {}, "each is alone on its GPU"
+    state.running.begin(replace(job("second", 20), memory_limit=25), GPU)
+    assert limits(state) == {"first": 50}, "the second was given its limit when it started"
+    assert limits(state) == {}
+    state.running.change(replace(state.running["first"][0], demand=Demand(0.5, 60, 1.0, 10.0)))
+    assert limits(state) == {"first": 75}, "members have joined it"
+    state.running.end("second")
+    assert limits(state) == {"first": 0}
+
+
+@pytest.mark.parametrize(("limit", "fraction"), [(0, 1.0), (20, 0.25), (100, 1.0)])
+def test_a_worker_limits_what_torch_may_reserve(limit: int, fraction: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: calls.append(given))
+    limit_memory(torch.device("cpu"), limit)
+    assert calls == []
+    limit_memory(torch.device("cuda:0"), limit)
+    assert calls == [(fraction, torch.device("cuda:0"))]

@@ -1,0 +1,152 @@
+"""The measurements that `tools/gpu.py` takes, in the order in which it takes them."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+__all__ = ["MEASUREMENTS", "Measurement"]
+
+PACKAGES = {"pynvml": "nvidia-ml-py", "PIL": "pillow"}
+"""Module -> package, where their names differ."""
+CORE = ("torch", "numpy", "cloudpickle", "msgspec", "psutil", "pynvml", "rich")
+TESTS = (*CORE, "pytest", "hypothesis", "typer")
+PICTURES = (*CORE, "PIL")
+FUSE = ("src/shoal/fuse",)
+SEARCH = (
+    *FUSE, *(f"src/shoal/{name}" for name in (
+        "algorithms", "backends", "cluster", "core", "cost", "data", "planner", "schedule", "study", "worker", "api.py",
+        "task.py",
+    )),
+)  # fmt: skip
+"""What a search runs."""
+RIVALS = ("benchmarks/models", "benchmarks/rivals")
+SEARCHED = (*SEARCH, *RIVALS, "benchmarks/gpu_search.py", "benchmarks/placed/jobs.py", "benchmarks/packs/pictures.py")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Something to measure.
+
+    Args:
+        name: of its file.
+        title: on the page.
+        least: seconds, with less than which it is not begun.
+        most: seconds, after which it is killed.
+        command: arguments of Python; "{seconds}" stands for 0.9 of its limit. It prints as its last line one JSON
+            object, whose "missed" lists what was asked for and not reached; its status is then 1.
+        quick: arguments of Python for the dry run.
+        code: files and folders of the tree that it depends on.
+        needs: modules.
+    """
+
+    name: str
+    title: str
+    least: int
+    most: int
+    command: tuple[str, ...]
+    quick: tuple[str, ...]
+    code: tuple[str, ...]
+    needs: tuple[str, ...] = CORE
+
+    def missing(self) -> list[str]:
+        """Packages that it needs and that are not installed."""
+        return [PACKAGES.get(module, module) for module in self.needs if find_spec(module) is None]
+
+
+def _search(
+    name: str,
+    title: str,
+    least: int,
+    most: int,
+    *arguments: str,
+    needs: tuple[str, ...],
+    toy_ways: tuple[str, ...] = (),
+) -> Measurement:
+    command = ("benchmarks/gpu_search.py", *arguments)
+    quick = (*command, "--quick", *(("--ways", *toy_ways) if toy_ways else ()))
+    return Measurement(name, title, least, most, (*command, "--device", "cuda:0"), quick, SEARCHED, needs)
+
+
+def _micro(name: str, title: str, least: int, most: int, *parts: str) -> Measurement:
+    command = ("benchmarks/gpu_micro.py", "--parts", *parts)
+    code = (*FUSE, "benchmarks/gpu_micro.py", "benchmarks/models/resnet.py")
+    return Measurement(name, title, least, most, command, (*command, "--quick"), code)
+
+
+def _fusion(name: str, title: str, dtype: str, toy: str) -> Measurement:
+    command = (
+        "benchmarks/fusion.py", "--models", "resnet18", "transformer", "bert-medium", "dcgan",
+        "pointnet-classification", "mobilenet", "--sizes", "8", "--largest", "--seconds", "0.6", "--rounds", "3",
+        "--budget", "{seconds}", "--dtype", dtype,
+    )  # fmt: skip
+    quick = ("benchmarks/fusion.py", "--models", toy, "--dtype", dtype, "--quick")
+    code = (*FUSE, *RIVALS, "benchmarks/fusion.py")
+    return Measurement(name, title, 150, 540, command, quick, code, (*CORE, "transformers"))
+
+
+def _tests(name: str, title: str, least: int, most: int, *arguments: str) -> Measurement:
+    command = ("tools/gpu_tests.py", *arguments)
+    files = tuple(each for each in arguments if each.endswith(".py"))
+    quick = ("tools/gpu_tests.py", *(each for each in files if each.startswith("tests/gpu/")))
+    return Measurement(
+        name, title, least, most, command, quick, (*SEARCH, "src/shoal/pack", "tests/gpu", *files), TESTS
+    )
+
+
+MEASUREMENTS = (
+    _search("search-8", "1. A search of 8 ResNet-18", 60, 180, "--configurations", "8", needs=PICTURES),
+    _search(
+        "search-32", "1. A search of 32 ResNet-18", 120, 300, "--configurations", "32", needs=PICTURES,
+        toy_ways=("pool", "empty"),
+    ),
+    _search(
+        "halving", "2. The same with halving", 120, 300, "--halving", "--configurations", "32", "8", needs=PICTURES,
+        toy_ways=("plain", "pool", "empty"),
+    ),
+    _micro("lowerings", "3. Lowerings of optimizers and convolutions", 40, 120, "optimizers", "convolutions"),
+    _micro("hazards", "3. Workspaces of recorded steps", 20, 60, "hazards"),
+    _fusion("fusion", "4. Fusion, float32", "float32", "mlp"),
+    _fusion("fusion-bf16", "4. Fusion, bfloat16", "bfloat16", "transformer"),
+    Measurement(
+        "lora", "5. LoRA on a Llama of the sizes of 3.2 1B", 90, 300,
+        (
+            "benchmarks/lora.py", "--adapters", "mixed", "--sizes", "8", "16", "--seconds", "3", "--rounds", "2",
+            "--no-compile",
+        ),
+        ("benchmarks/lora.py", "--quick"), (*FUSE, *RIVALS, "benchmarks/lora.py"), (*CORE, "transformers", "peft"),
+    ),
+    _search(
+        "small-searches", "6. Searches of 64 perceptrons and of 24 BERT-Tiny", 60, 240, "--search", "mlp", "bert-tiny",
+        needs=(*PICTURES, "transformers"),
+    ),
+    Measurement(
+        "placement", "7. Placement: jobs of HyperSack's first search space", 240, 420,
+        (
+            "benchmarks/placement.py", "--devices", "cuda:0", "--batch-sizes", "64", "--jobs", "24", "--samples",
+            "2500", "--epochs", "1", "--rows", "plain processes", "one job per device", "concurrent", "mps + ffd",
+            "fusion", "fusion + packing",
+        ),
+        ("benchmarks/placement.py", "--quick", "--rows", "plain processes", "fusion + packing"),
+        (*SEARCH, "benchmarks/models", "benchmarks/placement.py", "benchmarks/placed", "benchmarks/packs/pictures.py"),
+        PICTURES,
+    ),
+    Measurement(
+        "packs", "8. Packs with PNG files", 60, 180,
+        (
+            "benchmarks/packing.py", "--device", "cuda:0", "--parts", "ablation", "--pipelines", "png", "--cases",
+            "none", "model", "all", "--sizes", "8", "--rounds", "4", "--seconds", "4",
+        ),
+        ("benchmarks/packing.py", "--quick"),
+        (*FUSE, "src/shoal/data", "src/shoal/pack", "src/shoal/worker", "benchmarks/packing.py", "benchmarks/packs"),
+        PICTURES,
+    ),
+    _tests(
+        "tests", "9. Tests marked gpu", 120, 420, "tests/gpu/test_gpu_steps.py", "tests/gpu/test_gpu_studies.py",
+        "tests/gpu/test_gpu_packs.py", "tests/gpu/test_gpu_devices.py", "tests/fuse/test_optim.py",
+        "tests/fuse/test_rules.py", "-n", "4",
+    ),
+    _tests(
+        "suspension", "10. Suspension, memory freed, the death of MPS", 60, 180, "tests/gpu/test_gpu_memory.py",
+        "tests/gpu/test_gpu_jobs.py", "tests/worker/test_suspend_resume.py",
+    ),
+)  # fmt: skip
+"""In the order in which they are taken."""
