@@ -43,7 +43,26 @@ class Attention(nn.Module):
         return self.out(F.softmax(F.scaled_dot_product_attention(query, key, value), -1, torch.float32).mean((1, 2)))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"convolutions and norms": convolutional, "attention": Attention}
+class Adapted(nn.Module):
+    """Its base is frozen and equal in all members: a constant of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.base = nn.Linear(192, 32).requires_grad_(False)
+        self.adapter, self.out = nn.Linear(192, 32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.out(F.relu(self.base(x) + self.adapter(x)))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "convolutions and norms": convolutional,
+    "attention": Attention,
+    "adapters on a shared base": Adapted,
+}
 
 
 def capture(make: Callable[[], nn.Module], half: torch.dtype | None, of_weights: bool = False) -> CapturedStep:

@@ -1,6 +1,6 @@
 """Large frozen parameters of all members are not copied by snapshots: neither in first steps nor in capture."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,9 +14,20 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.transaction import Transaction
+from shoal.fuse.watched_step import WatchedStep
 
 X = torch.randn(6, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 BASE_BYTES = 32 * 32 * 8
+
+
+class Averaging(nn.Module):
+    """A frozen layer, each member's own, that may follow a trained one."""
+
+    def __init__(self, member: int) -> None:
+        super().__init__()
+        torch.manual_seed(member)
+        self.own = nn.Linear(32, 4, dtype=torch.float64)
+        self.frozen = nn.Linear(32, 4, dtype=torch.float64).requires_grad_(False)
 
 
 class Adapted(nn.Module):
@@ -105,3 +116,46 @@ def test_a_captured_step_does_not_write_to_one(copied: list[int]) -> None:
         CapturedStep(array, optimizer, writing, X, compiling=False)
     torch.testing.assert_close(base, 2 * before, rtol=0, atol=0)
     assert copied
+
+
+def compared(model: Any, x: Tensor) -> Tensor:
+    return (model.own(x) - model.frozen(x)).square().mean()
+
+
+def averaged(model: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        for kept, own in zip(model.frozen.parameters(), model.own.parameters(), strict=True):
+            kept.lerp_(own, 0.1)
+    return compared(model, x)
+
+
+@pytest.mark.parametrize(("fn", "lent"), [(compared, {True}), (averaged, {False})])
+def test_each_members_own_is_copied_only_where_a_step_writes_to_it(
+    fn: Callable[..., Tensor], lent: set[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = []
+    for _ in range(2):
+        models = [Averaging(b) for b in range(2)]
+        array = fuse(models)
+        optimizer = fuse_optimizers([torch.optim.SGD(model.own.parameters(), lr=0.1) for model in models], array)
+        step(array, optimizer, fn)
+        arrays.append((array, optimizer))
+    (array, optimizer), (twin, twins_optimizer) = arrays
+    frozen = [tensor.data_ptr() for path, tensor, _ in array.stacked_tensors() if path.startswith("frozen")]
+    ran: list[set[bool]] = []
+
+    def watch(step: WatchedStep, tensors: Sequence[Tensor]) -> list[Any]:
+        functions = run(step, tensors)
+        ran.append({any(tensor.data_ptr() == place for tensor in tensors) for place in frozen})
+        return functions
+
+    run = WatchedStep.watch
+    monkeypatch.setattr(WatchedStep, "watch", watch)
+    captured = CapturedStep(array, optimizer, fn, X, compiling=False)
+    assert ran == [lent] * 2
+    for _ in range(3):
+        assert captured.fits(X)
+        captured(X)
+        step(twin, twins_optimizer, fn)
+    for own, other in zip(array.members, twin.members, strict=True):
+        torch.testing.assert_close(own.state_dict(), other.state_dict(), rtol=1e-9, atol=1e-12)

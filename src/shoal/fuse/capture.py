@@ -44,7 +44,7 @@ from shoal.fuse.slots import unalias_grad
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.transaction import refuse_changes
 from shoal.fuse.unfused_module import modules_of
-from shoal.fuse.watched_step import WatchedStep, frozen_hook, guarded_trace
+from shoal.fuse.watched_step import FrozenWriteError, WatchedStep, frozen_hook, guarded_trace
 
 __all__ = ["CapturedStep", "records_graphs"]
 
@@ -99,6 +99,9 @@ class CapturedStep:
         self._unused: Tensor | None = None
         """Keys of random numbers, if the step draws none."""
         self._keys = _DeviceKeys(array, self._runs, self._device) if records_graphs(self._device) else None
+        others = enumerate(self._others, len(traced.params))
+        self._lent = {i for i, own in others if isinstance(own, nn.Parameter) and not own.requires_grad}
+        """Indices of frozen parameters among the inputs that a run is not given as copies."""
         self._replay: _Replay | None = None
         self._function = self._captured(leaves, compiling)
 
@@ -162,10 +165,12 @@ class CapturedStep:
             use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
         held, given, keys = self._inputs(), _tensors(leaves), self._next_keys()
         example, on_gpu = [*held, keys, *given], records_graphs(self._device)
-        frozen = [tensor for _, tensor, _ in self._array.shared_parameters()]
-        step = WatchedStep(self._step(leaves, frozen), len(held), frozen)
         try:
-            first = step.watch(_copies(example))
+            try:
+                step, first = self._watched(leaves, example)
+            except FrozenWriteError:  # as by a model that keeps an average of another one
+                self._lent.clear()
+                step, first = self._watched(leaves, example)
             if not step.uses_keys:
                 self._unused, self._keys = keys, None
             if on_gpu and not compiling:
@@ -173,17 +178,28 @@ class CapturedStep:
                     self._replay = self._recorded(step, given)
                     _check_same(first, step.functions())
                     return step
-            _check_same(first, step.watch(_copies(example)))
+            _check_same(first, step.watch(self._copied(example)))
             with guarded_trace(), _one_fake_mode():
-                graph = make_fx(step.fn, tracing_mode="real")(*_copies(example))
+                graph = make_fx(step.fn, tracing_mode="real")(*self._copied(example))
             function = self._compiled(graph, example) if compiling else graph
             if on_gpu:
                 with torch.no_grad():
-                    function(*_copies(example))
+                    function(*self._copied(example))
                     self._replay = self._recorded(function, given)
         except (Exception, NeedsMemberError) as error:  # tracers and compilers raise any error
             raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
         return function
+
+    def _watched(self, leaves: Sequence[Any], example: Sequence[Tensor]) -> tuple[WatchedStep, list[Any]]:
+        """Watch a first run of the step on copies; returns it and its functions."""
+        shared = [tensor for _, tensor, _ in self._array.shared_parameters()]
+        keys = len(example) - 1 - len(_tensors(leaves))
+        step = WatchedStep(self._step(leaves, shared), keys, [*shared, *(example[i] for i in self._lent)])
+        return step, step.watch(self._copied(example))
+
+    def _copied(self, example: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of the inputs, except for frozen parameters that the step does not write to."""
+        return [tensor if i in self._lent else tensor.clone() for i, tensor in enumerate(example)]
 
     def _recorded(self, fn: Callable[..., Tensor], given: Sequence[Tensor]) -> "_Replay":
         """Record the count of an update, its coefficients, the keys, and the step; `fn` has run once.

@@ -85,6 +85,11 @@ class InFloat(Interpreter):
             return pytree.tree_map_only(Tensor, _widened, super().call_function(n.target, args, kwargs))
         return super().run_node(n)
 
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Read a constant of the graph."""
+        value = super().get_attr(target, args, kwargs)
+        return _widened(value) if isinstance(value, Tensor) else value
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call a function with float32 in place of the dtypes among its arguments."""
         if target in _IN_FLOAT:

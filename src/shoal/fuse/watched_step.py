@@ -14,10 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shoal.core.errors import FusionError
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["WatchedStep", "frozen_hook", "guarded_trace"]
+__all__ = ["FrozenWriteError", "WatchedStep", "frozen_hook", "guarded_trace"]
 
 _tracing = RLock()
 """Lock for tracing: tracers replace methods of modules, and set a compiler flag, for all threads of the process."""
+
+
+class FrozenWriteError(FusionError):
+    """A step writes to a frozen tensor that it was not given as a copy."""
 
 
 class WatchedStep(TorchDispatchMode):
@@ -69,7 +73,7 @@ class WatchedStep(TorchDispatchMode):
         if _shaped_by_values(func, args):
             raise FusionError(f"the shape of what `{func}` returns depends on values")
         if self._frozen and any(_memory(tensor) in self._frozen for tensor in _written(func, args, kwargs)):
-            raise FusionError(f"`{func}` writes to a frozen parameter; keep what changes in buffers")
+            raise FrozenWriteError(f"`{func}` writes to a frozen parameter; keep what changes in buffers")
         result = func(*args, **kwargs)
         given = pytree.tree_leaves((args, kwargs))
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
