@@ -20,9 +20,9 @@ from shoal.cost.estimate import (
     best_size,
     fetching,
     fuse_seconds,
+    is_untried,
     largest_fitting,
     seconds,
-    size_to_try,
     step_seconds,
 )
 
@@ -114,7 +114,7 @@ def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
 
     Members that were never timed together are worth trying.
     """
-    if size_to_try(profile) is not None:
+    if is_untried(profile):
         return True
     alone = sum(fuse_seconds(profile, 1) + seconds(profile, [each], STEP_OVERHEAD_SECONDS) for each in epochs)
     together = fuse_seconds(profile, len(epochs)) + seconds(profile, epochs, STEP_OVERHEAD_SECONDS)

@@ -24,7 +24,7 @@ from shoal.worker.metrics import ValidationMetrics
 from shoal.worker.stepper import PlainStepper
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
-__all__ = ["PlainCopy", "copied_bytes"]
+__all__ = ["PlainCopy", "copied_bytes", "copy_trial"]
 
 
 def copied_bytes(runtime: TrialRuntime) -> int:
@@ -48,7 +48,7 @@ class PlainCopy:
     """
 
     def __init__(self, task: Task, runtime: TrialRuntime, b: int = 0, array: ModelArray | None = None) -> None:
-        self.runtime = _copied(runtime)
+        self.runtime = copy_trial(runtime)
         self.take_gradients(runtime, b, array)
         if not runtime.step:
             self.runtime.set_mode(train=True)  # as after the build, or after a validation
@@ -154,8 +154,14 @@ def _is_row(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
-def _copied(runtime: TrialRuntime) -> TrialRuntime:
-    """Copy model, optimizers and loss scale of a trial; parameters and state that are rows of an array become whole."""
+def copy_trial(runtime: TrialRuntime) -> TrialRuntime:
+    """Copy model, optimizers and loss scale of a trial; parameters and state that are rows of an array become whole.
+
+    Large frozen parameters are those of the trial.
+
+    Raises:
+        FusionError: The trial cannot be copied.
+    """
     model = runtime.model
     memo: dict[int, Any] = {}
     if is_worth_sharing(model):

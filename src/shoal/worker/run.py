@@ -278,17 +278,15 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
         case Purpose.SIGNATURE:
             yield SignaturesFound(job.id, *signature_builder.find_keys([member.trial for member in job.members]))
         case Purpose.PROFILE:
-            free_seconds = FREE_SECONDS / len(job.arrays)
+            free_seconds = FREE_SECONDS / len(job.arrays) if worker_state.device.type == "cpu" else 0.0
             for array in job.arrays:
                 if control.stopping():
                     return
                 control.beat(settled=False)
                 refusals: list[str] = []
-                task, sets, outside = worker_state.task, worker_state.sets, worker_state.outside
-                profile = measure(
-                    task, sets, array, worker_state.device, device.memory, free_seconds, refusals.append, outside
-                )
-                outside.restore_first()
+                profile = measure(worker_state, array, device.memory, free_seconds, refusals.append)
+                worker_state.outside.restore_first()
+                release_cached_memory(worker_state.device)
                 trials = {member.trial.number: member.start for member in array.members}
                 yield from (Proven(job.id, array.key, trials, refusal=refusal) for refusal in refusals)
                 yield Profiled(job.id, array.key, profile, _compute_limit())
