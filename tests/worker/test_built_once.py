@@ -26,8 +26,8 @@ from shoal.fuse.step import TrainingStep
 from shoal.worker import profile
 from shoal.worker.checkpoint import Checkpoint, load_newest
 from shoal.worker.control import JobControl
-from shoal.worker.profile import measure
-from shoal.worker.run import Trainer
+from shoal.worker.profile import FREE_SECONDS, PREVIEW_SECONDS, measure
+from shoal.worker.run import Trainer, _free_seconds
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.worker_state import TrialCache, WorkerState
 
@@ -291,6 +291,14 @@ def test_a_profile_neither_captures_nor_compiles_steps(tmp_path: Path, monkeypat
     assert not [way for way, prepared in asked if way == "captured" or prepared]
 
 
+@pytest.mark.parametrize(
+    ("device", "trains", "seconds"),
+    [("cpu", True, FREE_SECONDS), ("cpu", False, FREE_SECONDS), ("cuda", True, 0.0), ("cuda", False, PREVIEW_SECONDS)],
+)
+def test_a_gpu_has_free_seconds_only_in_a_study_that_does_not_train(device: str, trains: bool, seconds: float) -> None:
+    assert _free_seconds(torch.device(device), trains) == seconds
+
+
 def live_bytes() -> int:
     """Return the bytes of all live tensors."""
     gc.collect()
@@ -336,6 +344,26 @@ def test_the_memory_of_a_member_is_that_of_an_array_in_training(waiting: int, tm
         pass
     member = (peak[0] - before) / waiting
     assert member / 1.3 < found.member_memory < 1.3 * member
+
+
+@pytest.mark.usefixtures("counted_memory")
+def test_what_the_first_step_of_a_process_leaves_is_memory_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the workspaces of cuBLAS, which the first array has and later ones use."""
+    held: list[Tensor] = []
+    take = profile._step_seconds
+
+    def first_with_workspace(stepper: Any, batches: Any, tick: int) -> float:
+        if not held:
+            held.append(torch.empty(10**8, dtype=torch.uint8))
+        return take(stepper, batches, tick)
+
+    plain = measured(state_of(Heavy(), tmp_path), 8)
+    monkeypatch.setattr(profile, "_step_seconds", first_with_workspace)
+    found = measured(state_of(Heavy(), tmp_path), 8)
+    assert found.base_memory - plain.base_memory == pytest.approx(10**8, rel=0.1)
+    assert found.member_memory == pytest.approx(plain.member_memory, rel=0.1)
 
 
 class Based(Heavy):

@@ -34,7 +34,7 @@ from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, sort_by_optimizer, state_tensors, synchronize
 from shoal.worker.worker_state import WorkerState
 
-__all__ = ["FREE_SECONDS", "measure"]
+__all__ = ["FREE_SECONDS", "PREVIEW_SECONDS", "measure"]
 
 _log = logging.getLogger("shoal.worker")
 
@@ -68,6 +68,9 @@ FIRST_SIZE = {"cpu": 8}
 
 FREE_SECONDS = 0.25
 """Seconds of a job on a CPU that may always be used for measuring sizes."""
+
+PREVIEW_SECONDS = 15.0
+"""The same for a GPU, in a study that only measures."""
 
 MIXED_EPOCH_STEPS = 4
 """Number of timed steps with members at different epochs. The first one does not count."""
@@ -285,7 +288,7 @@ class _StepTimes:
 
     Args:
         member_memory: Bytes that each member of the largest size adds; more if other members' optimizers may hold more.
-        shared_memory: Bytes of large frozen parameters, which all members share.
+        shared_memory: Bytes that all members share: large frozen parameters, and workspaces of the first step.
         cores: CPU seconds per second.
         loads: Fractions of the GPU in use after each step of the largest size but its first; empty on other devices.
     """
@@ -303,7 +306,7 @@ class _StepTimes:
 
 def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: float) -> _StepTimes:
     """Time steps of a single member, of several, and of one for each other class of optimizer; then free memory."""
-    single = _TimedSteps.of(bench, 1, [first])
+    device, single = bench.state.device, _TimedSteps.of(bench, 1, [first])
     build_seconds = bench.build_seconds + single.fuse_seconds
     single.step()
     lone = single.stepper.runtimes[0]
@@ -312,8 +315,7 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
     times = _clock_times()
     price = STEPS_PER_MEMBER * choose_fastest({1: single.step}, SINGLE_RULES).seconds[1]
     work = price / STEPS_PER_MEMBER * bench.plan.epoch_steps * bench.array.pending
-    seconds = max(free_seconds, _affordable(bench.state.device, work))
-    budget = _MeasuringBudget(price, member, seconds, memory / 2 - member)
+    budget = _MeasuringBudget(price, member, max(free_seconds, _affordable(device, work)), memory / 2 - member)
     runs, too_expensive = {1: single}, False
     sizes = sorted({min(size, len(bench.array.members)) for size in SIZES} - {1})
     if sizes and not budget.too_expensive(sizes[0]):
@@ -344,7 +346,7 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
         gains={members: run.stepper.gain for members, run in runs.items() if run.stepper.gain is not None},
         build_seconds=build_seconds,
         member_memory=runs[max(runs)].member_memory,
-        shared_memory=_shared_bytes(lone),
+        shared_memory=_shared_bytes(lone) + max(0, single.bytes - runs[max(runs)].bytes // max(runs)),
         cores=cpu / max(wall - delayed, cpu / torch.get_num_threads()),
         loads=runs[max(runs)].loads,
         too_expensive=too_expensive,
@@ -416,7 +418,7 @@ class _TimedSteps:
     def step(self) -> float:
         """Take one step; return its seconds."""
         device, tick = self.stepper.runtimes[0].device, self.taken
-        batch = self.batches[self.taken % len(self.batches)]
+        batch = self.batches[tick % len(self.batches)]
         before = 0 if tick else _memory_used(device)
         self.taken += 1
         seconds = _step_seconds(self.stepper, [batch] * len(self.stepper.runtimes), tick)

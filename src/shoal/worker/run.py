@@ -44,7 +44,7 @@ from shoal.worker.failures import outcome_of, record_failure
 from shoal.worker.lane_scheduler import LaneFailure, LaneScheduler
 from shoal.worker.memory import MemoryTracker, limit_memory, release_cached_memory
 from shoal.worker.postponed_compiler import postpone_compiler
-from shoal.worker.profile import FREE_SECONDS, measure
+from shoal.worker.profile import FREE_SECONDS, PREVIEW_SECONDS, measure
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.team.helper import assist
 from shoal.worker.team.leader import TeamLeader
@@ -278,7 +278,7 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
         case Purpose.SIGNATURE:
             yield SignaturesFound(job.id, *signature_builder.find_keys([member.trial for member in job.members]))
         case Purpose.PROFILE:
-            free_seconds = FREE_SECONDS / len(job.arrays) if worker_state.device.type == "cpu" else 0.0
+            free_seconds = _free_seconds(worker_state.device, worker_context.trains) / len(job.arrays)
             for array in job.arrays:
                 if control.stopping():
                     return
@@ -320,6 +320,13 @@ def _torch_device(device: Device) -> torch.device:
     if device.uuid and os.environ.get("CUDA_VISIBLE_DEVICES") == device.uuid:
         return torch.device("cuda:0")
     return torch.device(device.torch_name)
+
+
+def _free_seconds(device: torch.device, trains: bool) -> float:
+    """Return the seconds that a profile job may always use for measuring sizes."""
+    if device.type == "cpu":
+        return FREE_SECONDS
+    return 0.0 if trains else PREVIEW_SECONDS
 
 
 def _compute_limit() -> float | None:
