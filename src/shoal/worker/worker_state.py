@@ -88,25 +88,25 @@ class BuiltTrials:
     """
 
     def __init__(self) -> None:
-        self._runtimes: dict[int, TrialRuntime] = {}
+        self._built: dict[int, tuple[TrialRuntime, int]] = {}
 
     @property
     def bytes(self) -> int:
         """Bytes of their tensors, without memory that they share with other trials."""
-        held = (tensor for runtime in self._runtimes.values() for tensor in _tensors(runtime))
-        return bytes_of(tensor for tensor in held if not is_shared(tensor))
+        return sum(size for _, size in self._built.values())
 
     def keep(self, runtimes: Iterable[TrialRuntime]) -> None:
         """Add trials that were just built."""
         for runtime in runtimes:
             limit = CPU_CACHE_BYTES if runtime.device.type == "cpu" else GPU_CACHE_BYTES
-            self._runtimes[runtime.trial.number] = runtime
+            size = bytes_of(tensor for tensor in _tensors(runtime) if not is_shared(tensor))
+            self._built[runtime.trial.number] = runtime, size
             while self.bytes > limit:
-                del self._runtimes[next(iter(self._runtimes))]
+                del self._built[next(iter(self._built))]
 
     def take(self, member: Member) -> TrialRuntime | None:
         """Remove and return the trial of a member as it was built; None if it is not there."""
-        runtime = self._runtimes.pop(member.trial.number, None)
+        runtime, _ = self._built.pop(member.trial.number, (None, 0))
         return None if runtime is None or runtime.trial != member.trial else replace(runtime, member=member)
 
 
