@@ -376,6 +376,41 @@ class Based(Heavy):
         return model
 
 
+class BasedOwnStep(Based):
+    def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
+        return super().step(model, batch, optimizer)
+
+
+class Unfreezing(Based):
+    """Trains the base, too, from the second step of a model on."""
+
+    def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
+        loss = super().step(model, batch, optimizer)
+        model[1].requires_grad_(True)
+        return loss
+
+
+class Writing(Based):
+    """Writes to the base in each step."""
+
+    def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
+        with torch.no_grad():
+            model[1].weight.mul_(0.5)
+        return super().step(model, batch, optimizer)
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(Based, 5), (BasedOwnStep, 5), (Unfreezing, 0), (Writing, 0)])
+def test_a_base_that_copies_share_is_trained_as_one_of_the_trial_alone(
+    kind: type[Based], kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.fuse.frozen.MIN_SHARED_BYTES", 8 * 512 * 512)
+    wanted = train(state_of(kind(), tmp_path / "wanted"), 5)
+    state = state_of(kind(), tmp_path / "found")
+    measured(state, 5)
+    assert len(state.built._built) == kept
+    assert_equal(train(state, 5), wanted)
+
+
 @pytest.mark.usefixtures("counted_memory")
 def test_a_large_frozen_base_is_memory_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = 8 * 512 * 513

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -149,6 +149,11 @@ class _WholeCopies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _of_same_memory(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a frozen parameter with the memory and the version of another one, so that only writes reach that one."""
+    return nn.Parameter(parameter.detach(), requires_grad=False) if type(parameter) is nn.Parameter else parameter
+
+
 def _is_row(tensor: Tensor) -> bool:
     """Whether a tensor is a part of larger memory."""
     return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
@@ -157,7 +162,7 @@ def _is_row(tensor: Tensor) -> bool:
 def copy_trial(runtime: TrialRuntime) -> TrialRuntime:
     """Copy model, optimizers and loss scale of a trial; parameters and state that are rows of an array become whole.
 
-    Large frozen parameters are those of the trial.
+    Large frozen parameters use the memory of the trial's.
 
     Raises:
         FusionError: The trial cannot be copied.
@@ -166,8 +171,8 @@ def copy_trial(runtime: TrialRuntime) -> TrialRuntime:
     memo: dict[int, Any] = {}
     if is_worth_sharing(model):
         frozen = [each for each in model.parameters() if not each.requires_grad]
-        record_shared(frozen)
-        memo = {id(each): each for each in frozen}
+        memo = {id(each): _of_same_memory(each) for each in frozen}
+        record_shared((*frozen, *memo.values()))
     leaves, spec = pytree.tree_flatten(runtime.optimizer)
     held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Optimizer)]
     optimizers = list({id(one): one for one in (*leaves, *held)}.values())
