@@ -18,11 +18,12 @@ import shoal
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.event import Reported
-from shoal.core.job import Job, WorkerContext
+from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Trial
 from shoal.cost.estimate import MIN_WORK_TO_MEASURE, best_size
 from shoal.data.datasets import DataSets
 from shoal.fuse.step import TrainingStep
+from shoal.journal.view import JournalView
 from shoal.worker import profile
 from shoal.worker.checkpoint import Checkpoint, load_newest
 from shoal.worker.control import JobControl
@@ -425,6 +426,18 @@ def test_a_large_frozen_base_is_memory_of_the_process(tmp_path: Path, monkeypatc
     assert state.built.bytes < 0.1 * base
     train(state, 8)
     assert task.builds == 8
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_short_search_on_a_gpu_trains_all_configurations_in_one_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.worker.run._free_seconds", lambda device, trains: 0.0)
+    study = search(Counted(), {"lr": shoal.loguniform(1e-3, 1e-1)}, tmp_path / "study",
+                   algorithm=shoal.Random(32, epochs=2), devices="cpu:1")  # fmt: skip
+    with JournalView.read(study.directory) as journal:
+        jobs = [(job.purpose, len(job.trials)) for job in journal.jobs()]
+    assert jobs == [(Purpose.SIGNATURE, 32), (Purpose.PROFILE, 16), (Purpose.TRAIN, 32)]
 
 
 @pytest.mark.parametrize("backend", ["inline", "local"])
