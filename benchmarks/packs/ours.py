@@ -56,14 +56,12 @@ class Chosen(Way):
         members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
             members.setdefault(keys[trial.number], []).append(Member(trial, 0, 1_000_000))
+        worker_state = WorkerState(task, sets, TrialCache(), place, Path(tempfile.mkdtemp()))
         device = next(iter(discover(str(place) if place.type == "cuda" else "cpu:1")))[1]
-        profiles = {
-            key: measure(task, sets, Array(key, tuple(some)), place, device.memory) for key, some in members.items()
-        }
+        profiles = {key: measure(worker_state, Array(key, tuple(some)), device.memory) for key, some in members.items()}
         waiting = [(member, key) for key, some in members.items() for member in some]
         arrays = partition(waiting, lambda key, kind: profiles[key], [device], {})
         groups = Grouping().groups(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
-        worker_state = WorkerState(task, sets, TrialCache(), place, Path(tempfile.mkdtemp()))
         self.packs = [
             (LaneScheduler(place), [ArrayTrainer("pack", array, worker_state) for array in group]) for group in groups
         ]

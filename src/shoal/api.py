@@ -420,10 +420,10 @@ def _run(journal: Journal, algorithm: Algorithm, options: RunOptions, *, measure
         devices=options.fleet.setting,
         hang_seconds=spec["hang_seconds"],
         settings=spec.get("settings", {}),
+        trains=not measure,
     )
     if spec["opaque"]:
         worker_context = replace(worker_context, runner=RUNNER)
-    fleet = options.fleet
     with closing(options.backend(worker_context)) as backend:
         config = _engine_config(journal, options, backend, measure)
 
@@ -433,7 +433,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: RunOptions, *, measure
         display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
         if not measure:
-            names = [device.name for _, device in fleet.found]
+            names = [device.name for _, device in options.fleet.found]
             display.print_lines(summary(spec, names, as_given(journal.directory), begun))
         if spec.get("paused"):
             display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])

@@ -329,7 +329,7 @@ class InTurns(TrainingStep):
         way = self.next_way
         self.taken += 1
         if way == "compiled" and not self.compiled:
-            if self._decision is None:  # a profile's, which never compiles
+            if self._decision is None or self._decision.steps <= 0:  # a profile's, which never compiles
                 way = "eager"
             else:
                 self._compiling = lambda seconds: True

@@ -17,6 +17,7 @@ from shoal.worker.control import JobControl
 from shoal.worker.failures import outcome_of
 from shoal.worker.memory import MemoryTracker, release_cached_memory
 from shoal.worker.profile import measure
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 pytestmark = pytest.mark.gpu
 
@@ -96,7 +97,8 @@ def test_a_profile_says_what_the_device_has_to_give(tmp_path: Path) -> None:
     ]
     array = Array(FusionKey("wide", "data", 8), tuple(Member(trial, 0, 2) for trial in trials), pending=1000)
     total = torch.cuda.get_device_properties(DEVICE).total_memory
-    profile = measure(task, DataSets(task, DEVICE), array, DEVICE, total, free_seconds=60.0)
+    state = WorkerState(task, DataSets(task, DEVICE), TrialCache(), DEVICE, tmp_path)
+    profile = measure(state, array, total, free_seconds=60.0)
     weights = 8 * (1024 * 2048 + 2048 + 2048 * 3 + 3)
     assert 1 in profile.step_seconds
     assert max(profile.step_seconds) > 1, "several sizes were measured"

@@ -1,5 +1,6 @@
 """Which trials of several structures are planned as one partially fused array."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ def waiting(*keys: FusionKey, epochs: int = 10) -> list[tuple[Member, FusionKey]
 R4, R8 = key("r4"), key("r8")
 FAMILY = R4.family_key
 SLOW = {R4: profile({1: 0.1, 4: 0.4}), R8: profile({1: 0.1, 4: 0.4})}
+"""An epoch of a trial takes 10 s."""
+SLOW_ON_A_CPU = {key: replace(one, first_size=8) for key, one in SLOW.items()}
 FAST = profile({1: 0.1, 4: 0.2})
 DEAR = profile({1: 0.1, 4: 0.39})
 FOUR = (R4, R8, R4, R8)
@@ -36,6 +39,8 @@ CASES: dict[str, tuple[dict[FusionKey, Profile], dict[str, Any], bool]] = {
     "packing gains as much": ({**SLOW, FAMILY: FAST}, {"relative_time": lambda keys: 0.5}, False),
     "the family is still to be measured": (SLOW, {}, True),
     "there is too little work to measure it for": (SLOW, {"epochs": 0.01}, False),
+    "a GPU would time a single member": (SLOW, {"epochs": 1}, False),
+    "a CPU has enough work": (SLOW_ON_A_CPU, {"epochs": 1}, True),
     "it cannot be measured": (SLOW, {"unmeasurable": {(FAMILY, "cpu")}}, False),
     "a structure is still to be measured": ({R4: SLOW[R4], FAMILY: FAST}, {}, False),
     "failed trials keep their keys": ({**SLOW, FAMILY: FAST}, {"excluded": {0, 1, 2, 3}}, False),

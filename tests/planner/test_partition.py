@@ -25,7 +25,8 @@ from planner_samples import (
 from shoal.cost.estimate import memory
 from shoal.planner.partition import partition
 
-TRIED = replace(LINEAR, step_seconds={1: 1.0}, pending=60)
+TRIED = replace(LINEAR, step_seconds={1: 1.0}, pending=60, first_size=8)
+TRIED_WHOLE = replace(TRIED, first_size=None)
 """The time alone is all that is known."""
 
 
@@ -47,6 +48,7 @@ SIZES = {
     ),
     "one group on seven devices": (waiting((A, 16)), known(A=LITTLE), slots(7), {}, [2, 2, 2, 3, 2, 2, 3]),
     "too dear to measure together: tried": (waiting((A, 20)), known(A=TRIED), slots(2), {}, [5, 5, 5, 5]),
+    "tried with all that wait": (waiting((A, 20)), known(A=TRIED_WHOLE), slots(1), {}, [20]),
     "tried on many devices": (waiting((A, 6)), known(A=TRIED), slots(4), {}, [1, 2, 1, 2]),
     "more devices than members": (waiting((A, 3)), known(A=LINEAR), slots(8), {}, [1, 1, 1]),
     "members are free: cutting gains nothing": (waiting((A, 8)), known(A=CONSTANT), slots(2), {}, [8]),

@@ -121,6 +121,17 @@ def test_larger_sizes_are_profiled_once_many_epochs_are_pending(pending, wait, d
         assert [array.pending for array in planned.starts[0][0].arrays] == [2 * wait + done]
 
 
+@pytest.mark.parametrize(
+    ("step", "first_size", "again"), [(0.05, None, False), (0.5, None, True), (0.05, 8, True)],
+    ids=["12 s on a GPU", "120 s on a GPU", "12 s on a CPU"],
+)  # fmt: skip
+def test_little_work_of_a_gpu_is_not_measured_again(step, first_size, again):
+    """It is three times the members of the first profile, of 12 epochs of 20 steps."""
+    once = replace(CONSTANT, step_seconds={1: step}, epoch_steps=20, sample=4, pending=4, first_size=first_size)
+    placement = planner(known(A=once)).plan(waiting((A, 12, {"target": 1})), [], cluster(*slots(1)), 0.0)
+    assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
+
+
 def test_joins_of_a_turn_reduce_the_free_resources_of_later_joins():
     """A job on a device of 5 GB takes in one of its key; another structure would make it 6."""
     (device,) = slots(1, memory=5)

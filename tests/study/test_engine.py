@@ -1089,6 +1089,15 @@ def test_the_study_ends_when_its_jobs_have_and_hears_their_last_words(tmp_path: 
     assert history.get(KEY.structure, KEY.data, KEY.batch_size, "cpu") == better
 
 
+def test_what_was_measured_trains_where_it_was_measured_though_other_devices_were_idle(tmp_path: Path) -> None:
+    """The end of a profile job comes after its profile; its process has built the trials."""
+    stage, carrier = four(tmp_path / "study", slots=2), backend()
+    stage.run(carrier)
+    profiled = [carrier.devices[job.id] for job in carrier.started if job.purpose is Purpose.PROFILE]
+    trained = [carrier.devices[job.id] for job in carrier.started if job.purpose is Purpose.TRAIN]
+    assert profiled == trained[:1]
+
+
 def test_a_trial_that_fails_by_itself_leaves_its_company_alone(tmp_path: Path) -> None:
     def one_is_nan(job: Job) -> Sequence[Event]:
         said = list(well(job))

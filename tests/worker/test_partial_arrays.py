@@ -16,6 +16,7 @@ from shoal.fuse.array import ModelArray
 from shoal.worker import fused_stepper
 from shoal.worker.profile import measure
 from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 EPOCHS = 3
 RANKS = (2, 3, 3, 5)
@@ -107,5 +108,5 @@ def test_a_family_is_measured_as_one_array() -> None:
     sets = DataSets(task := Adapted(), CPU)
     some = members(*RANKS)
     family = SignatureBuilder(task, sets).key(some[0].trial).family_key
-    profile = measure(task, sets, Array(family, tuple(some)), CPU, memory=1 << 34)
+    profile = measure(WorkerState(task, sets, TrialCache(), CPU, Path()), Array(family, tuple(some)), memory=1 << 34)
     assert profile.step_seconds.keys() >= {1, 4}

@@ -1,6 +1,7 @@
 """The array sizes that a profile job measures, depending on the amount of waiting work."""
 
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,15 @@ from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
 from shoal.worker.profile import FREE_SECONDS, MEASURING_SHARE, STEPS_PER_MEMBER, _Iteration, _utilisation, measure
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")
 EPOCH_STEPS = 2
+
+
+def state_of(task: Task) -> WorkerState:
+    """Return the state of a process that has trained nothing yet."""
+    return WorkerState(task, DataSets(task, CPU), TrialCache(), CPU, Path())
 
 
 class Small(Task):
@@ -54,7 +61,7 @@ def enough(members: int) -> float:
     [
         (5, FREE_SECONDS, {1}, 5),
         (enough(5) / 2, FREE_SECONDS, {1, 4}, int(enough(5) / 2)),
-        (enough(5) + 1, 0.0, {1, 4, 5}, None),
+        (1.2 * enough(5), 0.0, {1, 4, 5}, None),
         (inf, 0.0, {1, 4, 5}, None),
         (5, inf, {1, 4, 5}, None),
     ],
@@ -69,7 +76,7 @@ def test_sizes_are_measured_that_the_waiting_work_is_worth(
         Member(Trial(b, {"lr": 0.01 * (b + 1), "batch_size": 4}, seed=b, data_seed=0), 0, 2) for b in range(5)
     )
     array = Array(FusionKey("", "", 4), members, pending=pending)
-    profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, free_seconds)
+    profile = measure(state_of(task), array, 10**9, free_seconds)
     assert profile.step_seconds.keys() == sizes
     assert (profile.sample, profile.pending) == (5, noted)
 
@@ -91,11 +98,12 @@ class Kept(Small):
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_memory_is_for_members_with_two_tensors_of_state(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other members of the same structure may use another optimizer."""
-    taken = iter([10**6, 9 * 10**6, 9 * 10**6])  # before, with the first member, and at last
-    monkeypatch.setattr("shoal.worker.profile._memory_used", lambda device: next(taken))
+    used = iter([10**6, 2 * 10**6, 5 * 10**6, 5 * 10**6])  # at first, with the trial, with its copy, before the step
+    monkeypatch.setattr("shoal.worker.profile._memory_used", lambda device: next(used))
+    monkeypatch.setattr("shoal.worker.profile._memory_peak", lambda device: 10 * 10**6)
     task = Kept()
     member = Member(Trial(0, {"lr": 0.01, "optimizer": optimizer}, seed=0, data_seed=0), 0, 1)
-    profile = measure(task, DataSets(task, CPU), Array(FusionKey("", "", 4), (member,)), CPU, 10**9)
+    profile = measure(state_of(task), Array(FusionKey("", "", 4), (member,)), 10**9)
     weights = 4 * 512 * 512
     assert profile.member_memory == pytest.approx(8 * 10**6 + (2 * weights if optimizer == "SGD" else 0), abs=100)
 
@@ -114,7 +122,7 @@ def test_lone_members_of_all_classes_of_optimizers_stand_for_one(monkeypatch: py
         Member(Trial(number, {"lr": 0.01, "optimizer": name}, seed=0, data_seed=0), 0, 1)
         for number, name in enumerate(["SGD", "Adam", "SGD", "Adagrad"])
     )
-    profile = measure(task, DataSets(task, CPU), Array(FusionKey("", "", 4), members), CPU, 10**9, inf)
+    profile = measure(state_of(task), Array(FusionKey("", "", 4), members), 10**9, inf)
     assert profile.step_seconds == {1: pytest.approx((0.001 + 0.002 + 0.001 + 0.004) / 4), 4: 0.007}
 
 
@@ -132,7 +140,7 @@ def test_other_classes_are_measured_where_a_larger_size_is_too_dear(monkeypatch:
         for number, name in enumerate(["SGD", "Adam"] * 8)
     )
     array = Array(FusionKey("", "", 4), members, pending=7)
-    profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, 0.2)
+    profile = measure(state_of(task), array, 10**9, 0.2)
     assert profile.step_seconds == {1: pytest.approx(0.0015), 4: 0.003}
     assert profile.pending == 7
 
@@ -156,7 +164,7 @@ def test_the_load_of_a_gpu_is_the_mean_over_the_steps_of_the_largest_size(monkey
     )
     task = Kept()
     members = tuple(Member(Trial(n, {"lr": 0.01, "optimizer": "SGD"}, seed=0, data_seed=0), 0, 1) for n in range(4))
-    assert measure(task, DataSets(task, CPU), Array(FusionKey("", "", 4), members), CPU, 10**9, inf).compute == 0.5
+    assert measure(state_of(task), Array(FusionKey("", "", 4), members), 10**9, inf).compute == 0.5
     (loads,) = seen
     assert len(loads) >= 8
     assert 100 * sum(loads) == pytest.approx(sum(readings[4][1 : 1 + len(loads)]))
@@ -204,7 +212,7 @@ def test_steps_that_are_refused_alone_have_the_profile_of_plain_steps() -> None:
     task, refusals = Recomputed(), list[str]()
     members = tuple(Member(Trial(n, {"lr": 0.01, "optimizer": "SGD"}, seed=n, data_seed=0), 0, 1) for n in range(4))
     array = Array(FusionKey("", "", 4), members)
-    profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, inf, refusals.append)
+    profile = measure(state_of(task), array, 10**9, inf, refusals.append)
     assert profile.step_seconds.keys() == {1, 4}
     assert not profile.fused_gain
     (refusal,) = refusals

@@ -112,11 +112,12 @@ def test_trials_are_built_with_one_base(kind: type[Headed], tmp_path: Path) -> N
     assert max(task.held) == 1
 
 
-def test_a_profile_holds_one_base_for_each_size(tmp_path: Path) -> None:
+def test_a_profile_holds_one_base(tmp_path: Path) -> None:
     task = Headed()
-    measure(task, DataSets(task, CPU), Array(FusionKey("", "", 4), members(5)), CPU, 10**9)
-    assert len(task.held) == 1 + 4 + 5 + 1 + 5, "one and the largest are made anew"
-    assert max(task.held) == 3
+    state = WorkerState(task, DataSets(task, CPU), TrialCache(), CPU, tmp_path)
+    measure(state, Array(FusionKey("", "", 4), members(5)), 10**9)
+    assert len(task.held) == 5, "each trial is built once"
+    assert max(task.held) == 1
 
 
 def test_one_after_another_a_base_that_is_trained_is_its_own() -> None:

@@ -19,7 +19,7 @@ from shoal.core.event import Reported, TurnStats
 from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
-from shoal.worker import array_members, loss_tracker
+from shoal.worker import loss_tracker, worker_state
 from shoal.worker import run as run_module
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
@@ -45,9 +45,9 @@ def job(*numbers: int, start: dict[int, int]) -> Job:
 def train(directory: Path, trial_cache: TrialCache, control: JobControl, *numbers: int) -> list[Reported]:
     task = Mixed()
     sets = DataSets(task, CPU)
-    worker_state = WorkerState(task, sets, trial_cache, CPU, directory)
+    state = WorkerState(task, sets, trial_cache, CPU, directory)
     context = WorkerContext(directory, b"", checkpoint_seconds=60.0)
-    trainer = Trainer(job(*numbers, start={}), worker_state, SignatureBuilder(task, sets), control, context)
+    trainer = Trainer(job(*numbers, start={}), state, SignatureBuilder(task, sets), control, context)
     return [event for event in trainer.run() if isinstance(event, Reported)]
 
 
@@ -76,7 +76,7 @@ def test_who_goes_on_learns_what_it_would_have_learnt(
         built.append(member.trial.number)
         return build(task, member, device)
 
-    monkeypatch.setattr(array_members, "build", noted)
+    monkeypatch.setattr(worker_state, "build", noted)
     told += train(tmp_path / "parts", trial_cache if stays else TrialCache(), JobControl(prompt=True), 0, 3)
     assert sorted(built) == ([] if stays else [0, 3])
     assert metrics(told) == whole()

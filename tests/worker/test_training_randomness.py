@@ -19,6 +19,7 @@ from shoal.core.array import Array, Member
 from shoal.data.datasets import DataSets
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.profile import measure
+from shoal.worker.worker_state import TrialCache, WorkerState
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand((), dtype=torch.float64),
@@ -206,7 +207,7 @@ def test_epochs_of_what_draws_are_known_not_to_mix(generator: str, tmp_path: Pat
         sets = DataSets(task, CPU)
         key = Shop(task, tmp_path).key(0)
         array = Array(key, tuple(whole(number, 100) for number in (0, 1)))
-        return measure(task, sets, array, CPU, 2**33).mixing
+        return measure(WorkerState(task, sets, TrialCache(), CPU, tmp_path), array, 2**33).mixing
 
     assert mixing(1) is None
     assert mixing(10**9) is not None

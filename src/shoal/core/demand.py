@@ -75,6 +75,7 @@ class Profile:
         fetch_seconds: Seconds to fetch and prepare the samples of a batch that are not in memory.
         sample: Number of members for which it was measured; it does not extrapolate to much larger arrays.
         pending: Epochs that waited for the measurement, if they were too few to measure all sizes; else None.
+        first_size: Most members of the first array, where members were only timed alone; None for all that wait.
     """
 
     step_seconds: Mapping[int, float]
@@ -100,3 +101,4 @@ class Profile:
     sharing: Sharing = "resident"
     sample: int = 16
     pending: float | None = None
+    first_size: int | None = None

@@ -87,6 +87,7 @@ class WorkerContext:
         devices: Devices of the study, as its user wrote them, for back ends that find them on several nodes.
         host: Address at which workers of other machines reach those of this one.
         settings: Settings of torch in its workers; see `shoal.process_settings`.
+        trains: Whether the study trains; else it only measures.
     """
 
     directory: Path
@@ -99,6 +100,7 @@ class WorkerContext:
     host: str = "127.0.0.1"
     hang_seconds: float = HANG_SECONDS
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
+    trains: bool = True
 
 
 def log_path(directory: Path, job: str) -> Path:

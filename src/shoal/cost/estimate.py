@@ -11,6 +11,7 @@ __all__ = [
     "EXPECTED_COMPILE_SECONDS",
     "EXPECTED_GAINS",
     "EXPECTED_STEPS_TO_RECORD",
+    "MIN_WORK_TO_MEASURE",
     "STEP_OVERHEAD_SECONDS",
     "Capture",
     "best_size",
@@ -20,13 +21,13 @@ __all__ = [
     "first_fetching",
     "fuse_seconds",
     "fused_gain",
+    "is_untried",
     "largest_fitting",
     "memory",
     "packed_demand",
     "seconds",
     "share_speed",
     "share_to_measure",
-    "size_to_try",
     "step_seconds",
     "time_on",
 ]
@@ -42,8 +43,9 @@ STEP_OVERHEAD_SECONDS = 2.5e-4
 counts in comparisons of arrays of different sizes."""
 
 
-FIRST_TRIED_SIZE = 8
-"""Members of the first arrays of a structure whose members were only timed alone."""
+MIN_WORK_TO_MEASURE = 60.0
+"""Seconds of all pending epochs, one trial after another, from which several array sizes are measured before training
+on a GPU. With less work, an array of all that wait has gained more by the time that the measurements would take."""
 
 EXPECTED_COMPILE_SECONDS = 20.0
 """Assumed cost of compiling a structure that was never compiled: a transformer's step on two cores."""
@@ -158,27 +160,27 @@ def _of_similar_size(measured: Mapping[int, float], members: int) -> float | Non
     return measured[min(candidates, key=lambda size: abs(size - members))] if candidates else None
 
 
-def size_to_try(profile: Profile) -> int | None:
-    """Return the B at which members that were only timed alone first train together; None if more is known.
+def is_untried(profile: Profile) -> bool:
+    """Return whether members were only timed alone, so that training tries how fast they are together.
 
     An array finds out in its first steps whether fused steps are faster than plain ones, and takes plain ones if not.
     So trying costs next to nothing, where measuring before training would cost more than it could save.
     """
-    return FIRST_TRIED_SIZE if profile.pending is not None and set(profile.step_seconds) == {1} else None
+    return profile.pending is not None and set(profile.step_seconds) == {1}
 
 
 def best_size(profile: Profile, at_most: int) -> int:
     """Return the B with the least seconds per member, including `STEP_OVERHEAD_SECONDS`; the largest one of a tie.
 
     Between two measured sizes the time per member is monotonic, so only measured sizes and `at_most` can be best. Since
-    size 1 can win, fusing is never slower than not fusing. If several members were never timed together, it is
-    `size_to_try`.
+    size 1 can win, fusing is never slower than not fusing. If several members were never timed together, it is the
+    profile's `first_size`.
 
     Args:
         at_most: Largest B that memory or the number of trials allows, at least 1.
     """
-    if (tried := size_to_try(profile)) is not None:
-        return min(tried, at_most)
+    if is_untried(profile):
+        return at_most if profile.first_size is None else min(profile.first_size, at_most)
     sizes = {size for size in profile.step_seconds if size <= at_most} | {at_most}
     per_member = {size: (step_seconds(profile, size) + STEP_OVERHEAD_SECONDS) / size for size in sizes}
     least = min(per_member.values())

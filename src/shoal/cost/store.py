@@ -21,7 +21,7 @@ from shoal.core.device import Device
 from shoal.core.event import MemoryMeasured, Profiled, RelativeTimeMeasured, TeamMeasured
 from shoal.core.job import Job, Purpose
 from shoal.core.space import flatten
-from shoal.cost.estimate import fetching, seconds, size_to_try
+from shoal.cost.estimate import fetching, is_untried, seconds
 from shoal.cost.history import History
 
 __all__ = ["EpochTimes", "Observation", "OutOfMemoryObserved", "ProfileStore", "WeightedMeans"]
@@ -206,7 +206,7 @@ class ProfileStore:
             return
         compiled = max(profile.compiled_gain.values(), default=1.0) > 1
         expected = seconds(profile, [1] * observation.members) + fetching(profile, [1])
-        if observation.jobs == 1 and observation.members > 1 and size_to_try(profile) is not None:
+        if observation.jobs == 1 and observation.members > 1 and is_untried(profile):
             step_count = seconds(profile, [1]) / profile.step_seconds[1]
             step = max(0.0, observation.seconds - fetching(profile, [1])) / step_count
             self._put(key, kind, replace(profile, step_seconds={**profile.step_seconds, observation.members: step}))

@@ -16,13 +16,14 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.cost.estimate import (
+    MIN_WORK_TO_MEASURE,
     STEP_OVERHEAD_SECONDS,
     best_size,
     fetching,
     fuse_seconds,
+    is_untried,
     largest_fitting,
     seconds,
-    size_to_try,
     step_seconds,
 )
 
@@ -34,7 +35,8 @@ Profiles = Callable[[FusionKey, str], Profile | None]
 Waiting = tuple[Member, FusionKey]
 
 MIN_SECONDS_TO_PROFILE = 5.0
-"""A family is profiled as one array if its trials take at least this many seconds in separate arrays."""
+"""A family is profiled as one array if its trials take at least this many seconds in separate arrays. On a GPU
+they take at least `MIN_WORK_TO_MEASURE`, since with less only a single member is timed."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
 
     Members that were never timed together are worth trying.
     """
-    if size_to_try(profile) is not None:
+    if is_untried(profile):
         return True
     alone = sum(fuse_seconds(profile, 1) + seconds(profile, [each], STEP_OVERHEAD_SECONDS) for each in epochs)
     together = fuse_seconds(profile, len(epochs)) + seconds(profile, epochs, STEP_OVERHEAD_SECONDS)
@@ -381,7 +383,9 @@ def _is_faster_as_family(
     family_profile = profiles(family, kind)
     if family_profile is None:
         epochs = fmean(member.epochs for member, _ in members)
-        return sum(count * epochs * seconds(known[key], [1]) for key, count in counts.items()) >= MIN_SECONDS_TO_PROFILE
+        work = sum(count * epochs * seconds(known[key], [1]) for key, count in counts.items())
+        on_gpu = any(profile.first_size is None for profile in known.values())
+        return work >= (MIN_WORK_TO_MEASURE if on_gpu else MIN_SECONDS_TO_PROFILE)
     if best_size(family_profile, len(members)) == 1:
         return False
     steps = relative_time(counts.keys()) * sum(

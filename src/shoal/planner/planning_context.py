@@ -9,7 +9,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand, Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
-from shoal.cost.estimate import packed_demand, share_to_measure
+from shoal.cost.estimate import MIN_WORK_TO_MEASURE, packed_demand, share_to_measure
 from shoal.planner.partition import Profiles, ResourceLimit
 from shoal.schedule.refusals import no_device
 
@@ -170,10 +170,15 @@ class PlanningContext:
         return self._profiles(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
 
     def _needs_profile(self, sample: Array, kind: str) -> bool:
-        """Return whether the key has no profile, or one for far fewer members or epochs than the sample has."""
+        """Return whether the key has no profile, or one for far fewer members or epochs than the sample has.
+
+        On a GPU little work is not measured again.
+        """
         profile = self._profiles(sample.key, kind)
         if profile is None:
             return self._can_be_profiled(sample.key, kind)
+        if profile.first_size is None and _work(profile, sample) < MIN_WORK_TO_MEASURE:
+            return False
         more_members = profile.sample * REPROFILE_FACTOR <= len(sample.members)
         has_larger_sample = len(sample.members) > max(profile.step_seconds)
         more_epochs = (

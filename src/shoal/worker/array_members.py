@@ -14,7 +14,7 @@ from shoal.fuse.frozen import is_worth_sharing, share_frozen
 from shoal.worker.checkpoint_paths import remove_later_checkpoints
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan
-from shoal.worker.trial_runtime import TrialRuntime, build, sort_by_optimizer
+from shoal.worker.trial_runtime import TrialRuntime, sort_by_optimizer
 from shoal.worker.worker_state import WorkerState
 
 __all__ = ["ArrayMembers"]
@@ -91,8 +91,7 @@ class ArrayMembers:
         runtime = self._state.trial_cache.take(member, self._state.directory)
         if runtime is None:
             epoch_steps = self._epoch_steps(member)  # first, since snapshots leave out the data sets that it loads
-            with self._state.outside.building():
-                runtime = build(self._state.task, member, self._state.device)
+            runtime = self._state.build(member)
             self._state.outside.begin(member.trial.number, runtime.model)
             runtime.restore(self._state.directory, epoch_steps)
         return runtime if self._use_schedulers else dataclasses.replace(runtime, scheduler=None)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -24,7 +24,7 @@ from shoal.worker.metrics import ValidationMetrics
 from shoal.worker.stepper import PlainStepper
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
 
-__all__ = ["PlainCopy", "copied_bytes"]
+__all__ = ["PlainCopy", "copied_bytes", "copy_trial"]
 
 
 def copied_bytes(runtime: TrialRuntime) -> int:
@@ -48,7 +48,7 @@ class PlainCopy:
     """
 
     def __init__(self, task: Task, runtime: TrialRuntime, b: int = 0, array: ModelArray | None = None) -> None:
-        self.runtime = _copied(runtime)
+        self.runtime = copy_trial(runtime)
         self.take_gradients(runtime, b, array)
         if not runtime.step:
             self.runtime.set_mode(train=True)  # as after the build, or after a validation
@@ -149,19 +149,30 @@ class _WholeCopies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _of_same_memory(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a frozen parameter with the memory and the version of another one, so that only writes reach that one."""
+    return nn.Parameter(parameter.detach(), requires_grad=False) if type(parameter) is nn.Parameter else parameter
+
+
 def _is_row(tensor: Tensor) -> bool:
     """Whether a tensor is a part of larger memory."""
     return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
-def _copied(runtime: TrialRuntime) -> TrialRuntime:
-    """Copy model, optimizers and loss scale of a trial; parameters and state that are rows of an array become whole."""
+def copy_trial(runtime: TrialRuntime) -> TrialRuntime:
+    """Copy model, optimizers and loss scale of a trial; parameters and state that are rows of an array become whole.
+
+    Large frozen parameters use the memory of the trial's.
+
+    Raises:
+        FusionError: The trial cannot be copied.
+    """
     model = runtime.model
     memo: dict[int, Any] = {}
     if is_worth_sharing(model):
         frozen = [each for each in model.parameters() if not each.requires_grad]
-        record_shared(frozen)
-        memo = {id(each): each for each in frozen}
+        memo = {id(each): _of_same_memory(each) for each in frozen}
+        record_shared((*frozen, *memo.values()))
     leaves, spec = pytree.tree_flatten(runtime.optimizer)
     held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Optimizer)]
     optimizers = list({id(one): one for one in (*leaves, *held)}.values())

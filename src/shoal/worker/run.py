@@ -44,7 +44,7 @@ from shoal.worker.failures import outcome_of, record_failure
 from shoal.worker.lane_scheduler import LaneFailure, LaneScheduler
 from shoal.worker.memory import MemoryTracker, limit_memory, release_cached_memory
 from shoal.worker.postponed_compiler import postpone_compiler
-from shoal.worker.profile import FREE_SECONDS, measure
+from shoal.worker.profile import FREE_SECONDS, PREVIEW_SECONDS, measure
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.team.helper import assist
 from shoal.worker.team.leader import TeamLeader
@@ -278,17 +278,15 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
         case Purpose.SIGNATURE:
             yield SignaturesFound(job.id, *signature_builder.find_keys([member.trial for member in job.members]))
         case Purpose.PROFILE:
-            free_seconds = FREE_SECONDS / len(job.arrays)
+            free_seconds = _free_seconds(worker_state.device, worker_context.trains) / len(job.arrays)
             for array in job.arrays:
                 if control.stopping():
                     return
                 control.beat(settled=False)
                 refusals: list[str] = []
-                task, sets, outside = worker_state.task, worker_state.sets, worker_state.outside
-                profile = measure(
-                    task, sets, array, worker_state.device, device.memory, free_seconds, refusals.append, outside
-                )
-                outside.restore_first()
+                profile = measure(worker_state, array, device.memory, free_seconds, refusals.append)
+                worker_state.outside.restore_first()
+                release_cached_memory(worker_state.device)
                 trials = {member.trial.number: member.start for member in array.members}
                 yield from (Proven(job.id, array.key, trials, refusal=refusal) for refusal in refusals)
                 yield Profiled(job.id, array.key, profile, _compute_limit())
@@ -322,6 +320,13 @@ def _torch_device(device: Device) -> torch.device:
     if device.uuid and os.environ.get("CUDA_VISIBLE_DEVICES") == device.uuid:
         return torch.device("cuda:0")
     return torch.device(device.torch_name)
+
+
+def _free_seconds(device: torch.device, trains: bool) -> float:
+    """Return the seconds that a profile job may always use for measuring sizes."""
+    if device.type == "cpu":
+        return FREE_SECONDS
+    return 0.0 if trains else PREVIEW_SECONDS
 
 
 def _compute_limit() -> float | None:

@@ -63,7 +63,7 @@ class TrialRuntime:
         by_step: Whether schedulers step after each training step instead of after each epoch.
         failure: Reason for which the trial fails at the end of its epoch, or "".
         average: Moving averages of the trained parameters by name; empty before the first step, or without `Task.ema`.
-        carried: State outside of state dicts; None if the trial is not saved.
+        carried: State outside of state dicts; None of a copy, which is not saved.
         gradients: What a step leaves for the next one.
     """
 
@@ -265,12 +265,8 @@ class TrialRuntime:
         self.saved = self.proven = (state.epoch, state.step)
 
 
-def build(task: Task, member: Member, device: torch.device, saved: bool = True) -> TrialRuntime:
-    """Build a trial at its start: seed all generators with its seed, and call the task's methods.
-
-    Args:
-        saved: Whether the trial will be saved; else nothing records what it carries from step to step.
-    """
+def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
+    """Build a trial at its start: seed all generators with its seed, and call the task's methods."""
     check_interval(task)
     config = member.trial.config
     settings = StepSettings.of(task, config).on(device)
@@ -296,8 +292,7 @@ def build(task: Task, member: Member, device: torch.device, saved: bool = True) 
     )
     runtime = TrialRuntime(member, model, optimizer, scheduler, device, settings, gradients, by_step, loss_scale=scale)
     runtime.set_mode(train=True)
-    if saved:
-        runtime.carried = CarriedState(task, model, optimizer, scheduler, device)
+    runtime.carried = CarriedState(task, model, optimizer, scheduler, device)
     return runtime
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from shoal.task import Task
 from shoal.worker.checkpoint_paths import checkpoint_files
 from shoal.worker.outside import OutsideState
 from shoal.worker.proof import ProofCost, ProofRecord
-from shoal.worker.trial_runtime import TrialRuntime, state_tensors
+from shoal.worker.trial_runtime import TrialRuntime, build, state_tensors
 
-__all__ = ["TrialCache", "WorkerState"]
+__all__ = ["BuiltTrials", "TrialCache", "WorkerState"]
 
 CPU_CACHE_BYTES, GPU_CACHE_BYTES = 256 << 20, 2 << 30
 """Maximum bytes of parameters, buffers and optimizer state in the cache, for trials of a CPU and of a GPU. The cache is
@@ -80,6 +81,35 @@ class TrialCache:
             self._bytes -= self._cached.pop(number).bytes
 
 
+class BuiltTrials:
+    """Trials that a profile has built and left untouched, until training jobs of this process take them.
+
+    They stay on their device. The oldest ones are dropped if their own memory exceeds the limit of the cache.
+    """
+
+    def __init__(self) -> None:
+        self._built: dict[int, tuple[TrialRuntime, int]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of their tensors, without memory that they share with other trials."""
+        return sum(size for _, size in self._built.values())
+
+    def keep(self, runtimes: Iterable[TrialRuntime]) -> None:
+        """Add trials that were just built."""
+        for runtime in runtimes:
+            limit = CPU_CACHE_BYTES if runtime.device.type == "cpu" else GPU_CACHE_BYTES
+            size = bytes_of(tensor for tensor in _tensors(runtime) if not is_shared(tensor))
+            self._built[runtime.trial.number] = runtime, size
+            while self.bytes > limit:
+                del self._built[next(iter(self._built))]
+
+    def take(self, member: Member) -> TrialRuntime | None:
+        """Remove and return the trial of a member as it was built; None if it is not there."""
+        runtime, _ = self._built.pop(member.trial.number, (None, 0))
+        return None if runtime is None or runtime.trial != member.trial else replace(runtime, member=member)
+
+
 @dataclass(frozen=True)
 class WorkerState:
     """State that all arrays of a process share; `global_rng` is for `PlainStepper`.
@@ -97,10 +127,18 @@ class WorkerState:
     proofs: dict[FusionKey, ProofRecord] = field(default_factory=dict)
     proof_cost: ProofCost = field(default_factory=lambda: ProofCost(time.perf_counter()))
     global_rng: set[int] = field(default_factory=set)
+    built: BuiltTrials = field(default_factory=BuiltTrials)
     outside: OutsideState = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outside", OutsideState(self.task, self.sets))
+
+    def build(self, member: Member) -> TrialRuntime:
+        """Return a trial at its start: one of `built`, or a new one."""
+        if (runtime := self.built.take(member)) is None:
+            with self.outside.building():
+                runtime = build(self.task, member, self.device)
+        return runtime
 
 
 def _tensors(runtime: TrialRuntime) -> list[Tensor]:
