@@ -280,6 +280,16 @@ def test_the_fastest_way_is_found_by_timing_all_of_them(tmp_path: Any) -> None:
     assert all(seconds > 0 for seconds in step.seconds.values())
 
 
+def test_a_compiled_step_in_half_precision_equals_eager_ones() -> None:
+    """It rounds less than eager steps, which is no fault of the compiler."""
+    given, half = batches(torch.float32), loss_under(torch.bfloat16)
+    array, optimizer = array_of(convolutional, OPTIMIZERS["sgd"], torch.float32)
+    losses, _ = trained(array, TrainingStep(array, optimizer, half, ("eager",)), given)
+    array, optimizer = array_of(convolutional, OPTIMIZERS["sgd"], torch.float32)
+    others, _ = trained(array, captured(array, optimizer, given, compiling=True, of=half), given)
+    same(others, losses, 0.1)
+
+
 def test_a_compiled_way_is_timed_where_it_may_pay_off() -> None:
     array, optimizer = array_of(mlp, dtype=torch.float32)
     ways: tuple[StepMode, ...] = ("eager", "compiled")
