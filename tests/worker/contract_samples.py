@@ -15,6 +15,7 @@ from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Report, Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
+from shoal.worker.checkpoint import Checkpoint, snapshot, write
 from shoal.worker.checkpoint_writer import CheckpointWriter
 from shoal.worker.control import JobControl
 from shoal.worker.run import Trainer
@@ -124,3 +125,8 @@ def save(runtime: TrialRuntime, directory: Path) -> None:
     runtime.save(writer)
     writer.flush()
     writer.close()
+
+
+def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint in this thread."""
+    return write(directory, snapshot(checkpoint))

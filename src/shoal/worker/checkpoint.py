@@ -33,7 +33,7 @@ from shoal.worker.checkpoint_paths import (
 from shoal.worker.host_copies import host_copies
 from shoal.worker.trial_parts import is_atom
 
-__all__ = ["Checkpoint", "Snapshot", "load_newest", "mismatch_message", "save", "snapshot", "write"]
+__all__ = ["Checkpoint", "Snapshot", "load_newest", "mismatch_message", "snapshot", "write"]
 
 _log = logging.getLogger("shoal.worker")
 _MAX_CHECKPOINTS = 2
@@ -105,11 +105,6 @@ def snapshot(checkpoint: Checkpoint) -> Snapshot:
     leaves = [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     copied = pytree.tree_unflatten(leaves, structure)
     return Snapshot(checkpoint.trial, checkpoint.epoch, checkpoint.step, copied, bytes_of(copies), wait)
-
-
-def save(directory: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint as `write` does."""
-    return write(directory, snapshot(checkpoint))
 
 
 def write(directory: Path, taken: Snapshot) -> Path:

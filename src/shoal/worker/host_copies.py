@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 __all__ = ["host_copies"]
 
-PACKED_BYTES = 64 << 20
+PACKED_BYTES = 16 << 20
 """Maximum bytes of tensors that are packed for one copy, which is the device memory that packing takes meanwhile."""
 
 
