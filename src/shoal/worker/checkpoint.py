@@ -203,5 +203,5 @@ def _storable(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
+        return torch.from_numpy(value.copy())  # those that are read-only cannot be shared
     return pickle.loads(pickle.dumps(value))

@@ -15,6 +15,8 @@ PACKED_BYTES = 16 << 20
 def host_copies(tensors: Sequence[Tensor], pinned: bool = True) -> tuple[list[Tensor], Callable[[], None]]:
     """Copy tensors to host memory, each to a storage of its own; tensors of one memory have one copy.
 
+    The values are those at this place in the device's current stream, whatever later work of the stream changes.
+
     Args:
         pinned: Whether to copy from a GPU into pinned memory, without waiting for it. Otherwise the copies are
             complete on return.
