@@ -15,6 +15,7 @@ from shoal.core.trial import Trial, TrialState
 from shoal.data.loader import epoch_order
 from shoal.journal.view import JournalView
 from shoal.worker.checkpoint_paths import checkpoint_directory
+from shoal.worker.checkpoint_writer import CheckpointWriter
 
 EPOCHS = 6
 
@@ -117,9 +118,10 @@ def test_a_copy_whose_parent_has_lost_its_checkpoint_fails_with_the_reason(
     study = tmp_path / "study"
     end_epoch = shoal.worker.trial_runtime.TrialRuntime.save  # type: ignore[attr-defined]
 
-    def forgetful(runtime: Any, directory: Path, outside: str) -> None:
-        end_epoch(runtime, directory, outside)
-        for path in checkpoint_directory(directory, runtime.trial.number).glob("000002-*.pt"):
+    def forgetful(runtime: Any, writer: CheckpointWriter, outside: str) -> None:
+        end_epoch(runtime, writer, outside)
+        writer.flush()
+        for path in checkpoint_directory(study, runtime.trial.number).glob("000002-*.pt"):
             os.unlink(path)
 
     monkeypatch.setattr(shoal.worker.trial_runtime.TrialRuntime, "save", forgetful)  # type: ignore[attr-defined]

@@ -15,6 +15,8 @@ from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Report, Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
+from shoal.worker.checkpoint import Checkpoint, snapshot, write
+from shoal.worker.checkpoint_writer import CheckpointWriter
 from shoal.worker.control import JobControl
 from shoal.worker.run import Trainer
 from shoal.worker.signature_builder import SignatureBuilder
@@ -115,3 +117,16 @@ def search(task: Task, space: Mapping[str, Any], directory: Path, **arguments: A
     """Run `shoal.tune` in this process, by the validation loss unless another metric is named."""
     usual: dict[str, Any] = {"metric": "valid_loss", "mode": "min", "backend": "inline", "show_progress": False}
     return shoal.tune(task, space, directory=directory, **{**usual, **arguments})
+
+
+def save(runtime: TrialRuntime, directory: Path) -> None:
+    """Save a trial, and wait for its checkpoint."""
+    writer = CheckpointWriter(directory)
+    runtime.save(writer)
+    writer.flush()
+    writer.close()
+
+
+def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint in this thread."""
+    return write(directory, snapshot(checkpoint))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contract_samples import StopsAfter
+from contract_samples import StopsAfter, save
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
@@ -486,7 +486,7 @@ def test_a_clone_takes_over_the_state_of_the_model_and_keeps_its_own_learning_ra
     first.model.count = 5
     first.model.opt.param_groups[0]["lr"] = 0.1
     first.epoch = 1
-    first.save(tmp_path)
+    save(first, tmp_path)
     (path,) = checkpoint_files(tmp_path, 0)
     target = checkpoint_directory(tmp_path, 1)
     target.mkdir()

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from contract_samples import write_checkpoint
 from torch import nn
 
 from shoal.core.trial import Report
-from shoal.worker.checkpoint import Checkpoint, load_newest, save
+from shoal.worker.checkpoint import Checkpoint, load_newest
 
 
 def checkpoint(epoch: int, step: int = 0, value: float = 0.0) -> Checkpoint:
@@ -22,7 +23,7 @@ def checkpoint(epoch: int, step: int = 0, value: float = 0.0) -> Checkpoint:
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    save(tmp_path, checkpoint(2, 5, 1.5))
+    write_checkpoint(tmp_path, checkpoint(2, 5, 1.5))
     found = load_newest(tmp_path, 3)
     assert found is not None
     assert (found.epoch, found.step, found.scheduler) == (2, 5, {"last_epoch": 2})
@@ -33,13 +34,16 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_two_newest_are_kept(tmp_path: Path) -> None:
-    paths = [save(tmp_path, checkpoint(epoch, step)) for epoch, step in [(0, 7), (0, 20), (1, 0), (1, 9), (10, 0)]]
+    paths = [
+        write_checkpoint(tmp_path, checkpoint(epoch, step))
+        for epoch, step in [(0, 7), (0, 20), (1, 0), (1, 9), (10, 0)]
+    ]
     assert sorted(paths[0].parent.iterdir()) == sorted(paths[-2:])
 
 
 def test_the_newest_is_the_furthest_one(tmp_path: Path) -> None:
     for epoch, step in [(9, 0), (9, 100000), (10, 0)]:
-        save(tmp_path, checkpoint(epoch, step))
+        write_checkpoint(tmp_path, checkpoint(epoch, step))
         found = load_newest(tmp_path, 3)
         assert found is not None
         assert (found.epoch, found.step) == (epoch, step)
@@ -47,10 +51,10 @@ def test_the_newest_is_the_furthest_one(tmp_path: Path) -> None:
 
 def test_one_from_before_takes_the_place_of_damaged_ones_beyond_it(tmp_path: Path) -> None:
     """Training continued from an old checkpoint, so later checkpoints must be damaged."""
-    save(tmp_path, checkpoint(1))
-    newest = save(tmp_path, checkpoint(2))
+    write_checkpoint(tmp_path, checkpoint(1))
+    newest = write_checkpoint(tmp_path, checkpoint(2))
     newest.write_bytes(b"")
-    middle = save(tmp_path, checkpoint(1, 4))
+    middle = write_checkpoint(tmp_path, checkpoint(1, 4))
     assert not newest.exists()
     assert len(list(middle.parent.iterdir())) == 2
     found = load_newest(tmp_path, 3)
@@ -64,11 +68,11 @@ class FullDisk(io.BytesIO):
 
 
 def test_a_full_disk_is_told_as_such_and_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = save(tmp_path, checkpoint(1))
+    before = write_checkpoint(tmp_path, checkpoint(1))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", lambda path, mode: FullDisk())
         with pytest.raises(OSError, match="No space left on device") as found:
-            save(tmp_path, checkpoint(2))
+            write_checkpoint(tmp_path, checkpoint(2))
     assert found.value.errno == errno.ENOSPC
     assert list(before.parent.iterdir()) == [before]
 
@@ -76,7 +80,7 @@ def test_a_full_disk_is_told_as_such_and_leaves_the_one_before(tmp_path: Path, m
 def test_of_a_view_only_its_own_elements_are_stored(tmp_path: Path) -> None:
     stacked = torch.arange(200_000.0).view(2, -1)
     state = Checkpoint(3, 1, 0, {"weight": stacked[1]}, {"state": {}, "param_groups": []}, None, ())
-    path = save(tmp_path, state)
+    path = write_checkpoint(tmp_path, state)
     assert path.stat().st_size < 1.1 * stacked[1].nbytes
     found = load_newest(tmp_path, 3)
     assert found is not None
@@ -84,12 +88,12 @@ def test_of_a_view_only_its_own_elements_are_stored(tmp_path: Path) -> None:
 
 
 def test_trials_do_not_see_each_others(tmp_path: Path) -> None:
-    save(tmp_path, checkpoint(1))
+    write_checkpoint(tmp_path, checkpoint(1))
     assert load_newest(tmp_path, 4) is None
 
 
 def test_what_a_killed_writer_left_is_not_a_checkpoint(tmp_path: Path) -> None:
-    path = save(tmp_path, checkpoint(1))
+    path = write_checkpoint(tmp_path, checkpoint(1))
     (path.parent / "123.partial").write_bytes(path.read_bytes()[:50])
     (path.parent / "notes.pt").write_bytes(b"mine")
     found = load_newest(tmp_path, 3)
@@ -100,14 +104,14 @@ def test_what_a_killed_writer_left_is_not_a_checkpoint(tmp_path: Path) -> None:
 def test_a_view_is_stored_without_the_rest_of_its_tensor(tmp_path: Path) -> None:
     whole = torch.zeros(1000, 1000)
     state = Checkpoint(3, 1, 0, {"weight": whole[3]}, {}, None, ())
-    assert save(tmp_path, state).stat().st_size < 20_000
+    assert write_checkpoint(tmp_path, state).stat().st_size < 20_000
 
 
 def test_what_was_frozen_or_shared_comes_back_in_the_models_own_classes(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model[0].weight.requires_grad_(False)
     model(torch.randn(5, 3))
-    save(tmp_path, Checkpoint(3, 1, 0, model.state_dict(), {}, None, ()))
+    write_checkpoint(tmp_path, Checkpoint(3, 1, 0, model.state_dict(), {}, None, ()))
     other = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     found = load_newest(tmp_path, 3)
     assert found is not None
@@ -118,8 +122,8 @@ def test_what_was_frozen_or_shared_comes_back_in_the_models_own_classes(tmp_path
 
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs /dev/full")
 def test_a_disk_without_room_leaves_the_earlier_ones(tmp_path: Path) -> None:
-    path = save(tmp_path, checkpoint(1))
+    path = write_checkpoint(tmp_path, checkpoint(1))
     (path.parent / f"{platform.node()}-{os.getpid()}.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        save(tmp_path, checkpoint(2))
+        write_checkpoint(tmp_path, checkpoint(2))
     assert list(path.parent.iterdir()) == [path]

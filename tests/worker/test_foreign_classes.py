@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_samples import CPU, SIZE, Small, X, Y, search, trial, work
+from contract_samples import CPU, SIZE, Small, X, Y, save, search, trial, work
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
@@ -285,7 +285,7 @@ def test_weights_are_saved_in_evaluation_mode(tmp_path: Path) -> None:
     runtime = build(Foreign("modal"), Member(trial(0), 0, 2), CPU)
     weights = {name: value.clone() for name, value in runtime.model.state_dict().items()}
     runtime.epoch = 1
-    runtime.save(tmp_path)
+    save(runtime, tmp_path)
     saved = load_newest(tmp_path, 0)
     assert saved is not None
     for name, value in weights.items():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_samples import Planned
+from contract_samples import Planned, save
 from test_carried_state import CPU, EPOCHS, Habit, member, metrics, parts, whole
 from torch import Tensor, nn
 
@@ -144,7 +144,7 @@ def test_a_checkpoint_holds_them_as_plain_tensors(tmp_path: Path) -> None:
     runtime = build(Accumulates(), Member(Trial(0, {"lr": 0.1}, seed=0, data_seed=0), 0, EPOCHS), CPU)
     runtime.model.out.weight.grad = torch.full((1, 4), 3.0, dtype=torch.float64)  # type: ignore[union-attr]
     runtime.step = 1
-    runtime.save(tmp_path)
+    save(runtime, tmp_path)
     (path,) = (tmp_path / "checkpoints" / "000000").glob("*.pt")
     assert torch.equal(
         torch.load(path, weights_only=True)["gradients"]["out.weight"], torch.full((1, 4), 3.0, dtype=torch.float64)

@@ -6,19 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from contract_samples import write_checkpoint
 from torch import nn
 
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.study.trials import TrialRecord, TrialTable
 from shoal.worker import checkpoint_paths
-from shoal.worker.checkpoint import Checkpoint, load_newest, save
+from shoal.worker.checkpoint import Checkpoint, load_newest
 from shoal.worker.checkpoint_paths import checkpoint_directory, checkpoint_stem, wait_for_checkpoint
 
 TRIAL = 3
 
 
 def saved(directory: Path, epoch: int, step: int = 0) -> Path:
-    return save(directory, Checkpoint(TRIAL, epoch, step, nn.Linear(2, 1).state_dict(), {}, None, ()))
+    return write_checkpoint(directory, Checkpoint(TRIAL, epoch, step, nn.Linear(2, 1).state_dict(), {}, None, ()))
 
 
 @dataclass

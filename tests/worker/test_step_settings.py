@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_samples import CPU, SAMPLES, SIZE, Small, StopsAfter, X, Y, runtimes, search, trial, work
+from contract_samples import CPU, SAMPLES, SIZE, Small, StopsAfter, X, Y, runtimes, save, search, trial, work
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
@@ -312,7 +312,7 @@ def test_averages_count_as_memory_of_a_trial_in_the_cache(tmp_path: Path, monkey
     (one,) = runtimes(Averages(), [trial(0)])
     monkeypatch.setattr(worker_state, "CPU_CACHE_BYTES", sum(each.nbytes for each in one.model.parameters()))
     cache, one.step = TrialCache(), 1
-    one.save(tmp_path)
+    save(one, tmp_path)
     cache.put(one)
     assert cache.take(one.member, tmp_path) is not None
     update_averages([one])

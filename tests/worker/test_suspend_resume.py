@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_samples import StopsAfter
+from contract_samples import StopsAfter, save
 from pack_samples import CONFIGS, CPU, Mixed
 
 from shoal.core.array import Array, FusionKey, Member
@@ -153,7 +153,7 @@ def test_of_a_gpu_nothing_is_held_meanwhile(tmp_path: Path) -> None:
         torch.nn.functional.cross_entropy(runtime.model(x), y).backward()
         runtime.optimizer.step()
     runtime.epoch = 1
-    runtime.save(tmp_path)
+    save(runtime, tmp_path)
     before = [parameter.detach().cpu() for parameter in runtime.model.parameters()]
     trial_cache = TrialCache()
     trial_cache.put(runtime)

@@ -166,13 +166,14 @@ class ArrayMembers:
     def rebuild(self, group: Sequence[TrialRuntime]) -> None:
         """Restart trials from the newest checkpoints that are known to be right: they join again before all others."""
         self.runtimes = [runtime for runtime in self.runtimes if runtime not in group]
+        self._state.writer.flush()  # else a checkpoint of a later step may come after those are removed
         for runtime in group:
             remove_later_checkpoints(self._state.directory, runtime.trial.number, *runtime.proven)
         self.joining = [*(dataclasses.replace(one.member, checkpoint="") for one in group), *self.joining]
         self._epoch_due.clear()
 
     def save(self) -> None:
-        """Write checkpoints of all trials in training."""
+        """Save all trials in training."""
         self._losses.flush()
         for runtime in self.runtimes:
             self._save(runtime)
@@ -189,7 +190,7 @@ class ArrayMembers:
         """Save a trial, unless it has failed: restored from its last checkpoint, it fails again at the same step."""
         if not runtime.failure:
             with during(Activity.CHECKPOINTS):
-                note = runtime.save(self._state.directory, self._state.outside.changed)
+                note = runtime.save(self._state.writer, self._state.outside.changed)
             if note:
                 self._note(note)
 

@@ -36,8 +36,8 @@ __all__ = ["ArrayTrainer", "averaged", "update_averages"]
 
 _log = logging.getLogger("shoal.worker")
 
-JOIN_WAIT_SHARE, MAX_JOIN_WAIT_SECONDS = 0.1, 0.05
-"""Fraction of an epoch's seconds, and maximum seconds, that the array waits for trials to replace those that left."""
+JOIN_WAIT_SHARE = 0.1
+"""Fraction of an epoch's seconds that the array waits for trials to replace those that left."""
 
 
 @torch.no_grad()
@@ -283,7 +283,7 @@ class ArrayTrainer:
             self._profile = profile
             self.events.append(Profiled(self._job, self.key, profile))
         if self._members.runtimes and any(report.state is not TrialState.RUNNING for report in reports):
-            self.join_wait = min(JOIN_WAIT_SHARE * seconds, MAX_JOIN_WAIT_SECONDS)
+            self.join_wait = JOIN_WAIT_SHARE * seconds
         yield False
 
     def _report_checks(self, refusal: str, step: int = 0) -> None:

@@ -10,6 +10,7 @@ import os
 import pickle
 import platform
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import CheckpointError
 from shoal.core.trial import Report
+from shoal.fuse.rows import bytes_of
 from shoal.worker.checkpoint_paths import (
     CHECKPOINT_NAME,
     checkpoint_directory,
@@ -28,11 +30,16 @@ from shoal.worker.checkpoint_paths import (
     checkpoint_stem,
     wait_for_checkpoint,
 )
+from shoal.worker.host_copies import host_copies
+from shoal.worker.trial_parts import is_atom
 
-__all__ = ["Checkpoint", "load_newest", "mismatch_message", "save"]
+__all__ = ["Checkpoint", "Snapshot", "load_newest", "mismatch_message", "snapshot", "write"]
 
 _log = logging.getLogger("shoal.worker")
 _MAX_CHECKPOINTS = 2
+
+_STORED = ("trial", "epoch", "step", "model", "optimizer", "scheduler", "average", "scaler", "lost", "gradients")
+"""Fields of a checkpoint that are stored as they are."""
 
 
 @dataclass(frozen=True)
@@ -63,38 +70,63 @@ class Checkpoint:
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
 
-def save(directory: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint, return its path, and delete all but the newest two, which stay intact if it fails."""
+@dataclass(frozen=True)
+class Snapshot:
+    """Content of a checkpoint's file, which stays the same while training goes on.
+
+    Args:
+        bytes: Bytes of its tensors, which are in host memory.
+        wait: Function that waits until they have their values.
+    """
+
+    trial: int
+    epoch: int
+    step: int
+    content: Any
+    bytes: int
+    wait: Callable[[], None]
+
+
+def snapshot(checkpoint: Checkpoint) -> Snapshot:
+    """Copy a checkpoint, without waiting for a GPU.
+
+    Raises:
+        pickle.PicklingError, TypeError, AttributeError: A state dict has what cannot be pickled.
+    """
     content = {
-        "trial": checkpoint.trial,
-        "epoch": checkpoint.epoch,
-        "step": checkpoint.step,
-        "model": checkpoint.model,
-        "optimizer": checkpoint.optimizer,
-        "scheduler": checkpoint.scheduler,
-        "average": checkpoint.average,
-        "scaler": checkpoint.scaler,
+        **{name: getattr(checkpoint, name) for name in _STORED},
         "reports": [(r.epoch, dict(r.metrics), r.seconds) for r in checkpoint.reports],
         "carried": torch.frombuffer(bytearray(checkpoint.carried), dtype=torch.uint8) if checkpoint.carried else None,
-        "lost": checkpoint.lost,
-        "gradients": checkpoint.gradients,
     }
-    target = checkpoint_directory(directory, checkpoint.trial)
+    leaves, structure = pytree.tree_flatten(content)
+    leaves = [_storable(leaf) for leaf in leaves]
+    copies, wait = host_copies([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+    remaining = iter(copies)
+    leaves = [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    copied = pytree.tree_unflatten(leaves, structure)
+    return Snapshot(checkpoint.trial, checkpoint.epoch, checkpoint.step, copied, bytes_of(copies), wait)
+
+
+def write(directory: Path, taken: Snapshot) -> Path:
+    """Write a checkpoint, return its path, and delete all but the newest two, which stay intact if it fails."""
+    target = checkpoint_directory(directory, taken.trial)
     target.mkdir(parents=True, exist_ok=True)
     partial = target / f"{platform.node()}-{os.getpid()}.partial"  # another node may have a process of this id
     try:
         with partial.open("wb") as file:
             written = _ChecksumWriter(file)
-            torch.save(pytree.tree_map(_storable, content), written)  # type: ignore[arg-type]  # it only writes
+            taken.wait()
+            torch.save(taken.content, written)  # type: ignore[arg-type]  # it only writes
             written.check()
             file.flush()
             os.fsync(file.fileno())  # else a node that dies may leave a whole name on an empty file
-        path = target / f"{checkpoint_stem(checkpoint.epoch, checkpoint.step)}-{written.checksum:08x}.pt"
+        path = target / f"{checkpoint_stem(taken.epoch, taken.step)}-{written.checksum:08x}.pt"
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
+        error.add_note(f"while the checkpoint of trial {taken.trial} was written to {target}")
         partial.unlink(missing_ok=True)
         raise
-    present = checkpoint_files(directory, checkpoint.trial)
+    present = checkpoint_files(directory, taken.trial)
     older = [other for other in present if other.name[:13] < path.name[:13]]
     for other in present:  # checkpoints of the same or a later step are damaged: training did not start from them
         if other != path and other not in older[: _MAX_CHECKPOINTS - 1]:
@@ -165,18 +197,11 @@ class _ChecksumWriter:
 
 
 def _storable(value: Any) -> Any:
-    """Return a leaf as it is stored. NumPy values are converted, since `weights_only` refuses them."""
+    """Return a leaf as it is stored, copied unless it is a tensor; `weights_only` refuses values of NumPy."""
+    if isinstance(value, Tensor) or is_atom(value):
+        return value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
-    if not isinstance(value, Tensor):
-        return value
-    stored = value.detach().cpu()
-    return stored if _fills_storage(stored) else stored.clone()
-
-
-def _fills_storage(tensor: Tensor) -> bool:
-    """Return whether a tensor is all of its memory, which is stored with it."""
-    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_complex()
-    return plain and tensor.untyped_storage().nbytes() == tensor.nbytes
+        return torch.from_numpy(value.copy())  # those that are read-only cannot be shared
+    return pickle.loads(pickle.dumps(value))

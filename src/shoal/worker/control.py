@@ -19,7 +19,7 @@ class JobControl:
         self.beats = 0
         self.settled = False
         """Whether the job only takes steps, as of the last heartbeat."""
-        self._prompt = prompt
+        self.prompt = prompt
         self._stop = False
         self._changes: deque[JobUpdate] = deque()
         self._requested = threading.Event()
@@ -52,4 +52,4 @@ class JobControl:
 
     def wait(self, seconds: float) -> bool:
         """Wait up to `seconds` for a request since the last call of `changes`; return whether there is one."""
-        return self._requested.wait(0.0 if self._prompt else max(0.0, seconds))
+        return self._requested.wait(0.0 if self.prompt else max(0.0, seconds))

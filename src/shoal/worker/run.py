@@ -6,6 +6,7 @@ The arrays of a job that trains take turns and share one data stream.
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -54,6 +55,9 @@ __all__ = ["Trainer", "prepare", "retrain", "run"]
 
 _log = logging.getLogger("shoal.worker")
 
+MAX_JOIN_WAIT_SECONDS = 0.05
+"""Maximum seconds to wait for trials to join, once those in whose place they come are told."""
+
 
 class Trainer:
     """Trains the arrays of a job, each a lane that takes turns with the others.
@@ -77,6 +81,8 @@ class Trainer:
         self._worker_context = worker_context
         self._team: TeamLeader | None = None
         self._saved = time.monotonic()
+        self._writer = worker_state.writer
+        self._held: deque[tuple[int, Event]] = deque()  # and number of the checkpoints that are to be written before it
         self._lanes: list[ArrayTrainer] = []
         self._lanes += [self._lane(array) for array in job.arrays]
         self._memory_tracker = MemoryTracker(job.id, worker_state.device)
@@ -87,19 +93,40 @@ class Trainer:
     def run(self) -> Iterator[Event]:
         """Train; yield the reports of the trials, with one event for trials that end an epoch together.
 
-        A trial at its target is saved before it is PAUSED. A job out of memory reports its memory before it raises.
+        A trial at its target is saved before it is PAUSED. No event is told before the checkpoints that were submitted
+        before it are on the disk. A job out of memory reports its memory before it raises.
         """
         try:
-            yield from self._train()
-        except Exception as error:
+            for event in self._train():
+                if event is not None:
+                    self._held.append((self._writer.submitted, event))
+                if self._control.prompt:
+                    self._writer.flush()
+                yield from self._told()
+                self._writer.check()
+            self._writer.flush()
+            yield from self._told()
+        except (Exception, SystemExit) as error:
+            self._writer.wait()
+            yield from self._told()
             if outcome_of(error) is Outcome.OUT_OF_MEMORY:
                 yield from self._memory_events()
             raise
         finally:
+            self._writer.close()
             if self._team is not None:
                 self._team.close()
 
-    def _train(self) -> Iterator[Event]:
+    def _told(self) -> Iterator[Event]:
+        """Yield the events that wait for no checkpoint any more, in order."""
+        while self._due():
+            yield self._held.popleft()[1]
+
+    def _due(self) -> bool:
+        return bool(self._held) and self._held[0][0] <= self._writer.written
+
+    def _train(self) -> Iterator[Event | None]:
+        """Train; yield events and, after each round, None."""
         while True:
             yield from self._handle_requests()
             self._lanes = [lane for lane in self._lanes if not lane.done]
@@ -120,6 +147,7 @@ class Trainer:
             if self._save_due():
                 self._save()
             yield from self._wait_for_joins()
+            yield None
 
     def _suspend(self) -> Iterator[Event]:
         """Save and cache all trials, and free the device."""
@@ -142,7 +170,8 @@ class Trainer:
 
     def _interrupted(self) -> bool:
         """Return whether a request, an event or a checkpoint is due between two steps."""
-        if self._control.stopping() or self._control.wait(0) or any(lane.events for lane in self._lanes):
+        self._writer.check()
+        if self._due() or self._control.stopping() or self._control.wait(0) or any(lane.events for lane in self._lanes):
             return True
         return self._save_due()
 
@@ -221,12 +250,17 @@ class Trainer:
         self._last_measurement = found
         return failures, [found] if news else []
 
-    def _wait_for_joins(self) -> Iterator[Event]:
-        """If trials have just left the only lane, wait a short time for others to join."""
-        if len(self._lanes) != 1:
+    def _wait_for_joins(self) -> Iterator[Event | None]:
+        """If trials have just left the only lane, wait a short time for others to join.
+
+        None is yielded once the checkpoints of those that have left may be on the disk, so that they are told before.
+        """
+        if len(self._lanes) != 1 or not self._lanes[0].join_wait:
             return
         (lane,) = self._lanes
-        deadline = time.monotonic() + lane.join_wait
+        self._writer.wait(lane.join_wait)
+        yield None
+        deadline = time.monotonic() + min(lane.join_wait, MAX_JOIN_WAIT_SECONDS)
         while time.monotonic() < deadline and not self._control.stopping():
             with during(Activity.ENGINE):
                 requested = self._control.wait(deadline - time.monotonic())

@@ -25,8 +25,9 @@ from shoal.fuse.optim.unfused_step import mode_setter, required_argument
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.worker.carried_state import CarriedState, Lost
-from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message, save
+from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message
 from shoal.worker.checkpoint_paths import checkpoint_directory, checkpoint_stem
+from shoal.worker.checkpoint_writer import CheckpointWriter
 from shoal.worker.failures import user_traceback
 from shoal.worker.kept_gradients import KeptGradients, uncleared
 from shoal.worker.step_settings import StepSettings
@@ -155,8 +156,8 @@ class TrialRuntime:
             if (method := mode_setter(one, train)) is not None:
                 method()
 
-    def save(self, directory: Path, outside: str = "") -> str:
-        """Write a checkpoint if the trial has trained since the last one; return a note for the user, mostly "".
+    def save(self, writer: CheckpointWriter, outside: str = "") -> str:
+        """Submit a checkpoint if the trial has trained since the last one; return a note for the user, mostly "".
 
         Optimizers are saved in evaluation mode.
 
@@ -193,7 +194,7 @@ class TrialRuntime:
             ", ".join(each.path for each in lost),
             self.gradients.read(),
         )
-        save(directory, state)
+        writer.submit(state)
         self._set_mode_of_optimizers(train=True)
         self.saved = (self.epoch, self.step)
         return note

@@ -15,6 +15,8 @@ from shoal.fuse.frozen import is_shared
 from shoal.fuse.rows import bytes_of
 from shoal.task import Task
 from shoal.worker.checkpoint_paths import checkpoint_files
+from shoal.worker.checkpoint_writer import CheckpointWriter
+from shoal.worker.host_copies import host_copies
 from shoal.worker.outside import OutsideState
 from shoal.worker.proof import ProofCost, ProofRecord
 from shoal.worker.trial_runtime import TrialRuntime, build, state_tensors
@@ -49,11 +51,12 @@ class TrialCache:
         if size > limit:
             return
         devices = tuple((tensor, tensor.device) for tensor in tensors)
-        for tensor in tensors:  # a view would keep the memory of the whole array alive
-            if tensor.device.type != "cpu":
-                tensor.data = tensor.data.to("cpu")
-            elif not is_shared(tensor):
-                tensor.data = tensor.data.clone()
+        moved = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+        for tensor, copy in zip(moved, host_copies(moved, pinned=False)[0], strict=True):
+            tensor.data = copy
+        for tensor, device in devices:
+            if device.type == "cpu" and not is_shared(tensor):
+                tensor.data = tensor.data.clone()  # a view would keep the memory of the whole array alive
         self._drop(runtime.trial.number)
         self._cached[runtime.trial.number] = _CachedTrial(runtime, devices, size)
         self._bytes += size
@@ -129,8 +132,10 @@ class WorkerState:
     global_rng: set[int] = field(default_factory=set)
     built: BuiltTrials = field(default_factory=BuiltTrials)
     outside: OutsideState = field(init=False)
+    writer: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "writer", CheckpointWriter(self.directory))
         object.__setattr__(self, "outside", OutsideState(self.task, self.sets))
 
     def build(self, member: Member) -> TrialRuntime:

@@ -1,0 +1,104 @@
+"""Copies of tensors in host memory; those of a GPU are packed, so that a checkpoint takes few copies and no wait."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["host_copies"]
+
+PACKED_BYTES = 16 << 20
+"""Maximum bytes of tensors that are packed for one copy, which is the device memory that packing takes meanwhile."""
+
+
+@torch.no_grad()
+def host_copies(tensors: Sequence[Tensor], pinned: bool = True) -> tuple[list[Tensor], Callable[[], None]]:
+    """Copy tensors to host memory, each to a storage of its own; tensors of one memory have one copy.
+
+    The values are those at this place in the device's current stream, whatever later work of the stream changes.
+
+    Args:
+        pinned: Whether to copy from a GPU into pinned memory, without waiting for it. Otherwise the copies are
+            complete on return.
+
+    Returns:
+        The copies, and a function that waits until they are complete.
+    """
+    keys = list(map(_memory, tensors))
+    distinct = {key: tensor.detach() for key, tensor in zip(keys, tensors, strict=True)}
+    packed = {key: tensor for key, tensor in distinct.items() if _can_be_packed(tensor)}
+    copies = {key: _copy(tensor) for key, tensor in distinct.items() if key not in packed}
+    devices: set[torch.device] = set()
+    for pack in _packs(packed.items()):
+        copies.update(_copies_of_pack(pack, pinned))
+        devices.update(tensor.device for tensor in pack.values())
+    events = [_recorded_event(device) for device in devices if pinned and device.type == "cuda"]
+
+    def wait() -> None:
+        for event in events:
+            event.synchronize()
+
+    return [copies[key] for key in keys], wait
+
+
+def _memory(tensor: Tensor) -> object:
+    """Return what is equal for tensors with the same elements of the same memory."""
+    if not _is_plain(tensor) or not tensor.data_ptr():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    return not (tensor.is_complex() or tensor.is_neg() or tensor.is_quantized)
+
+
+def _can_be_packed(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu" and _is_plain(tensor)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def _packs(tensors: Iterable[tuple[object, Tensor]]) -> Iterator[dict[object, Tensor]]:
+    """Group tensors by device and dtype, in groups of at most `PACKED_BYTES` or of one tensor."""
+    groups: dict[object, dict[object, Tensor]] = {}
+    sizes: dict[object, int] = {}
+    for key, tensor in tensors:
+        kind = tensor.device, tensor.dtype
+        if sizes.get(kind, 0) + tensor.nbytes > PACKED_BYTES and kind in groups:
+            yield groups.pop(kind)
+            sizes[kind] = 0
+        groups.setdefault(kind, {})[key] = tensor
+        sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
+    yield from groups.values()
+
+
+def _copies_of_pack(pack: dict[object, Tensor], pinned: bool) -> Iterator[tuple[object, Tensor]]:
+    """Copy tensors of one device and dtype by one copy of a flat tensor; yield each with its key, in its strides."""
+    orders = [sorted(range(each.dim()), key=each.stride, reverse=True) for each in pack.values()]
+    permuted = [each.permute(order) for each, order in zip(pack.values(), orders, strict=True)]
+    rows = [each.reshape(-1) for each in permuted]
+    flat = torch.cat(rows) if len(rows) > 1 else rows[0]
+    if pinned and flat.device.type == "cuda":
+        storage = _pinned_like(flat).copy_(flat, non_blocking=True).untyped_storage()
+    else:
+        storage = flat.cpu().untyped_storage()
+    begin = 0
+    for key, each, order in zip(pack, permuted, orders, strict=True):
+        own = torch.empty(0, dtype=each.dtype).set_(storage[begin : begin + each.nbytes]).view(each.shape)
+        begin += each.nbytes
+        yield key, own.permute(sorted(range(each.dim()), key=order.__getitem__))
+
+
+def _pinned_like(flat: Tensor) -> Tensor:
+    return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+
+
+def _recorded_event(device: torch.device) -> torch.cuda.Event:
+    """Return an event after all work of the device's current stream; waiting for it takes no processor time."""
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
