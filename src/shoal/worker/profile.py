@@ -40,9 +40,9 @@ _log = logging.getLogger("shoal.worker")
 
 SINGLE_RULES = RaceRules(min_runs=3, max_runs=3)
 
-INTERLEAVED_RULES = RaceRules(min_runs=9, max_runs=9, drop_ratio=inf)
-"""Rules for timing several sizes in turns. All sizes take all steps, in bursts as in training, since the first step
-after one of another size finds cold caches."""
+INTERLEAVED_RULES = RaceRules(min_runs=3, max_runs=9, enough_seconds=1.0, drop_ratio=inf)
+"""Rules for timing several sizes in turns, in bursts as in training, since the first step after one of another size
+finds cold caches. Of long steps, which vary little, three suffice."""
 
 LOCKSTEP_RULES = replace(INTERLEAVED_RULES, burst=1)
 """Rules for data that lanes share in lockstep. In training, no step follows another one of its own lane, so each finds
