@@ -12,6 +12,7 @@ from transformers.trainer_optimizer import is_optimizer_factory
 from transformers.trainer_utils import denumpify_detensorize
 
 from shoal.core.errors import TaskError
+from shoal.worker.kept_gradients import uncleared
 
 __all__ = ["FUNCTION", "check_methods", "check_trained", "keep_embeddings_whole", "optimizer_class", "reported"]
 
@@ -93,20 +94,18 @@ def keep_embeddings_whole(optimizer: Any, model: nn.Module) -> None:
     }
 
 
-def check_trained(model: nn.Module, optimizer: Any) -> None:
+def check_trained(model: nn.Module, optimizer: Any, max_norm: float | None) -> None:
     """Refuse to clip gradients some of which no optimizer zeroes: they add up, and `Trainer` zeroes the whole model's.
 
     Raises:
         TaskError: The optimizer lacks a parameter that is not frozen.
     """
-    trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    for name, each in model.named_parameters():
-        if each.requires_grad and id(each) not in trained:
-            raise TaskError(
-                f"`optimizer` leaves out {name!r}, whose gradients would add up from step to step in the norm that "
-                "max_grad_norm of TrainingArguments limits; freeze it by requires_grad_(False) in `model`; or give it "
-                "to the optimizer in a group with lr=0, to count in the norm as by Trainer; or set max_grad_norm=0"
-            )
+    if name := uncleared(model, [optimizer], max_norm):
+        raise TaskError(
+            f"`optimizer` leaves out {name!r}, whose gradients would add up from step to step in the norm that "
+            "max_grad_norm of TrainingArguments limits; freeze it by requires_grad_(False) in `model`; or give it "
+            "to the optimizer in a group with lr=0, to count in the norm as by Trainer; or set max_grad_norm=0"
+        )
 
 
 def reported(found: Any, asked: Collection[str]) -> dict[str, float]:

@@ -264,8 +264,7 @@ class TrainerTask(Task):
         return warnings_for(self.arguments(config), len(self.train_dataset), objectives, longest)
 
     def _check_trained(self, model: nn.Module, optimizer: Any, config: Config) -> None:
-        if self.clip_norm(config) is not None:
-            check_trained(model, optimizer)
+        check_trained(model, optimizer, self.clip_norm(config))
 
     def _used(self, sample: Any) -> Any:
         if not isinstance(sample, Mapping):

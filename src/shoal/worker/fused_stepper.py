@@ -38,7 +38,7 @@ from shoal.worker.metrics import ForwardReuse, ValidationMetrics, task_loss, val
 from shoal.worker.outside import OutsideState
 from shoal.worker.proof import Proof
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
-from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
+from shoal.worker.trial_runtime import TrialRuntime, check_scalar, modes_kept, optimizers_in
 
 __all__ = ["CustomStep", "FusedStepper", "make_stepper"]
 
@@ -282,12 +282,11 @@ class FusedStepper(Stepper):
         if proof is not None and not proof.begin_validation(self.runtimes, self._next_way()):
             proof = None
         first: list[Any] = []  # batches to compare
-        modes = [each for runtime in self.runtimes for each in runtime.modes()]
-        self._array.eval()
-        self._reuse.begin_pass()
-        if self._validator is not None:
-            self._validator.begin_pass()
-        with torch.no_grad():
+        with modes_kept(self.runtimes), torch.no_grad():
+            self._array.eval()
+            self._reuse.begin_pass()
+            if self._validator is not None:
+                self._validator.begin_pass()
             for number, batch in enumerate(batches, start=1):
                 size = size_of(batch)
                 if proof is not None and number <= COMPARED_BATCHES:
@@ -300,11 +299,9 @@ class FusedStepper(Stepper):
                     proof.check_validation(self.runtimes, first, found)
             if proof is not None and 0 < len(first) < COMPARED_BATCHES:
                 proof.check_validation(self.runtimes, first, found)
-        if self._validator is not None:
-            self._array.state.sync_from_members(search=True)
-        self._array.train()
-        for module, mode in modes:
-            module.training = mode
+            if self._validator is not None:
+                self._array.state.sync_from_members(search=True)
+            self._array.train()
         self._array.state.sync_modes()
         return found.per_trial()
 

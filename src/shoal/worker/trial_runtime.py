@@ -1,8 +1,8 @@
 """A trial in a worker: its model, optimizer, LR scheduler and progress, and checks of what the task returns."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ __all__ = [
     "check_model",
     "check_optimizer",
     "check_scalar",
+    "modes_kept",
     "optimizers_in",
     "parameter_warning",
     "sort_by_optimizer",
@@ -146,10 +147,6 @@ class TrialRuntime:
         if not (train and self.settings.keeps_modes):
             self.model.train(train)
         self._set_mode_of_optimizers(train)
-
-    def modes(self) -> list[tuple[nn.Module, bool]]:
-        """The modules of a model that keeps its modes, and whether each is in training mode; else none."""
-        return [(each, each.training) for each in self.model.modules()] if self.settings.keeps_modes else []
 
     def _set_mode_of_optimizers(self, train: bool) -> None:
         for one in optimizers_in(self.optimizer):
@@ -431,6 +428,16 @@ def _list_names(names: Sequence[str]) -> str:
 def sort_by_optimizer(runtimes: Iterable[TrialRuntime]) -> list[TrialRuntime]:
     """Sort trials by their class of optimizer, so that one call updates the parameters of neighbours."""
     return sorted(runtimes, key=lambda runtime: [str(type(one)) for one in optimizers_in(runtime.optimizer)])
+
+
+@contextmanager
+def modes_kept(runtimes: Iterable[TrialRuntime]) -> Iterator[None]:
+    """Context manager after which the modules of models that keep their modes have those from before."""
+    models = [runtime.model for runtime in runtimes if runtime.settings.keeps_modes]
+    modes = [(each, each.training) for model in models for each in model.modules()]
+    yield
+    for module, mode in modes:
+        module.training = mode
 
 
 def synchronize(device: torch.device) -> None:
