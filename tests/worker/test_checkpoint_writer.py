@@ -23,7 +23,7 @@ from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Report, TrialState
 from shoal.data.datasets import DataSets
 from shoal.worker import array_members, checkpoint_writer
-from shoal.worker.checkpoint import Checkpoint, Snapshot, load_newest, write
+from shoal.worker.checkpoint import Checkpoint, CheckpointSnapshot, load_newest, write
 from shoal.worker.checkpoint_paths import checkpoint_files, remove_later_checkpoints
 from shoal.worker.checkpoint_writer import CheckpointWriter
 from shoal.worker.control import JobControl
@@ -61,7 +61,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """No checkpoint is written until it is set."""
     opened = threading.Event()
 
-    def gated(directory: Path, taken: Snapshot) -> Path:
+    def gated(directory: Path, taken: CheckpointSnapshot) -> Path:
         assert opened.wait(60)
         return write(directory, taken)
 
@@ -194,7 +194,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_job_and_is_named(
 
 
 def test_events_before_a_checkpoint_that_fails_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(directory: Path, taken: Snapshot) -> Path:
+    def fails(directory: Path, taken: CheckpointSnapshot) -> Path:
         if taken.epoch == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(directory, taken)

@@ -33,7 +33,7 @@ from shoal.worker.checkpoint_paths import (
 from shoal.worker.host_copies import host_copies
 from shoal.worker.trial_parts import is_atom
 
-__all__ = ["Checkpoint", "Snapshot", "load_newest", "mismatch_message", "snapshot", "write"]
+__all__ = ["Checkpoint", "CheckpointSnapshot", "load_newest", "mismatch_message", "snapshot", "write"]
 
 _log = logging.getLogger("shoal.worker")
 _MAX_CHECKPOINTS = 2
@@ -71,7 +71,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CheckpointSnapshot:
     """Content of a checkpoint's file, which stays the same while training goes on.
 
     Args:
@@ -87,7 +87,7 @@ class Snapshot:
     wait: Callable[[], None]
 
 
-def snapshot(checkpoint: Checkpoint) -> Snapshot:
+def snapshot(checkpoint: Checkpoint) -> CheckpointSnapshot:
     """Copy a checkpoint, without waiting for a GPU.
 
     Raises:
@@ -104,10 +104,10 @@ def snapshot(checkpoint: Checkpoint) -> Snapshot:
     remaining = iter(copies)
     leaves = [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     copied = pytree.tree_unflatten(leaves, structure)
-    return Snapshot(checkpoint.trial, checkpoint.epoch, checkpoint.step, copied, bytes_of(copies), wait)
+    return CheckpointSnapshot(checkpoint.trial, checkpoint.epoch, checkpoint.step, copied, bytes_of(copies), wait)
 
 
-def write(directory: Path, taken: Snapshot) -> Path:
+def write(directory: Path, taken: CheckpointSnapshot) -> Path:
     """Write a checkpoint, return its path, and delete all but the newest two, which stay intact if it fails."""
     target = checkpoint_directory(directory, taken.trial)
     target.mkdir(parents=True, exist_ok=True)
