@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from rivals.forked import in_a_fork
 from search_tasks.search import Search
-from searches import SEED, SLOTS, run_forked
+from searches import SEED, SLOTS, run
 
 import shoal
 from shoal.core.errors import StudyInterrupted
@@ -61,7 +62,7 @@ def main() -> int:
     asked = {f"a pool of {SLOTS} forked processes": ("pool", OF_POOL), "a loop": ("plain", OF_LOOP)}
     missed = []
     for way, (name, least) in asked.items():
-        seconds[way] = run_forked(search, task, quick, name).seconds
+        seconds[way] = in_a_fork(run, search, task, quick, name).seconds
         times = seconds[way] / seconds["Shoal"]
         print(f"{way}: {seconds[way]:.1f} s, {times:.1f} times as long", flush=True)
         missed += [f"{way} takes {times:.2f} times as long, asked {least}"] * (times < least and not quick)

@@ -20,7 +20,7 @@ def test_a_missed_figure_fails_only_a_check(
 ) -> None:
     study = SimpleNamespace(best_trial=SimpleNamespace(objective=0.9))
     monkeypatch.setattr(demo.shoal, "tune", lambda *args, **others: study)
-    monkeypatch.setattr(demo, "run_forked", lambda *args: SimpleNamespace(seconds=seconds))
+    monkeypatch.setattr(demo, "in_a_fork", lambda *args: SimpleNamespace(seconds=seconds))
     monkeypatch.setattr(sys, "argv", ["demo.py", *["--check"] * check])
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert demo.main() == status

@@ -146,7 +146,7 @@ MEASUREMENTS = (
     ),
     _tests(
         "suspension", "10. Suspension, memory freed, the death of MPS", 60, 180, "tests/gpu/test_gpu_memory.py",
-        "tests/gpu/test_gpu_jobs.py", "tests/worker/test_suspend_resume.py",
+        "tests/gpu/test_gpu_jobs.py", "tests/worker/test_checkpoint_writer.py", "tests/worker/test_suspend_resume.py",
     ),
 )  # fmt: skip
 """In the order in which they are taken."""

@@ -104,6 +104,7 @@ def test_an_array_is_validated_at_once(caplog: pytest.LogCaptureFixture) -> None
     assert found == [pytest.approx(*validated(Measured, each), rel=1e-9) for each in MEMBERS]
 
 
+@pytest.mark.usefixtures("fusing_pays")
 def test_metrics_are_those_of_trainer_fit(tmp_path: Path) -> None:
     study = tune(LightningTask(Measured, Data()), {"lr": shoal.choice([0.01, 0.3])}, tmp_path)
     for row in study.trials:

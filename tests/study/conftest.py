@@ -2,9 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tasks
@@ -12,10 +10,7 @@ import torch
 from plain import tune
 
 import shoal
-from shoal.core.demand import Profile
 from shoal.cost.history import history_path
-from shoal.worker import run
-from shoal.worker.profile import measure
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +48,3 @@ def turn(pytestconfig: pytest.Config) -> int:
     """The seed of what is drawn at random in this run of pytest."""
     drawn: int = pytestconfig.option.turn
     return drawn
-
-
-@pytest.fixture
-def fusing_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it had been measured so, whatever else this machine is doing."""
-
-    def sixteen_in_the_time_of_one(*arguments: Any) -> Profile:
-        return replace(measure(*arguments), step_seconds={1: 1e-3, 16: 1e-3}, fuse_seconds={})
-
-    monkeypatch.setattr(run, "measure", sixteen_in_the_time_of_one)
