@@ -154,6 +154,18 @@ def test_none_is_begun_for_which_too_little_time_is_left(tree: Path, capsys: pyt
     assert "left: long (needs 100 s)" in capsys.readouterr().out
 
 
+def test_figures_are_kept_until_a_measurement_is_not_cut_off_before_its_time(tree: Path) -> None:
+    folder = tree / "docs" / "benchmarks" / "gpu"
+    assert run([measurement("first")]) == 0
+    (tree / "code.py").write_text("first = 2\n")
+    slow = [measurement("first", "import time; time.sleep(600)", most=600)]
+    assert run(slow, minutes=0.02) == 1
+    assert stored(folder)["first"]["outcome"] == "done"
+    assert run(slow, minutes=0.02) == 1, "it is tried again"
+    assert run([measurement("first", "raise SystemExit('never')")]) == 1
+    assert stored(folder)["first"]["outcome"] == "failed"
+
+
 def test_a_device_that_goes_away_leaves_no_result_and_ends_the_tool(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,31 +238,36 @@ begin = "import os, sys, time; open(sys.argv[1], 'a').write(f'{sys.argv[2]} {os.
 def one(name, code):
     command = ("-c", begin + code + "print('{}')", sys.argv[2], name)
     return gpu.Measurement(name, name, 0, 600, command, command, ("tools/gpu.py",), ())
-sys.exit(gpu.main(["--dry-run"], [one("first", ""), one("second", sys.argv[3]), one("third", "")]))
+names = ("first", "second", "third")
+sys.exit(gpu.main(["--dry-run"], [one(name, sys.argv[4] if name == sys.argv[3] else "") for name in names]))
 """
 
 
-def test_killed_and_started_again_it_goes_on(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    command = [sys.executable, "-c", KILLED, str(TOOLS), str(log)]
+NAMES = ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_and_started_again_it_goes_on(name: str, tmp_path: Path) -> None:
+    log, before = tmp_path / "log", NAMES[: NAMES.index(name)]
+    command = [sys.executable, "-c", KILLED, str(TOOLS), str(log), name]
     environment = os.environ | {"OUT": str(tmp_path), "CIFAR10": "somewhere"}
 
     def noted() -> list[list[str]]:
         return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
     with subprocess.Popen([*command, "time.sleep(600); "], env=environment, stdout=subprocess.DEVNULL) as tool:
-        while len(noted()) < 2:
+        while len(noted()) <= len(before):
             assert tool.poll() is None
             time.sleep(0.01)
         tool.send_signal(signal.SIGKILL)
-    (_, (_, number)) = noted()
-    assert ended(int(number)), "what it was measuring has ended with it"
-    assert set(stored(tmp_path / "dry-run" / "gpu")) == {"first"}
+    assert ended(int(noted()[-1][1])), "what it was measuring has ended with it"
+    assert sorted(stored(tmp_path / "dry-run" / "gpu")) == before
     done = subprocess.run([*command, ""], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "to take in 40 minutes: second, third" in done.stdout
-    assert [name for name, _ in noted()] == ["first", "second", "second", "third"]
-    assert set(stored(tmp_path / "dry-run" / "gpu")) == {"first", "second", "third"}
+    rest = NAMES[len(before) :]
+    assert f"to take in 40 minutes: {', '.join(rest)}" in done.stdout
+    assert [each for each, _ in noted()] == [*before, name, *rest]
+    assert set(stored(tmp_path / "dry-run" / "gpu")) == set(NAMES)
 
 
 def test_a_page_without_its_marks_is_refused() -> None:
