@@ -267,7 +267,6 @@ class PretendedGpu:
             "Stream": stream,
             "Event": stream,
             "CUDAGraph": type("CUDAGraph", (_Graph,), {"gpu": self}),
-            "graph": self._recording,
             "graph_pool_handle": lambda: None,
             "get_device_name": lambda device=None: "pretended",
             "current_device": lambda: 0,
@@ -295,14 +294,6 @@ class PretendedGpu:
                 if hasattr(module, name):
                     yield module, name, value
 
-    @contextmanager
-    def _recording(self, graph: "_Graph", *args: Any, **kwargs: Any) -> Iterator[None]:
-        graph.capture_begin()
-        try:
-            yield
-        finally:
-            graph.capture_end()
-
     def record(self, graph: "_Graph | None") -> None:
         """Record what runs from now on as a graph; None: no more."""
         self._graph = graph
@@ -322,7 +313,7 @@ class _Graph:
 
     gpu: PretendedGpu
 
-    def __init__(self, keep_graph: bool = False) -> None:
+    def __init__(self) -> None:
         self.kernels: Counter[str] = Counter()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
@@ -355,9 +346,6 @@ class _Graph:
                 for old, new in zip(pytree.tree_leaves(recorded), pytree.tree_leaves(made), strict=True):
                     if isinstance(old, Tensor) and old is not new:
                         old.copy_(new)
-
-    def reset(self) -> None:
-        self.calls.clear()
 
 
 class _Stream:

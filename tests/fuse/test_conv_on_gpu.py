@@ -15,7 +15,7 @@ from shoal.fuse import autotune
 from shoal.fuse import step as step_module
 from shoal.fuse.api import fuse
 from shoal.fuse.autotune import TuningCache, timed_by_replay, times_replays
-from shoal.fuse.compile_decision import CompileDecision
+from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.rules import conv
 
@@ -135,7 +135,7 @@ def test_lowerings_are_timed_as_graphs_where_recording_is_expected_to_pay(
         out: Tensor = model(batch).mean()
         return out
 
-    step = step_module.TrainingStep(array, optimizer, loss, compiling=CompileDecision(None, 2, steps))
+    step = step_module.TrainingStep(array, optimizer, loss, compiling=CaptureDecision(None, 2, steps))
     step(torch.ones(3, 2))
     assert found == [expected]
     assert not times_replays()

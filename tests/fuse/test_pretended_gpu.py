@@ -103,12 +103,13 @@ def test_a_graph_runs_again_in_the_same_memory_as_one_launch_and_cannot_wait():
     with PretendedGpu() as gpu:
         x, total = torch.arange(3.0, device=CUDA), torch.zeros(3, device=CUDA)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            assert torch.cuda.is_current_stream_capturing()
-            doubled = x * 2
-            total.add_(doubled[1:].sum())
-            with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
-                x.sum().item()
+        graph.capture_begin()
+        assert torch.cuda.is_current_stream_capturing()
+        doubled = x * 2
+        total.add_(doubled[1:].sum())
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+            x.sum().item()
+        graph.capture_end()
         x.fill_(5.0)
         total.zero_()
         with gpu.counting() as counts:

@@ -5,11 +5,11 @@ The passes, in order:
 1. Run the forward pass of all members on substitutes of their tensors (`ModelArray.open`).
 2. Compute the gradient of the sum of the members' losses (autograd, traced together with the forward pass).
 3. Update parameters and optimizer state in place (`FusedOptimizer.traced`; updates are counted outside of the trace).
-4. Watch two runs of passes 1 to 3, and refuse a step that a graph would freeze: on copies of all tensors, or the record
-   of pass 6 as the second.
+4. Watch two runs of passes 1 to 3, and refuse a step that a graph would freeze. They run on copies of all tensors but
+   frozen parameters, unless the step writes to these; the second may be the record of pass 6.
 5. To compile the step, trace it into one graph of plain tensor functions (`make_fx`), fuse these into few kernels
-   (Inductor, which reuses code in Shoal's cache directory), and compare the compiled step with the graph on copies of
-   all inputs (`check_compiled`).
+   (Inductor, which reuses code in Shoal's cache directory), and compare the compiled step with the graph on such copies
+   (`check_compiled`).
 6. On a GPU, record all kernels, to launch them together (CUDA graph). The record also counts the update, and computes
    the update rules' coefficients and the keys of the random numbers, so that a step only copies its batch.
 """
@@ -223,7 +223,7 @@ class CapturedStep:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # the compiler warns about itself
             compiled: Callable[..., Tensor] = torch.compile(graph, fullgraph=True, dynamic=False)
-            check_compiled(graph, compiled, example, self._compared(example))
+            check_compiled(graph, compiled, example, self._compared(example), self._copied)
         return compiled
 
     def _compared(self, example: Sequence[Tensor]) -> Sequence[int]:

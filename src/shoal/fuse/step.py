@@ -34,7 +34,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import timed_by_replay
 from shoal.fuse.backward import backward, backward_alone, one_loss
 from shoal.fuse.capture import CapturedStep, records_graphs
-from shoal.fuse.compile_decision import CompileDecision
+from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.generators import seed_member
 from shoal.fuse.grads import clip_grad_norm_, parse_limits
 from shoal.fuse.loss_scale import LossScale
@@ -77,7 +77,7 @@ class TrainingStep:
         loss: Function as for `ModelArray.map`, which returns a scalar that depends on parameters.
         ways: Allowed ways.
         compiling: Function of the seconds of the fastest step so far that returns whether compilation may pay off; it
-            is called once, and once more after each `reconsider_compiling`. A `CompileDecision` is told of all steps,
+            is called once, and once more after each `reconsider_compiling`. A `CaptureDecision` is told of all steps,
             and also decides whether the step is recorded; without one it is.
         clock: Clock in seconds.
         max_norm: Largest norm of a member's gradients, one for all members or one for each (inf for no limit); None if
@@ -142,7 +142,7 @@ class TrainingStep:
         self._allowed: list[StepMode] = [x for x in ("captured", "compiled") if x in ways and not self._scaler.scales]
         self._later = list(self._allowed)
         self._compiling = compiling
-        self._decision = compiling if isinstance(compiling, CompileDecision) else None
+        self._decision = compiling if isinstance(compiling, CaptureDecision) else None
         self._clock = clock
         expected = 1.0 if profile is None else step_seconds(profile, len(array))
         self._will_be_recorded = "captured" in self._allowed and self._pays("captured", expected)
@@ -319,7 +319,7 @@ class TrainingStep:
         """Whether capturing may pay off, for steps that take so many seconds now."""
         if way == "compiled":
             return self._compiling(seconds)
-        return records_graphs(self._device) and (self._decision is None or self._decision.records(seconds))
+        return records_graphs(self._device) and (self._decision is None or self._decision.should_record(seconds))
 
     def synchronize(self) -> None:
         """Copy all changes that the last steps have made in attributes to the members, or from them."""
