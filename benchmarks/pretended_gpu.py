@@ -275,7 +275,8 @@ class PretendedGpu:
             "manual_seed": lambda seed: self._generator.manual_seed(seed),
             "default_generators": (self._generator,),
         }
-        return [(torch.cuda, name, value) for name, value in stand_ins.items()]
+        yield torch._C, "_cuda_clearCublasWorkspaces", lambda: None
+        yield from ((torch.cuda, name, value) for name, value in stand_ins.items())
 
     def _names_in_shoal(self) -> Iterable[tuple[Any, str, Any]]:
         """Shoal leaves dispatch modes, or asks for one, where it may be traced; this one is none of those."""
@@ -412,6 +413,8 @@ def _launches(name: str, args: Any, kwargs: Any) -> int:
     if name == "convolution_backward":
         return sum(args[-1])
     if name.startswith("_fused_"):
+        if len({t.dtype for tensors in lists[: None if "sgd" in name else -1] for t in tensors}) > 1:
+            raise RuntimeError(f"params, grads and moments must have same dtype, device, and layout ({name})")
         depth = len(lists) - ("sgd" not in name)  # the counts are no list of the kernel's
         return _multi_tensor([t.numel() for t in lists[0]], min(depth, 5))
     if not name.startswith("_foreach_"):

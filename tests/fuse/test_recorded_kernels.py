@@ -1,5 +1,6 @@
 """A recorded step updates by torch's fused kernels; recorded and counted on a GPU that is not there."""
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -116,3 +117,41 @@ def test_a_setting_that_a_graph_has_as_a_number_is_noticed_and_no_constant_of_th
     assert not any(name.startswith("_fused") for name in counts.in_graphs)
     optimizer.members[1].param_groups[0]["betas"] = (0.7, 0.99)
     assert graph.fits(batch)
+
+
+class Mixed(nn.Module):
+    """A layer in half precision before a norm in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 3, dtype=torch.bfloat16), nn.LayerNorm(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.layer(x.bfloat16()).float())
+        return out
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "AMSGrad"])
+def test_parameters_of_two_dtypes_are_updated_by_kernels_of_one_dtype_each(gpu: PretendedGpu, name: str) -> None:
+    torch.manual_seed(0)
+    models, batch = [Mixed() for _ in range(MEMBERS)], (torch.randn(5, 6), torch.arange(5) % 3)
+    alone = copy.deepcopy(models)
+    gpu.claim(models, batch)
+    made, own = ([OPTIMIZERS[name](each.parameters(), lr=0.01) for each in those] for those in (models, alone))
+    array = fuse(models, seeds=range(MEMBERS))
+    optimizer = fuse_optimizers(made, array)
+    with gpu.counting() as counts:
+        TrainingStep(array, optimizer, loss, ("eager",))(batch)
+    assert sum(number for name, number in counts.launches.items() if name.startswith("_fused")) == 2
+    graph = CapturedStep(array, optimizer, loss, batch, compiling=False)
+    with gpu.counting() as counts:
+        graph(batch)
+    assert sum(number for name, number in counts.in_graphs.items() if name.startswith("_fused")) == 2 * MEMBERS
+    for model, each in zip(alone, own, strict=True):
+        for _ in range(2):
+            each.zero_grad()
+            loss(model, (batch[0].cpu(), batch[1].cpu())).backward()
+            each.step()
+    for fused, model in zip(models, alone, strict=True):
+        for one, two in zip(fused.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(one.cpu(), two, rtol=1e-2, atol=2e-3)
