@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from pretended_gpu import PretendedGpu
+from pretended_gpu import Counts, PretendedGpu
 
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
@@ -117,6 +117,27 @@ def test_a_setting_that_a_graph_has_as_a_number_is_noticed_and_no_constant_of_th
     assert not any(name.startswith("_fused") for name in counts.in_graphs)
     optimizer.members[1].param_groups[0]["betas"] = (0.7, 0.99)
     assert graph.fits(batch)
+
+
+def test_once_such_a_setting_has_changed_the_step_is_recorded_with_all_settings_as_inputs(gpu: PretendedGpu) -> None:
+    (array, optimizer, batch), (twin, twins_optimizer, _) = (setting(gpu, "Adam", torch.float32) for _ in range(2))
+    launched = Counts()  # each launch takes a second
+    step = TrainingStep(array, optimizer, loss, ("eager", "captured"), clock=lambda: launched.launches.total())
+    eager = TrainingStep(twin, twins_optimizer, loss, ("eager",))
+    ways, by_kernels = [], []
+    for epoch in range(3):
+        for each in (optimizer, twins_optimizer):
+            each.members[1].param_groups[0]["betas"] = (0.9 - 0.05 * epoch, 0.999)
+        for _ in range(25):
+            with gpu.counting(launched), gpu.counting() as counts:
+                losses = step(batch)
+            torch.testing.assert_close(losses, eager(batch), rtol=1e-5, atol=1e-5)
+            ways.append(step.last_way)
+        assert step.way == "captured"
+        by_kernels.append(any(name.startswith("_fused") for name in counts.in_graphs))
+    assert by_kernels == [True, False, False]
+    assert ways[25] == "eager", "the first step after the change"
+    assert set(ways[50:]) == {"captured"}
 
 
 class Mixed(nn.Module):

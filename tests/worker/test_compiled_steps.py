@@ -189,6 +189,29 @@ def test_a_step_that_cannot_be_recorded_is_not_tried_again(monkeypatch: pytest.M
     assert not CaptureDecision(chosen.new_profile, 2, 10**9).should_record(1.0)
 
 
+@pytest.mark.parametrize("profile", [KNOWN, NEVER], ids=["compiled", "recorded"])
+def test_a_profile_learns_nothing_of_a_capture_without_memory(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def fail(*arguments: Any) -> Any:
+        tried.append(arguments)
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(step_module, "CapturedStep", fail)
+    monkeypatch.setattr(step_module, "records_graphs", lambda device: profile is NEVER)
+    array, optimizer = members()
+    chosen = stepping(array, optimizer, profile, CaptureDecision(profile, 2, 10**6))
+    while chosen.way is None:
+        chosen(X)
+    assert len(tried) == 1
+    assert chosen.way == "eager"
+    assert chosen.new_profile is not None
+    for name in ("recorded_gain", "record_seconds", "compiled_gain", "compile_seconds"):
+        assert getattr(chosen.new_profile, name) == getattr(profile, name)
+
+
 def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()

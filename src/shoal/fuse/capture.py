@@ -16,7 +16,7 @@ The passes, in order:
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -59,6 +59,10 @@ class CapturedStep:
             traced graph runs.
         trained: Parameters of the array that get gradients; by default those that have one now.
         limits: Largest norm of each member's gradients, [B]; None if there are no limits.
+
+    Raises:
+        FusionError: The step cannot be captured, or its compiled code is wrong.
+        torch.OutOfMemoryError: There is not enough memory to capture it.
     """
 
     def __init__(
@@ -119,6 +123,12 @@ class CapturedStep:
             return False
         return self._replay is None or self._replay.fits()
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a setting that the record has as a constant has changed; it is an input of a new record."""
+        batches = self._traced.batches
+        return any(batch.frozen is not None and not batch.param_batch.changes_rates_only for batch in batches)
+
     def __call__(self, batch: Any) -> Tensor:
         """Take one step; returns the losses, [B]."""
         given = _tensors(pytree.tree_leaves(batch))
@@ -174,10 +184,14 @@ class CapturedStep:
             if not step.uses_keys:
                 self._unused, self._keys = keys, None
             if on_gpu and not compiling:
-                with suppress(RuntimeError):  # a trace holds tensors that the loss makes of numbers, a graph does not
+                try:
                     self._replay = self._recorded(step, given)
                     _check_same(first, step.functions())
                     return step
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError:
+                    pass  # a trace holds tensors that the loss makes of numbers, a graph does not
             _check_same(first, step.watch(self._copied(example)))
             with guarded_trace(), _one_fake_mode():
                 graph = make_fx(step.fn, tracing_mode="real")(*self._copied(example))
@@ -186,6 +200,8 @@ class CapturedStep:
                 with torch.no_grad():
                     function(*self._copied(example))
                     self._replay = self._recorded(function, given)
+        except torch.OutOfMemoryError:
+            raise
         except (Exception, NeedsMemberError) as error:  # tracers and compilers raise any error
             raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
         return function
@@ -339,11 +355,7 @@ def _shapes(leaves: Sequence[Any]) -> list[Any]:
 
 
 class _Replay:
-    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values.
-
-    It is recorded on a stream of its own, since cuBLAS has one workspace for each stream: two graphs of one stream
-    would write to the same workspace, even if they run at the same time.
-    """
+    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values."""
 
     def __init__(
         self,
@@ -358,8 +370,7 @@ class _Replay:
         self._places = _places(held())
         self._given = _copies(given)
         self._keys = keys
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._graph, self._result = record_graph(lambda: run(self._given), self._stream)
+        self._graph, self._result = record_graph(lambda: run(self._given), device)
         self._run = run  # holds the memory of the constants, which the graph reads
 
     def fits(self) -> bool:

@@ -289,7 +289,9 @@ class TrainingStep:
         self._later.clear()
         kept = {*self._uncaptured, self.way}
         self._runs = {way: run for way, run in self._runs.items() if way in kept}  # a slower way may hold much memory
-        if self.way in ("captured", "compiled"):
+        captured = self.way in ("captured", "compiled")
+        self._will_be_recorded = captured and records_graphs(self._device)
+        if captured:
             self._optimizer.zero_grad()  # a captured step does not use these gradients
         _log.info("%d members: %s", len(self.array), self)
 
@@ -297,23 +299,25 @@ class TrainingStep:
         if not self._pays(way, min(self.seconds.values())):
             return False
         began = self._clock()
-        trained = self._plain.trained or None
+        trained, step = self._plain.trained or None, None
         try:
             with during(Activity.COMPILE):
                 step = CapturedStep(
                     self.array, self._optimizer, self.loss, batch, way == "compiled", trained, self._limits
                 )
+        except torch.OutOfMemoryError as reason:  # it is not noted: a later array may find the memory
+            _log.info("the step cannot be captured: %s", reason)
+            return False
         except FusionError as reason:
             _log.info("%s", reason)
-            return False
-        finally:
-            seconds = self._clock() - began
-            if way == "captured":
-                self.record_seconds += seconds
-            else:
-                self.compile_seconds += seconds
-        self._runs[way] = lambda batch: self._captured(step, batch)
-        return True
+        seconds = self._clock() - began
+        if way == "captured":
+            self.record_seconds = seconds
+        else:
+            self.compile_seconds += seconds
+        if step is not None:
+            self._runs[way] = partial(self._captured, step)
+        return step is not None
 
     def _pays(self, way: StepMode, seconds: float) -> bool:
         """Whether capturing may pay off, for steps that take so many seconds now."""
@@ -365,7 +369,11 @@ class TrainingStep:
         if step.fits(batch):
             return step(batch)
         timed = [way for way in self._uncaptured if way in self.seconds] or self._uncaptured
-        return self._run(min(timed, key=lambda way: self.seconds.get(way, inf)), batch)
+        way = min(timed, key=lambda way: self.seconds.get(way, inf))
+        if self.way == "captured" and step.is_outdated:  # later steps record it again, if that still pays
+            self.way, self._later, self._race = None, ["captured"], Race([way])
+            del self._runs["captured"]
+        return self._run(way, batch)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
