@@ -41,6 +41,8 @@ RUNS, REPEATS = 5, 10
 """Rounds of which the median counts, and calls in each."""
 WARM_UP = 3
 STREAM_ROUNDS, REPLAYS = 300, 4
+POOLED_STREAMS = 32
+"""Streams that torch hands out in turn."""
 FILLED_BYTES = 2 * 2**30
 """Taken and overwritten after a graph is dropped."""
 
@@ -231,7 +233,13 @@ def convolutions(options: argparse.Namespace, device: torch.device) -> dict[str,
 def hazards(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """How often two recorded steps had other losses than alone."""
     wide = 64 if device.type == "cpu" else 8192
-    steps, batches = zip(*(recorded_step(seed, wide, device) for seed in (1, 2)), strict=True)
+    made = []
+    for seed in (1, 2):
+        made.append(recorded_step(seed, wide, device))
+        for _ in range(POOLED_STREAMS - 1 if device.type == "cuda" else 0):
+            torch.cuda.Stream()  # so that both steps are recorded on the same one
+    steps, batches = zip(*made, strict=True)
+    del made
     alone = [torch.stack([step(batch) for _ in range(REPLAYS)]) for step, batch in zip(steps, batches, strict=True)]
     same = [bool((losses == losses[0]).all()) for losses in alone]
     print(f"alone, each step has the same losses each time: {same}")

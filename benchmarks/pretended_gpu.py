@@ -267,7 +267,6 @@ class PretendedGpu:
             "Stream": stream,
             "Event": stream,
             "CUDAGraph": type("CUDAGraph", (_Graph,), {"gpu": self}),
-            "graph": self._recording,
             "graph_pool_handle": lambda: None,
             "get_device_name": lambda device=None: "pretended",
             "current_device": lambda: 0,
@@ -276,7 +275,8 @@ class PretendedGpu:
             "manual_seed": lambda seed: self._generator.manual_seed(seed),
             "default_generators": (self._generator,),
         }
-        return [(torch.cuda, name, value) for name, value in stand_ins.items()]
+        yield torch._C, "_cuda_clearCublasWorkspaces", lambda: None
+        yield from ((torch.cuda, name, value) for name, value in stand_ins.items())
 
     def _names_in_shoal(self) -> Iterable[tuple[Any, str, Any]]:
         """Shoal leaves dispatch modes, or asks for one, where it may be traced; this one is none of those."""
@@ -294,14 +294,6 @@ class PretendedGpu:
             for name, value in (("_get_current_dispatch_mode", current), ("_disable_current_modes", without_modes)):
                 if hasattr(module, name):
                     yield module, name, value
-
-    @contextmanager
-    def _recording(self, graph: "_Graph", *args: Any, **kwargs: Any) -> Iterator[None]:
-        graph.capture_begin()
-        try:
-            yield
-        finally:
-            graph.capture_end()
 
     def record(self, graph: "_Graph | None") -> None:
         """Record what runs from now on as a graph; None: no more."""
@@ -322,7 +314,7 @@ class _Graph:
 
     gpu: PretendedGpu
 
-    def __init__(self, keep_graph: bool = False) -> None:
+    def __init__(self) -> None:
         self.kernels: Counter[str] = Counter()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
@@ -355,9 +347,6 @@ class _Graph:
                 for old, new in zip(pytree.tree_leaves(recorded), pytree.tree_leaves(made), strict=True):
                     if isinstance(old, Tensor) and old is not new:
                         old.copy_(new)
-
-    def reset(self) -> None:
-        self.calls.clear()
 
 
 class _Stream:
@@ -424,6 +413,8 @@ def _launches(name: str, args: Any, kwargs: Any) -> int:
     if name == "convolution_backward":
         return sum(args[-1])
     if name.startswith("_fused_"):
+        if len({t.dtype for tensors in lists[: None if "sgd" in name else -1] for t in tensors}) > 1:
+            raise RuntimeError(f"params, grads and moments must have same dtype, device, and layout ({name})")
         depth = len(lists) - ("sgd" not in name)  # the counts are no list of the kernel's
         return _multi_tensor([t.numel() for t in lists[0]], min(depth, 5))
     if not name.startswith("_foreach_"):

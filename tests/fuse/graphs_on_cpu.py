@@ -16,7 +16,7 @@ __all__ = ["Device", "graphs"]
 
 
 class Device:
-    """What a test reads: the streams that were made, the calls of the allocator, and the graphs that were recorded."""
+    """What a test reads: the streams that were made, the calls of the device, and the graphs that were recorded."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -82,6 +82,7 @@ class Graph:
         assert capture_error_mode == "thread_local"
         assert self._device.current in self._device.streams, "a graph is not recorded on the default stream"
         self.stream = self._device.current
+        self._device.log.append("begin")
         self._noting = _Noting(self._device.fails)
         self._noting.__enter__()
 
@@ -92,6 +93,7 @@ class Graph:
         noting.__exit__(None, None, None)
         noting.undo()
         self._calls = noting.calls
+        self._device.log.append("end")
 
     @torch.no_grad()
     def replay(self) -> None:
@@ -156,5 +158,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
         "empty_cache": lambda: device.log.append("empty_cache"),
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: device.log.append("end pool"))
+    for name, said in {"endAllocateToPool": "end pool", "clearCublasWorkspaces": "clear workspaces"}.items():
+        monkeypatch.setattr(torch._C, f"_cuda_{name}", lambda *_, said=said: device.log.append(said), raising=False)
     return device

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.compiled_check import InFloat
+from shoal.fuse.compiled_check import Float32Interpreter
 from shoal.fuse.optim.fused import fuse_optimizers
 
 
@@ -83,7 +83,7 @@ def capture(make: Callable[[], nn.Module], half: torch.dtype | None, of_weights:
     return CapturedStep(array, optimizer, loss, batch, compiling=True)
 
 
-class Compiled(InFloat):
+class Compiled(Float32Interpreter):
     """Stands for compiled code, which rounds less: not at all here. A fault multiplies the first gradient by a factor.
 
     It writes to inputs in half precision what it has computed in float32.
@@ -147,6 +147,30 @@ def test_in_float32_a_small_fault_is_found(factor: float, refused: bool, monkeyp
     monkeypatch.setattr(torch, "compile", lambda graph, **options: Compiled(graph, factor))
     with pytest.raises(FusionError, match="this is a compiler fault") if refused else nullcontext():
         capture(Attention, None)
+
+
+def test_frozen_parameters_are_read_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2)) for _ in range(2)]
+    array = fuse(models, seeds=range(2))
+    optimizer = fuse_optimizers([torch.optim.SGD(model[1].parameters(), lr=0.1) for model in models], array)
+    places: list[set[int]] = []
+
+    def compiled(graph: GraphModule, **options: Any) -> Callable[..., Tensor]:
+        def run(*tensors: Tensor) -> Tensor:
+            places.append({tensor.data_ptr() for tensor in tensors})
+            losses: Tensor = graph(*tensors)
+            return losses
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    batch = torch.randn(5, 3)
+    array.map(lambda model, batch: model(batch).square().mean(), batch).sum().backward()
+    CapturedStep(array, optimizer, lambda model, batch: model(batch).square().mean(), batch, compiling=True)
+    frozen, trained = ([p.data_ptr() for p in array.parameters() if p.requires_grad is grad] for grad in (False, True))
+    assert (len(frozen), len(trained)) == (2, 2)
+    assert [(read.issuperset(frozen), read.isdisjoint(trained)) for read in places] == [(True, True)]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from pretended_gpu import PretendedGpu
 
-from shoal.fuse.constants import constant, kept_on, to_device
+from shoal.fuse.constants import constant, making_constants, to_device
 from shoal.fuse.randomness import keep_mask, member_keys
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -60,17 +60,18 @@ def test_no_constant_is_made_in_the_memory_of_a_graph(gpu: PretendedGpu) -> None
     keys = torch.tensor(member_keys([1, 2], [0, 0]))
     before = constant((5.5,), torch.float32, CUDA)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        assert constant((5.5,), torch.float32, CUDA) is before
-        with pytest.raises(RuntimeError, match="a step that is recorded needs a constant"):
-            constant((6.5,), torch.float32, CUDA)
-        with pytest.raises(RuntimeError, match="a step that is recorded needs a constant"):
-            keep_mask(keys, (12345,), (0.5,), CUDA)
+    graph.capture_begin()
+    assert constant((5.5,), torch.float32, CUDA) is before
+    with pytest.raises(RuntimeError, match="a step that is recorded needs a constant"):
+        constant((6.5,), torch.float32, CUDA)
+    with pytest.raises(RuntimeError, match="a step that is recorded needs a constant"):
+        keep_mask(keys, (12345,), (0.5,), CUDA)
+    graph.capture_end()
     assert constant((6.5,), torch.float32, CUDA).tolist() == [6.5]
 
 
 def test_what_is_kept_is_complete_before_another_stream_reads_it(gpu: PretendedGpu) -> None:
-    with gpu.counting() as counts, kept_on(CUDA):
+    with gpu.counting() as counts, making_constants(CUDA):
         torch.ones(3, device=CUDA)
     assert [name.partition(" ")[0] for name in counts.waits] == ["synchronize"]
 

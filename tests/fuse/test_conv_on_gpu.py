@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.core.errors import FusionError
 from shoal.fuse import autotune
 from shoal.fuse import step as step_module
 from shoal.fuse.api import fuse
 from shoal.fuse.autotune import TuningCache, timed_by_replay, times_replays
-from shoal.fuse.compile_decision import CompileDecision
+from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.rules import conv
 
@@ -92,12 +94,11 @@ def test_a_step_that_is_to_be_a_graph_has_its_lowerings_timed_as_graphs(
     clock = iter(range(10**6))
     replayed: list[str] = []
 
-    def record(function: Any, stream: Any) -> Any:
+    def record(function: Any, device: Any) -> Any:
         function()
         return SimpleNamespace(replay=lambda: replayed.append("graph")), None
 
     monkeypatch.setattr(autotune, "record_graph", record)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(autotune, "_now", lambda device: 1e-3 * next(clock))
     ran: list[str] = []
 
@@ -135,7 +136,33 @@ def test_lowerings_are_timed_as_graphs_where_recording_is_expected_to_pay(
         out: Tensor = model(batch).mean()
         return out
 
-    step = step_module.TrainingStep(array, optimizer, loss, compiling=CompileDecision(None, 2, steps))
+    step = step_module.TrainingStep(array, optimizer, loss, compiling=CaptureDecision(None, 2, steps))
     step(torch.ones(3, 2))
     assert found == [expected]
     assert not times_replays()
+
+
+def test_lowerings_are_timed_as_they_run_once_the_step_turns_out_not_to_be_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise FusionError("two runs of it differ")
+
+    monkeypatch.setattr(step_module, "records_graphs", lambda device: True)
+    monkeypatch.setattr(step_module, "CapturedStep", refuse)
+    models = [nn.Linear(2, 1) for _ in range(2)]
+    array = fuse(models)
+    optimizer = fuse_optimizers([torch.optim.SGD(model.parameters(), 0.1) for model in models], array)
+    found: list[bool] = []
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        found.append(times_replays())
+        out: Tensor = model(batch).mean()
+        return out
+
+    step = step_module.TrainingStep(array, optimizer, loss, ("eager", "captured"), clock=count().__next__)
+    while step.way is None:
+        step(torch.ones(3, 2))
+    assert found == [True] * len(found)
+    step(torch.ones(3, 2))
+    assert (step.way, found[-1]) == ("eager", False)

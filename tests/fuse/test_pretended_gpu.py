@@ -1,6 +1,7 @@
 """The GPU that benchmarks and tests pretend to have: what it counts, and what it refuses as a device would."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -99,16 +100,35 @@ def test_functions_of_tensors_on_two_devices_are_refused():
             x.numpy()
 
 
+@pytest.mark.parametrize("kernel", ["adam", "sgd"])
+def test_fused_kernels_of_two_dtypes_are_refused(kernel):
+    with PretendedGpu():
+        for dtypes, message in (((torch.float32, torch.bfloat16), "must have same dtype"), ((torch.bfloat16,), None)):
+            params = [torch.ones(3, dtype=dtype, device=CUDA, requires_grad=True) for dtype in dtypes]
+            for param in params:
+                param.grad = torch.ones_like(param)
+            made, count = [torch.zeros_like(param) for param in params], [torch.ones((), device=CUDA) for _ in params]
+            grads, rates = [param.grad for param in params], {"lr": 0.1, "weight_decay": 0.0, "maximize": False}
+            with torch.no_grad(), pytest.raises(RuntimeError, match=message) if message else nullcontext():
+                if kernel == "adam":
+                    more = {"beta1": 0.9, "beta2": 0.9, "eps": 0.1, "amsgrad": False}
+                    torch._fused_adam_(params, grads, made, made, [], count, **rates, **more)
+                else:
+                    more = {"momentum": 0.9, "dampening": 0.0, "nesterov": False, "is_first_step": False}
+                    torch._fused_sgd_(params, grads, made, **rates, **more)
+
+
 def test_a_graph_runs_again_in_the_same_memory_as_one_launch_and_cannot_wait():
     with PretendedGpu() as gpu:
         x, total = torch.arange(3.0, device=CUDA), torch.zeros(3, device=CUDA)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            assert torch.cuda.is_current_stream_capturing()
-            doubled = x * 2
-            total.add_(doubled[1:].sum())
-            with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
-                x.sum().item()
+        graph.capture_begin()
+        assert torch.cuda.is_current_stream_capturing()
+        doubled = x * 2
+        total.add_(doubled[1:].sum())
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+            x.sum().item()
+        graph.capture_end()
         x.fill_(5.0)
         total.zero_()
         with gpu.counting() as counts:

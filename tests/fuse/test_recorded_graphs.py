@@ -1,6 +1,7 @@
 """Steps recorded as CUDA graphs compute what eager ones do; stand-ins record the graphs on a CPU."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -17,6 +18,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
+from shoal.fuse.cuda_graph import record_graph
 from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.randomness import seed_words
@@ -68,19 +70,23 @@ def captured(array: ModelArray, optimizer: FusedOptimizer, batch: Any, **options
     return CapturedStep(array, optimizer, loss, batch, compiling=False, **options)
 
 
-def test_each_step_records_on_a_stream_of_its_own_and_keeps_the_allocators_cache(device: Device) -> None:
-    """Graphs of one stream would share the workspace of cuBLAS."""
+RECORD = ["clear workspaces", "begin", "end", "clear workspaces"]
+"""Graphs that shared a workspace of cuBLAS would write to it at the same time."""
+
+FAILED_RECORD = [*RECORD[:3], "end pool", "synchronize", "begin", "end", "clear workspaces"]
+
+
+def test_each_graph_has_its_own_workspaces_and_keeps_the_allocators_cache(device: Device) -> None:
     (batch,) = batches(1)
     default = device.current
     steps = [captured(*array_of(), batch) for _ in range(2)]
-    first, second = (graph.stream for graph in device.graphs)
-    assert first is not second
-    for stream in (first, second):
+    streams = [graph.stream for graph in device.graphs]
+    for stream in streams:
         assert stream is not None
         assert stream.waited_for == [default], "what the current stream still does is done before the record"
-    assert default.waited_for == [first, second]
+    assert default.waited_for == streams
     assert device.current is default
-    assert device.log == []
+    assert device.log == 2 * RECORD
     assert [step.fits(batch) for step in steps] == [True, True]
 
 
@@ -89,10 +95,41 @@ def test_a_record_that_finds_no_memory_is_repeated_with_what_the_allocator_keeps
     device.fails.append(torch.OutOfMemoryError("none left"))
     array, optimizer = array_of()
     step = captured(array, optimizer, batch)
-    assert device.log == ["end pool", "synchronize", "empty_cache"]
+    assert device.log == [*FAILED_RECORD, "empty_cache", *RECORD]
     assert device.current not in device.streams
     step(batch)
     assert device.replays == 1
+
+
+def test_a_failed_record_holds_no_memory_once_the_allocator_gives_back_what_it_keeps(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held:
+        """Stands for a tensor of the record."""
+
+    held: list[Any] = []
+    alive: list[bool] = []
+
+    def run() -> None:
+        local = Held()
+        held.append(weakref.ref(local))
+        if len(held) == 1:
+            raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(held[0]() is not None))
+    record_graph(run, torch.device("cpu"))
+    assert alive == [False]
+
+
+def test_without_memory_for_a_record_there_is_no_attempt_that_takes_more(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (batch,) = batches(1)
+    device.fails.append(torch.OutOfMemoryError("none left"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: device.fails.append(torch.OutOfMemoryError("nor now")))
+    with pytest.raises(torch.OutOfMemoryError, match="nor now"):
+        captured(*array_of(), batch)
+    assert device.log == 2 * FAILED_RECORD
 
 
 KINDS: dict[str, Callable[..., Optimizer]] = {
@@ -234,7 +271,7 @@ def test_a_step_that_cannot_be_recorded_as_it_runs_is_traced_first(device: Devic
     eager(array, optimizer, given[0])
     device.fails.append(RuntimeError("operation not permitted when stream is capturing"))
     step = CapturedStep(array, optimizer, loss, given[0], compiling=False)
-    assert device.log == ["end pool", "synchronize"]
+    assert device.log == [*FAILED_RECORD, *RECORD]
     assert step.fits(given[1])
     torch.testing.assert_close(step(given[1]), eager(twin, twins_optimizer, given[1]), rtol=1e-9, atol=0)
     assert device.replays == 1

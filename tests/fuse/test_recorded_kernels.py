@@ -1,5 +1,6 @@
 """A recorded step updates by torch's fused kernels; recorded and counted on a GPU that is not there."""
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from pretended_gpu import PretendedGpu
+from pretended_gpu import Counts, PretendedGpu
 
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
@@ -116,3 +117,62 @@ def test_a_setting_that_a_graph_has_as_a_number_is_noticed_and_no_constant_of_th
     assert not any(name.startswith("_fused") for name in counts.in_graphs)
     optimizer.members[1].param_groups[0]["betas"] = (0.7, 0.99)
     assert graph.fits(batch)
+
+
+def test_once_such_a_setting_has_changed_the_step_is_recorded_with_all_settings_as_inputs(gpu: PretendedGpu) -> None:
+    (array, optimizer, batch), (twin, twins_optimizer, _) = (setting(gpu, "Adam", torch.float32) for _ in range(2))
+    launched = Counts()  # each launch takes a second
+    step = TrainingStep(array, optimizer, loss, ("eager", "captured"), clock=lambda: launched.launches.total())
+    eager = TrainingStep(twin, twins_optimizer, loss, ("eager",))
+    ways, by_kernels = [], []
+    for epoch in range(3):
+        for each in (optimizer, twins_optimizer):
+            each.members[1].param_groups[0]["betas"] = (0.9 - 0.05 * epoch, 0.999)
+        for _ in range(25):
+            with gpu.counting(launched), gpu.counting() as counts:
+                losses = step(batch)
+            torch.testing.assert_close(losses, eager(batch), rtol=1e-5, atol=1e-5)
+            ways.append(step.last_way)
+        assert step.way == "captured"
+        by_kernels.append(any(name.startswith("_fused") for name in counts.in_graphs))
+    assert by_kernels == [True, False, False]
+    assert ways[25] == "eager", "the first step after the change"
+    assert set(ways[50:]) == {"captured"}
+
+
+class Mixed(nn.Module):
+    """A layer in half precision before a norm in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 3, dtype=torch.bfloat16), nn.LayerNorm(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.layer(x.bfloat16()).float())
+        return out
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "AMSGrad"])
+def test_parameters_of_two_dtypes_are_updated_by_kernels_of_one_dtype_each(gpu: PretendedGpu, name: str) -> None:
+    torch.manual_seed(0)
+    models, batch = [Mixed() for _ in range(MEMBERS)], (torch.randn(5, 6), torch.arange(5) % 3)
+    alone = copy.deepcopy(models)
+    gpu.claim(models, batch)
+    made, own = ([OPTIMIZERS[name](each.parameters(), lr=0.01) for each in those] for those in (models, alone))
+    array = fuse(models, seeds=range(MEMBERS))
+    optimizer = fuse_optimizers(made, array)
+    with gpu.counting() as counts:
+        TrainingStep(array, optimizer, loss, ("eager",))(batch)
+    assert sum(number for name, number in counts.launches.items() if name.startswith("_fused")) == 2
+    graph = CapturedStep(array, optimizer, loss, batch, compiling=False)
+    with gpu.counting() as counts:
+        graph(batch)
+    assert sum(number for name, number in counts.in_graphs.items() if name.startswith("_fused")) == 2 * MEMBERS
+    for model, each in zip(alone, own, strict=True):
+        for _ in range(2):
+            each.zero_grad()
+            loss(model, (batch[0].cpu(), batch[1].cpu())).backward()
+            each.step()
+    for fused, model in zip(models, alone, strict=True):
+        for one, two in zip(fused.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(one.cpu(), two, rtol=1e-2, atol=2e-3)

@@ -348,12 +348,12 @@ def test_after_a_failed_record_torch_works_as_before() -> None:
     x = torch.ones(8, device=DEVICE)
     before = torch.cuda.current_stream()
     with pytest.raises(RuntimeError):
-        record_graph(lambda: x * x.sum().item(), torch.cuda.Stream(DEVICE))
+        record_graph(lambda: x * x.sum().item(), DEVICE)
     assert torch.cuda.current_stream() == before
     assert F.dropout(x, 0.5).shape == (8,), "the generator draws"
     torch.cuda.manual_seed(3)
     torch.cuda.empty_cache()
-    graph, result = record_graph(lambda: x + F.dropout(x, 0.5), torch.cuda.Stream(DEVICE))
+    graph, result = record_graph(lambda: x + F.dropout(x, 0.5), DEVICE)
     graph.replay()
     assert float(result.min()) >= 1.0
     del graph, result

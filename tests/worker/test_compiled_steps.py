@@ -15,8 +15,8 @@ from shoal.cost.estimate import capturing_pays
 from shoal.cost.race import RaceRules
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
+from shoal.fuse.capture_decision import RETRY_SECONDS, CaptureDecision
 from shoal.fuse.compile_cache import CompileRecord
-from shoal.fuse.compile_decision import RETRY_SECONDS, CompileDecision
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import TrainingStep, ways_to_try
 
@@ -38,7 +38,7 @@ def members(count: int = 2) -> tuple[ModelArray, FusedOptimizer]:
     return array, fuse_optimizers(optimizers, array)
 
 
-def stepping(array: ModelArray, optimizer: FusedOptimizer, profile: Profile, decision: CompileDecision) -> TrainingStep:
+def stepping(array: ModelArray, optimizer: FusedOptimizer, profile: Profile, decision: CaptureDecision) -> TrainingStep:
     ways = ways_to_try(profile, len(array))
     return TrainingStep(array, optimizer, loss, ways, decision, Clock.look, profile=profile)
 
@@ -116,7 +116,7 @@ CASES = {
 def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
-    chosen = stepping(array, optimizer, profile, CompileDecision(profile, 2, steps))
+    chosen = stepping(array, optimizer, profile, CaptureDecision(profile, 2, steps))
     assert chosen.way is None
     uncaptured = 2 * (RaceRules.min_runs + 1)
     total = 2 * uncaptured + RaceRules.min_runs
@@ -163,7 +163,7 @@ def test_a_step_is_recorded_only_where_that_is_expected_to_pay_off(
     if left is None:
         chosen = TrainingStep(array, optimizer, loss, clock=Clock.look, profile=profile)
     else:
-        chosen = stepping(array, optimizer, profile, CompileDecision(profile, 2, 2 * (RaceRules.min_runs + 1) + left))
+        chosen = stepping(array, optimizer, profile, CaptureDecision(profile, 2, 2 * (RaceRules.min_runs + 1) + left))
     while chosen.way is None:
         chosen(X)
     assert (chosen.way == "captured") is recorded
@@ -182,17 +182,40 @@ def test_a_step_that_cannot_be_recorded_is_not_tried_again(monkeypatch: pytest.M
     monkeypatch.setattr(step_module, "CapturedStep", refuse)
     monkeypatch.setattr(step_module, "records_graphs", lambda device: True)
     array, optimizer = members()
-    chosen = stepping(array, optimizer, NEVER, CompileDecision(NEVER, 2, 10**6))
+    chosen = stepping(array, optimizer, NEVER, CaptureDecision(NEVER, 2, 10**6))
     while chosen.way is None:
         chosen(X)
     assert chosen.new_profile is not None
-    assert not CompileDecision(chosen.new_profile, 2, 10**9).records(1.0)
+    assert not CaptureDecision(chosen.new_profile, 2, 10**9).should_record(1.0)
+
+
+@pytest.mark.parametrize("profile", [KNOWN, NEVER], ids=["compiled", "recorded"])
+def test_a_profile_learns_nothing_of_a_capture_without_memory(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def fail(*arguments: Any) -> Any:
+        tried.append(arguments)
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(step_module, "CapturedStep", fail)
+    monkeypatch.setattr(step_module, "records_graphs", lambda device: profile is NEVER)
+    array, optimizer = members()
+    chosen = stepping(array, optimizer, profile, CaptureDecision(profile, 2, 10**6))
+    while chosen.way is None:
+        chosen(X)
+    assert len(tried) == 1
+    assert chosen.way == "eager"
+    assert chosen.new_profile is not None
+    for name in ("recorded_gain", "record_seconds", "compiled_gain", "compile_seconds"):
+        assert getattr(chosen.new_profile, name) == getattr(profile, name)
 
 
 def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()
-    chosen = stepping(array, optimizer, KNOWN, CompileDecision(KNOWN, 2, 10**6))
+    chosen = stepping(array, optimizer, KNOWN, CaptureDecision(KNOWN, 2, 10**6))
     for _ in range(4 * (RaceRules.min_runs + 1)):
         chosen(X)
     taken = Captured.taken
@@ -208,7 +231,7 @@ def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.M
 
     monkeypatch.setattr(step_module, "CapturedStep", refuse)
     array, optimizer = members()
-    decision = CompileDecision(KNOWN, 2, 10**6, record=CompileRecord("refused"))
+    decision = CaptureDecision(KNOWN, 2, 10**6, record=CompileRecord("refused"))
     chosen = stepping(array, optimizer, KNOWN, decision)
     for _ in range(2 * (RaceRules.min_runs + 1)):
         chosen(X)
@@ -235,7 +258,7 @@ def test_an_array_takes_the_compiled_step_once_another_process_has_compiled_it(
     array, optimizer = members(1 if lone else 2)
     other, now = CompileRecord(f"waited for, {lone}, {compiling}"), [0.0]
     assert other.begin()
-    decision = CompileDecision(
+    decision = CaptureDecision(
         known, 2, 10**6, record=CompileRecord(f"waited for, {lone}, {compiling}"), clock=lambda: now[0]
     )
     chosen = stepping(array, optimizer, known, decision)
@@ -263,7 +286,7 @@ def test_an_array_takes_the_compiled_step_once_another_process_has_compiled_it(
 def test_the_first_process_lets_others_reload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()
-    decision = CompileDecision(KNOWN, 2, 10**6, record=CompileRecord("first"))
+    decision = CaptureDecision(KNOWN, 2, 10**6, record=CompileRecord("first"))
     chosen = stepping(array, optimizer, KNOWN, decision)
     for _ in range(4 * (RaceRules.min_runs + 1)):
         chosen(X)

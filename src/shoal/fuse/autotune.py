@@ -408,8 +408,7 @@ class _RecordedRun:
     def __call__(self) -> float:
         if self._graph is None:
             self._forward_and_backward()  # loads libraries, which recording must not do
-            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            self._graph, _ = record_graph(self._forward_and_backward, stream)
+            self._graph, _ = record_graph(self._forward_and_backward, self._device)
         start = _now(self._device)
         self._graph.replay()
         return _now(self._device) - start

@@ -5,18 +5,18 @@ The passes, in order:
 1. Run the forward pass of all members on substitutes of their tensors (`ModelArray.open`).
 2. Compute the gradient of the sum of the members' losses (autograd, traced together with the forward pass).
 3. Update parameters and optimizer state in place (`FusedOptimizer.traced`; updates are counted outside of the trace).
-4. Watch two runs of passes 1 to 3, and refuse a step that a graph would freeze: on copies of all tensors, or the record
-   of pass 6 as the second.
+4. Watch two runs of passes 1 to 3, and refuse a step that a graph would freeze. They run on copies of all tensors but
+   frozen parameters, unless the step writes to these; the second may be the record of pass 6.
 5. To compile the step, trace it into one graph of plain tensor functions (`make_fx`), fuse these into few kernels
-   (Inductor, which reuses code in Shoal's cache directory), and compare the compiled step with the graph on copies of
-   all inputs (`check_compiled`).
+   (Inductor, which reuses code in Shoal's cache directory), and compare the compiled step with the graph on such copies
+   (`check_compiled`).
 6. On a GPU, record all kernels, to launch them together (CUDA graph). The record also counts the update, and computes
    the update rules' coefficients and the keys of the random numbers, so that a step only copies its batch.
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -59,6 +59,10 @@ class CapturedStep:
             traced graph runs.
         trained: Parameters of the array that get gradients; by default those that have one now.
         limits: Largest norm of each member's gradients, [B]; None if there are no limits.
+
+    Raises:
+        FusionError: The step cannot be captured, or its compiled code is wrong.
+        torch.OutOfMemoryError: There is not enough memory to capture it.
     """
 
     def __init__(
@@ -119,6 +123,12 @@ class CapturedStep:
             return False
         return self._replay is None or self._replay.fits()
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a setting that the record has as a constant has changed; it is an input of a new record."""
+        batches = self._traced.batches
+        return any(batch.frozen is not None and not batch.param_batch.changes_rates_only for batch in batches)
+
     def __call__(self, batch: Any) -> Tensor:
         """Take one step; returns the losses, [B]."""
         given = _tensors(pytree.tree_leaves(batch))
@@ -174,10 +184,14 @@ class CapturedStep:
             if not step.uses_keys:
                 self._unused, self._keys = keys, None
             if on_gpu and not compiling:
-                with suppress(RuntimeError):  # a trace holds tensors that the loss makes of numbers, a graph does not
+                try:
                     self._replay = self._recorded(step, given)
                     _check_same(first, step.functions())
                     return step
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError:
+                    pass  # a trace holds tensors that the loss makes of numbers, a graph does not
             _check_same(first, step.watch(self._copied(example)))
             with guarded_trace(), _one_fake_mode():
                 graph = make_fx(step.fn, tracing_mode="real")(*self._copied(example))
@@ -186,6 +200,8 @@ class CapturedStep:
                 with torch.no_grad():
                     function(*self._copied(example))
                     self._replay = self._recorded(function, given)
+        except torch.OutOfMemoryError:
+            raise
         except (Exception, NeedsMemberError) as error:  # tracers and compilers raise any error
             raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
         return function
@@ -223,7 +239,7 @@ class CapturedStep:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # the compiler warns about itself
             compiled: Callable[..., Tensor] = torch.compile(graph, fullgraph=True, dynamic=False)
-            check_compiled(graph, compiled, example, self._compared(example))
+            check_compiled(graph, compiled, example, self._compared(example), self._copied)
         return compiled
 
     def _compared(self, example: Sequence[Tensor]) -> Sequence[int]:
@@ -339,11 +355,7 @@ def _shapes(leaves: Sequence[Any]) -> list[Any]:
 
 
 class _Replay:
-    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values.
-
-    It is recorded on a stream of its own, since cuBLAS has one workspace for each stream: two graphs of one stream
-    would write to the same workspace, even if they run at the same time.
-    """
+    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values."""
 
     def __init__(
         self,
@@ -358,8 +370,7 @@ class _Replay:
         self._places = _places(held())
         self._given = _copies(given)
         self._keys = keys
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._graph, self._result = record_graph(lambda: run(self._given), self._stream)
+        self._graph, self._result = record_graph(lambda: run(self._given), device)
         self._run = run  # holds the memory of the constants, which the graph reads
 
     def fits(self) -> bool:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 
-__all__ = ["InFloat", "check_compiled"]
+__all__ = ["Float32Interpreter", "check_compiled"]
 
 _HALF = (torch.bfloat16, torch.float16)
 _IN_HALF_ONLY = ("flash_attention", "cudnn_attention")
@@ -26,7 +26,11 @@ _IN_FLOAT = {torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.defaul
 
 
 def check_compiled(
-    graph: GraphModule, compiled: Callable[..., Tensor], example: Sequence[Tensor], compared: Collection[int]
+    graph: GraphModule,
+    compiled: Callable[..., Tensor],
+    example: Sequence[Tensor],
+    compared: Collection[int],
+    copied: Callable[[Sequence[Tensor]], list[Tensor]],
 ) -> None:
     """Run both on copies of the same inputs, and compare the losses and some of the inputs, which a step changes.
 
@@ -36,19 +40,20 @@ def check_compiled(
     Args:
         graph: The step as a graph of plain tensor functions; it returns the losses, [B].
         compiled: The compiled step.
-        example: Inputs of a step, of which copies are given to both.
+        example: Inputs of a step.
         compared: Indices of the inputs that are compared.
+        copied: Copies the inputs that the step may change; the others both read.
 
     Raises:
         FusionError: They compute different values.
     """
-    expected, got = _copies(example), _copies(example)
+    expected, got = copied(example), copied(example)
     losses, found = graph(*expected), compiled(*got)
     tolerance = 1e-9 if losses.dtype == torch.float64 else 1e-2
     if _has_half(graph, example):
-        true = [_widened(tensor) for tensor in _copies(example)]
+        true = [_widened(tensor) for tensor in copied(example)]
         with torch.autocast(example[0].device.type, enabled=False):
-            true_losses = InFloat(graph).run(*true)
+            true_losses = Float32Interpreter(graph).run(*true)
         allowed = 2 * _distance(expected, true, compared) + tolerance * _distance(true, example, compared)
         same = _distance(got, true, compared) <= allowed
         allowed = 2 * _distance([losses], [true_losses]) + tolerance * float(true_losses.double().norm())
@@ -58,10 +63,6 @@ def check_compiled(
         same = same and torch.allclose(losses, found, rtol=tolerance, atol=0, equal_nan=True)
     if not same:
         raise FusionError("the compiled step and the trace compute different values; this is a compiler fault")
-
-
-def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.clone() for tensor in tensors]
 
 
 def _distance(tensors: Sequence[Tensor], others: Sequence[Tensor], which: Collection[int] = (0,)) -> float:
@@ -75,7 +76,7 @@ def _has_half(graph: GraphModule, example: Sequence[Tensor]) -> bool:
     return any(leaf in _HALF for node in graph.graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs)))
 
 
-class InFloat(Interpreter):
+class Float32Interpreter(Interpreter):
     """Runs a graph with float32 in place of half precision, except for functions that exist in half precision only."""
 
     def run_node(self, n: Node) -> Any:

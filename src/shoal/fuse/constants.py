@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["constant", "kept_on", "to_device"]
+__all__ = ["constant", "making_constants", "to_device"]
 
 
 def constant(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -21,12 +21,12 @@ def constant(values: Sequence[float], dtype: torch.dtype, device: torch.device) 
 @lru_cache(maxsize=1024)
 def _constant(name: str, values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """`name` tells apart what compares equal: 0.0 and -0.0."""
-    with kept_on(device):
+    with making_constants(device):
         return torch.tensor(values, dtype=dtype, device=device)
 
 
 @contextmanager
-def kept_on(device: torch.device) -> Iterator[None]:
+def making_constants(device: torch.device) -> Iterator[None]:
     """Context manager for making a tensor that is kept and read by later steps, in and outside of traces and streams.
 
     Raises:

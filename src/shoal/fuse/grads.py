@@ -75,7 +75,7 @@ class Gradients:
 
     def clip_(self, limits: Tensor, norms: Tensor) -> None:
         """Scale each member's gradients down from its norm to at most its limit, both [B]."""
-        self.multiply_((_beside(norms, limits) / (norms + 1e-6)).clamp(max=1.0))
+        self.multiply_((_on_device(limits, norms.dtype, norms.device) / (norms + 1e-6)).clamp(max=1.0))
 
     def clamp_(self, limits: Tensor) -> None:
         """Clamp the elements of each member's gradients to ±limit; limits are [B]."""
@@ -88,17 +88,15 @@ class Gradients:
     def _broadcast(self, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """All gradients, and for each one the members' values, [B], on its device and shaped to broadcast to it."""
         grads = [*self.stacked, *(grad for _, grad in self.per_member)]
-        if grads and grads[0].device != values.device:
-            values = constant(values.tolist(), values.dtype, grads[0].device)
+        if grads:
+            values = _on_device(values, values.dtype, grads[0].device)
         spread = [values.view(-1, *[1] * (grad.dim() - 1)) for grad in self.stacked]
         return grads, [*spread, *(values[b] for b, _ in self.per_member)]
 
 
-def _beside(norms: Tensor, limits: Tensor) -> Tensor:
-    """Limits, [B], in the dtype and on the device of norms."""
-    if limits.device == norms.device:
-        return limits.to(norms)
-    return constant(limits.tolist(), norms.dtype, norms.device)
+def _on_device(values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The members' values, [B], on a device; those of the host are copied there once."""
+    return values.to(dtype) if values.device == device else constant(values.tolist(), dtype, device)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.core.errors import FusionError
-from shoal.fuse.constants import constant, kept_on, to_device
+from shoal.fuse.constants import constant, making_constants, to_device
 from shoal.fuse.shard import recorded_shard
 
 __all__ = [
@@ -163,7 +163,7 @@ def _times_(word: Tensor, factor: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _index_hash(numel: int, device: torch.device) -> Tensor:
     """Hash of the element indices."""
-    with kept_on(device):
+    with making_constants(device):
         return _mix64(torch.arange(1, numel + 1, dtype=torch.int64, device=device)).to(torch.int32)
 
 

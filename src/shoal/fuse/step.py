@@ -34,7 +34,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import timed_by_replay
 from shoal.fuse.backward import backward, backward_alone, one_loss
 from shoal.fuse.capture import CapturedStep, records_graphs
-from shoal.fuse.compile_decision import CompileDecision
+from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.generators import seed_member
 from shoal.fuse.grads import clip_grad_norm_, parse_limits
 from shoal.fuse.loss_scale import LossScale
@@ -77,7 +77,7 @@ class TrainingStep:
         loss: Function as for `ModelArray.map`, which returns a scalar that depends on parameters.
         ways: Allowed ways.
         compiling: Function of the seconds of the fastest step so far that returns whether compilation may pay off; it
-            is called once, and once more after each `reconsider_compiling`. A `CompileDecision` is told of all steps,
+            is called once, and once more after each `reconsider_compiling`. A `CaptureDecision` is told of all steps,
             and also decides whether the step is recorded; without one it is.
         clock: Clock in seconds.
         max_norm: Largest norm of a member's gradients, one for all members or one for each (inf for no limit); None if
@@ -142,7 +142,7 @@ class TrainingStep:
         self._allowed: list[StepMode] = [x for x in ("captured", "compiled") if x in ways and not self._scaler.scales]
         self._later = list(self._allowed)
         self._compiling = compiling
-        self._decision = compiling if isinstance(compiling, CompileDecision) else None
+        self._decision = compiling if isinstance(compiling, CaptureDecision) else None
         self._clock = clock
         expected = 1.0 if profile is None else step_seconds(profile, len(array))
         self._will_be_recorded = "captured" in self._allowed and self._pays("captured", expected)
@@ -289,7 +289,9 @@ class TrainingStep:
         self._later.clear()
         kept = {*self._uncaptured, self.way}
         self._runs = {way: run for way, run in self._runs.items() if way in kept}  # a slower way may hold much memory
-        if self.way in ("captured", "compiled"):
+        captured = self.way in ("captured", "compiled")
+        self._will_be_recorded = captured and records_graphs(self._device)
+        if captured:
             self._optimizer.zero_grad()  # a captured step does not use these gradients
         _log.info("%d members: %s", len(self.array), self)
 
@@ -297,29 +299,31 @@ class TrainingStep:
         if not self._pays(way, min(self.seconds.values())):
             return False
         began = self._clock()
-        trained = self._plain.trained or None
+        trained, step = self._plain.trained or None, None
         try:
             with during(Activity.COMPILE):
                 step = CapturedStep(
                     self.array, self._optimizer, self.loss, batch, way == "compiled", trained, self._limits
                 )
+        except torch.OutOfMemoryError as reason:  # it is not noted: a later array may find the memory
+            _log.info("the step cannot be captured: %s", reason)
+            return False
         except FusionError as reason:
             _log.info("%s", reason)
-            return False
-        finally:
-            seconds = self._clock() - began
-            if way == "captured":
-                self.record_seconds += seconds
-            else:
-                self.compile_seconds += seconds
-        self._runs[way] = lambda batch: self._captured(step, batch)
-        return True
+        seconds = self._clock() - began
+        if way == "captured":
+            self.record_seconds = seconds
+        else:
+            self.compile_seconds += seconds
+        if step is not None:
+            self._runs[way] = partial(self._captured, step)
+        return step is not None
 
     def _pays(self, way: StepMode, seconds: float) -> bool:
         """Whether capturing may pay off, for steps that take so many seconds now."""
         if way == "compiled":
             return self._compiling(seconds)
-        return records_graphs(self._device) and (self._decision is None or self._decision.records(seconds))
+        return records_graphs(self._device) and (self._decision is None or self._decision.should_record(seconds))
 
     def synchronize(self) -> None:
         """Copy all changes that the last steps have made in attributes to the members, or from them."""
@@ -365,7 +369,11 @@ class TrainingStep:
         if step.fits(batch):
             return step(batch)
         timed = [way for way in self._uncaptured if way in self.seconds] or self._uncaptured
-        return self._run(min(timed, key=lambda way: self.seconds.get(way, inf)), batch)
+        way = min(timed, key=lambda way: self.seconds.get(way, inf))
+        if self.way == "captured" and step.is_outdated:  # later steps record it again, if that still pays
+            self.way, self._later, self._race = None, ["captured"], Race([way])
+            del self._runs["captured"]
+        return self._run(way, batch)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -21,7 +21,7 @@ from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
-from shoal.fuse.compile_decision import CompileDecision
+from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.frozen import unshare_small
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
 from shoal.fuse.loss_scale import LossScale
@@ -62,7 +62,7 @@ class FusedStepper(Stepper):
         task: Task,
         runtimes: Sequence[TrialRuntime],
         profile: Profile | None = None,
-        compiling: CompileDecision | None = None,
+        compiling: CaptureDecision | None = None,
         proof: Proof | None = None,
     ) -> None:
         self._task = task
@@ -419,7 +419,7 @@ def make_stepper(
     task: Task,
     runtimes: Sequence[TrialRuntime],
     profile: Profile | None = None,
-    compiling: CompileDecision | None = None,
+    compiling: CaptureDecision | None = None,
     plain: bool = False,
     global_rng: AbstractSet[int] = frozenset(),
     proof: Proof | None = None,

@@ -23,7 +23,7 @@ from shoal.core.errors import FusionError
 from shoal.cost.estimate import MIN_WORK_TO_MEASURE
 from shoal.cost.race import RaceRules, choose_fastest
 from shoal.data.batches import Batches
-from shoal.fuse.compile_decision import CompileDecision
+from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.frozen import is_worth_sharing, share_frozen
 from shoal.fuse.model_copy import find_unbindable
 from shoal.fuse.rows import bytes_of, storage_address
@@ -212,7 +212,7 @@ class _ArrayBenchmark:
         """Return a stepper that takes eager and plain steps: no step is left for which to capture or compile one."""
         task, ordered = self.state.task, sort_by_optimizer(runtimes)
         if not self.refusal:
-            return make_stepper(task, ordered, compiling=CompileDecision(None, len(ordered), steps=0))
+            return make_stepper(task, ordered, compiling=CaptureDecision(None, len(ordered), steps=0))
         numbers = frozenset(member.trial.number for member in self.array.members)
         return make_stepper(task, ordered, plain=True, global_rng=numbers)
 

@@ -5,6 +5,7 @@ from itertools import chain, groupby
 from operator import is_
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -241,12 +242,21 @@ def _make_units(
             units.append(MemberLoop(chosen, start, each))
             continue
         for number, (rule, mine) in enumerate(layout):
-            if mine:
-                units.append(ParamGroupBatch(rule, chosen, start, number, [stacked_params[i] for i in mine], lowering))
+            for alike in _by_dtype([stacked_params[i] for i in mine]):
+                units.append(ParamGroupBatch(rule, chosen, start, number, alike, lowering))
             for b in indices:
-                if own := [stacked_params[i] for i in groups[b][number] if stacked_params[i].member == b]:
-                    units.append(ParamGroupBatch(rule, [members[b]], b, number, own, lowering))
+                own = [stacked_params[i] for i in groups[b][number] if stacked_params[i].member == b]
+                for alike in _by_dtype(own):
+                    units.append(ParamGroupBatch(rule, [members[b]], b, number, alike, lowering))
     return units
+
+
+def _by_dtype(params: Sequence[StackedParam]) -> list[list[StackedParam]]:
+    """Parameters of one dtype each, as a fused kernel takes them on CUDA."""
+    found: dict[torch.dtype, list[StackedParam]] = {}
+    for param in params:
+        found.setdefault(param.stacked.dtype, []).append(param)
+    return list(found.values())
 
 
 def _param_indices(

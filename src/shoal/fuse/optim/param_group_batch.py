@@ -1,4 +1,4 @@
-"""`ParamGroupBatch`: one parameter group of consecutive members, updated together by one rule."""
+"""`ParamGroupBatch`: parameters of one group of consecutive members, updated together by one rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class _ActiveParams:
 
 
 class ParamGroupBatch:
-    """One parameter group of consecutive members, or of a single member, with one update rule.
+    """The parameters of one dtype in a group of consecutive members, or of a single member, with one update rule.
 
     State is stacked, and the members' own state consists of views of its rows. As in torch, a parameter's state is
     initialised, or stacked from the members' state, at its first gradient.

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from shoal.core.demand import Profile
+from shoal.fuse.capture_decision import RETRY_SECONDS, CaptureDecision
 from shoal.fuse.compile_cache import CompileRecord
-from shoal.fuse.compile_decision import RETRY_SECONDS, CompileDecision
 
 PROFILE = Profile({4: 1.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={4: 2.0}, compile_seconds=20.0, reload_seconds=2.0)
 NEVER_FASTER = replace(PROFILE, compiled_gain={4: 1.0})
@@ -39,7 +39,7 @@ def test_decision(
     if state is not NOBODY:
         assert other.begin()
     other.end(compiled=state is BEFORE) if state is not ANOTHER else None
-    decision = CompileDecision(profile, 4, steps, later, mine)
+    decision = CaptureDecision(profile, 4, steps, later, mine)
     assert (decision(1.0), decision.waits) == (now, waits)
     assert decision.reloads is (state is BEFORE)
     other.end(compiled=False)
@@ -50,7 +50,7 @@ def test_decision(
 def test_it_asks_again_until_the_other_process_is_done() -> None:
     other, now = CompileRecord("asks again"), [0.0]
     assert other.begin()
-    decision = CompileDecision(PROFILE, 4, 120, record=CompileRecord("asks again"), clock=lambda: now[0])
+    decision = CaptureDecision(PROFILE, 4, 120, record=CompileRecord("asks again"), clock=lambda: now[0])
     assert not decision(1.0)
     found = []
     for seconds in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
@@ -68,5 +68,5 @@ def test_it_asks_again_until_the_other_process_is_done() -> None:
 
 
 def test_without_a_record_each_array_decides_for_itself() -> None:
-    assert CompileDecision(PROFILE, 4, 120)(1.0)
-    assert not CompileDecision(PROFILE, 4, 20)(1.0)
+    assert CaptureDecision(PROFILE, 4, 120)(1.0)
+    assert not CaptureDecision(PROFILE, 4, 20)(1.0)

@@ -9,13 +9,13 @@ from shoal.core.demand import Profile
 from shoal.cost.estimate import capturing_pays
 from shoal.fuse.compile_cache import CompileRecord
 
-__all__ = ["RETRY_SECONDS", "CompileDecision"]
+__all__ = ["RETRY_SECONDS", "CaptureDecision"]
 
 RETRY_SECONDS = 1.0
 """Seconds after which an array asks again for a step that another process may have compiled meanwhile."""
 
 
-class CompileDecision:
+class CaptureDecision:
     """Decides whether and when to compile the step of an array, and whether to record it as a CUDA graph.
 
     A step that this machine has compiled before is compiled if reloading its code pays. Otherwise this process compiles
@@ -72,7 +72,7 @@ class CompileDecision:
         record.end(compiled=False)
         return False
 
-    def records(self, seconds: float) -> bool:
+    def should_record(self, seconds: float) -> bool:
         """Return whether to record the step as a CUDA graph now, which each process does for itself."""
         return capturing_pays("captured", self._profile, self._members, seconds, self.steps)
 
