@@ -56,7 +56,8 @@ __all__ = ["Trainer", "prepare", "retrain", "run"]
 _log = logging.getLogger("shoal.worker")
 
 MAX_JOIN_WAIT_SECONDS = 0.05
-"""Maximum seconds to wait for trials to join, once those in whose place they come are told."""
+"""Maximum seconds to wait for trials to join, after the reports of the trials that they replace are sent, and for
+those."""
 
 
 class Trainer:
@@ -93,8 +94,8 @@ class Trainer:
     def run(self) -> Iterator[Event]:
         """Train; yield the reports of the trials, with one event for trials that end an epoch together.
 
-        A trial at its target is saved before it is PAUSED. No event is told before the checkpoints that were submitted
-        before it are on the disk. A job out of memory reports its memory before it raises.
+        A trial at its target is saved before it is PAUSED. No event is emitted before the checkpoints that were
+        submitted before it are on the disk. A job out of memory reports its memory before it raises.
         """
         try:
             for event in self._train():
@@ -102,13 +103,13 @@ class Trainer:
                     self._held.append((self._writer.submitted, event))
                 if self._control.prompt:
                     self._writer.flush()
-                yield from self._told()
+                yield from self._emit_due()
                 self._writer.check()
             self._writer.flush()
-            yield from self._told()
+            yield from self._emit_due()
         except (Exception, SystemExit) as error:
             self._writer.wait()
-            yield from self._told()
+            yield from self._emit_due()
             if outcome_of(error) is Outcome.OUT_OF_MEMORY:
                 yield from self._memory_events()
             raise
@@ -117,7 +118,7 @@ class Trainer:
             if self._team is not None:
                 self._team.close()
 
-    def _told(self) -> Iterator[Event]:
+    def _emit_due(self) -> Iterator[Event]:
         """Yield the events that wait for no checkpoint any more, in order."""
         while self._due():
             yield self._held.popleft()[1]
@@ -253,15 +254,17 @@ class Trainer:
     def _wait_for_joins(self) -> Iterator[Event | None]:
         """If trials have just left the only lane, wait a short time for others to join.
 
-        None is yielded once the checkpoints of those that have left may be on the disk, so that they are told before.
+        None is yielded once the checkpoints of those that have left may be on the disk, so that their reports are sent.
+        If these are not written by then, training goes on.
         """
         if len(self._lanes) != 1 or not self._lanes[0].join_wait:
             return
         (lane,) = self._lanes
-        self._writer.wait(lane.join_wait)
+        latest = time.monotonic() + MAX_JOIN_WAIT_SECONDS
+        self._writer.wait(MAX_JOIN_WAIT_SECONDS)
         yield None
-        deadline = time.monotonic() + min(lane.join_wait, MAX_JOIN_WAIT_SECONDS)
-        while time.monotonic() < deadline and not self._control.stopping():
+        deadline = min(latest, time.monotonic() + lane.join_wait)
+        while not self._held and time.monotonic() < deadline and not self._control.stopping():
             with during(Activity.ENGINE):
                 requested = self._control.wait(deadline - time.monotonic())
             if requested:
