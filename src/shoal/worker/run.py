@@ -115,6 +115,8 @@ class Trainer:
             raise
         finally:
             self._writer.close()
+            self._worker_state.built.drop()
+            release_cached_memory(self._worker_state.device)
             if self._team is not None:
                 self._team.close()
 
@@ -224,7 +226,8 @@ class Trainer:
         return [model for lane in self._lanes for model in lane.models[:1]]
 
     def _memory_events(self) -> Iterator[Event]:
-        self._memory_tracker.sample((lane.key, len(lane.models)) for lane in self._lanes)
+        arrays = [(lane.key, len(lane.models)) for lane in self._lanes]
+        self._memory_tracker.sample(arrays, self._worker_state.built.bytes)
         if (news := self._memory_tracker.new_peak()) is not None:
             yield news
 
