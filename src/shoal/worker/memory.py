@@ -39,10 +39,7 @@ class MemoryTracker:
         """
         for key, members in arrays:
             self._members[key] = max(self._members.get(key, 0), members)
-        if self._device.type == "cuda":
-            used = int(torch.cuda.max_memory_reserved(self._device))
-        else:
-            used = own_memory()
+        used = int(torch.cuda.max_memory_reserved(self._device)) if self._device.type == "cuda" else own_memory()
         self._bytes = max(self._bytes, used - waiting)
 
     def new_peak(self) -> MemoryMeasured | None:

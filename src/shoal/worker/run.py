@@ -134,7 +134,6 @@ class Trainer:
             yield from self._handle_requests()
             self._lanes = [lane for lane in self._lanes if not lane.done]
             if not self._lanes:
-                self._free_memory()
                 return
             if self._control.stopping():
                 yield from self._suspend()
@@ -153,13 +152,12 @@ class Trainer:
             yield None
 
     def _suspend(self) -> Iterator[Event]:
-        """Save and cache all trials, and free the device."""
+        """Save and cache all trials, and drop the lanes."""
         for lane in self._lanes:
             lane.suspend()
         yield from self._events()
         del lane  # this name and the list hold the lanes, whose arrays are in device memory
         self._lanes.clear()
-        release_cached_memory(self._worker_state.device)
 
     def _prepare(self) -> list[LaneFailure]:
         """Bring all lanes to their next steps; return the lanes that raised."""
