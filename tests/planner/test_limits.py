@@ -13,7 +13,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import Report
 from shoal.cost.scaling import Scaling
 from shoal.planner import Planner
-from shoal.planner.limits import jobs_to_restart, limit_placed, memory_limit
+from shoal.planner.limits import UNMEASURED_BYTES, jobs_to_restart, limit_placed, memory_limit
 from shoal.planner.planning_context import SHARES_WORTH_SECONDS
 from shoal.schedule import WFD, JobState, JobView, Plan, Policy, Refusal, Resize, Start
 
@@ -60,8 +60,8 @@ def test_jobs_that_share_a_device_are_limited_and_a_job_alone_is_not(name):
 WHOLE = replace(GPU, name="cuda:0", uuid="GPU-0")
 MEMORY = {
     "alone on its device": (WHOLE, 1, 4 * GB, 0),
-    "beside another": (WHOLE, 2, 4 * GB, 5 * GB),
-    "on an instance of a GPU": (replace(WHOLE, name="mig:0", uuid="MIG-0"), 2, 4 * GB, 5 * GB),
+    "beside another": (WHOLE, 2, 4 * GB, 5 * GB + UNMEASURED_BYTES),
+    "on an instance of a GPU": (replace(WHOLE, name="mig:0", uuid="MIG-0"), 2, 4 * GB, 5 * GB + UNMEASURED_BYTES),
     "of unknown demand": (WHOLE, 2, 0, 0),
     "on a CPU": (replace(GPU, name="cpu:0"), 2, 4 * GB, 0),
 }

@@ -11,6 +11,7 @@ from shoal.core.command import Step, UpdateJob
 from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job, JobUpdate
+from shoal.planner.limits import UNMEASURED_BYTES
 from shoal.study.planning import _limit_memory
 from shoal.study.state import RunningJobs
 from shoal.testing.backends import scripted_job
@@ -42,11 +43,11 @@ def test_limits_follow_the_neighbours_and_the_reservation() -> None:
     for name in ("one", "two"):
         state.running.begin(job(name, 40), SLOT)
     assert limits(state) == {}, "each is alone on its GPU"
-    state.running.begin(replace(job("second", 20), memory_limit=25), GPU)
-    assert limits(state) == {"first": 50}, "the second was given its limit when it started"
+    state.running.begin(replace(job("second", 20), memory_limit=25 + UNMEASURED_BYTES), GPU)
+    assert limits(state) == {"first": 50 + UNMEASURED_BYTES}, "the second was given its limit when it started"
     assert limits(state) == {}
     state.running.change(replace(state.running["first"][0], demand=Demand(0.5, 60, 1.0, 10.0)))
-    assert limits(state) == {"first": 75}, "members have joined it"
+    assert limits(state) == {"first": 75 + UNMEASURED_BYTES}, "members have joined it"
     state.running.end("second")
     assert limits(state) == {"first": 0}
 

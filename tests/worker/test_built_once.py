@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
-from shoal.core.event import Reported
+from shoal.core.event import MemoryMeasured, Reported
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Trial
 from shoal.cost.estimate import MIN_WORK_TO_MEASURE, best_size
@@ -222,6 +222,28 @@ def test_the_oldest_are_dropped_beyond_the_limit_of_the_cache(tmp_path: Path, mo
     state = state_of(Counted(), tmp_path)
     measured(state, 5)
     assert [state.built.take(member) is not None for member in members(5)] == [False] * 3 + [True] * 2
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_those_that_train_elsewhere_are_not_counted_and_not_kept(
+    stops: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = state_of(Counted(), tmp_path)
+    measured(state, 5)
+    each = state.built.bytes // 5
+    assert each > 0
+    monkeypatch.setattr("shoal.worker.memory.own_memory", lambda: 10**9)
+    control = JobControl()
+    job, context = Job("job", (Array(KEY, members(2)),)), WorkerContext(state.directory, b"")
+    peaks = []
+    for event in Trainer(job, state, SignatureBuilder(state.task, state.sets), control, context).run():
+        if isinstance(event, MemoryMeasured):
+            peaks.append(event.memory)
+            if stops:
+                control.stop()
+    assert peaks == [10**9 - 3 * each]
+    assert state.built.bytes == 0
+    assert not any(state.built.take(member) for member in members(5))
 
 
 class Clock:

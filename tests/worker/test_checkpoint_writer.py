@@ -22,13 +22,13 @@ from shoal.core.event import Event, MembersLeft, Outcome, Reported
 from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Report, TrialState
 from shoal.data.datasets import DataSets
-from shoal.worker import array_members, checkpoint_writer
+from shoal.worker import array_members, array_trainer, checkpoint_writer
 from shoal.worker.checkpoint import Checkpoint, CheckpointSnapshot, load_newest, write
 from shoal.worker.checkpoint_paths import checkpoint_files, remove_later_checkpoints
 from shoal.worker.checkpoint_writer import CheckpointWriter
 from shoal.worker.control import JobControl
 from shoal.worker.failures import describe
-from shoal.worker.run import Trainer
+from shoal.worker.run import MAX_JOIN_WAIT_SECONDS, Trainer
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.stepper import StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime
@@ -109,6 +109,28 @@ def test_who_has_left_on_request_is_told_after_the_checkpoint(tmp_path: Path, ga
     assert [row[:2] for event in events for row in rows(event)] == [(1, 1), (1, 2), (1, 3)]
 
 
+def test_training_does_not_stand_still_for_a_writer_that_is_slow(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+
+    def wait(writer: CheckpointWriter, seconds: float | None = None) -> None:
+        waits.append(seconds)
+
+    class Control(JobControl):
+        def wait(self, seconds: float) -> bool:
+            assert not seconds, "nobody joins in place of a trial whose report is not sent"
+            return False
+
+    wait_for_all = CheckpointWriter.wait
+    monkeypatch.setattr(array_trainer, "JOIN_WAIT_SHARE", 1e9)
+    monkeypatch.setattr(CheckpointWriter, "wait", wait)
+    events = told(tmp_path, [Member(trial(0), 0, 1), Member(trial(1), 0, EPOCHS)], control=Control())
+    monkeypatch.setattr(CheckpointWriter, "flush", lambda writer: (gate.set(), wait_for_all(writer)))
+    assert [row[:2] for event in events for row in rows(event)] == [(0, 1), (1, 1), (1, 2), (1, 3)]
+    assert waits == [MAX_JOIN_WAIT_SECONDS]
+
+
 @pytest.mark.parametrize("prompt", [True, False])
 def test_the_thread_that_trains_syncs_no_file(prompt: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
@@ -166,6 +188,25 @@ def test_snapshots_take_bounded_memory(tmp_path: Path, monkeypatch: pytest.Monke
         assert writer.submitted - writer.written <= 2
     writer.flush()
     assert [path.name[:6] for path in checkpoint_files(tmp_path, 0)] == ["000008", "000007"]
+    writer.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_is_no_error_of_the_next_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(directory: Path, taken: CheckpointSnapshot) -> Path:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(checkpoint_writer, "write", fails)
+    monkeypatch.setattr(checkpoint_writer, "HELD_BYTES", 400)
+    writer = CheckpointWriter(tmp_path)
+    for epoch in range(1, 5):
+        writer.submit(checkpoint(epoch, {"weight": torch.ones(100)}))
+    assert (writer.submitted, writer.written) == (4, 0)
+    with pytest.raises(OSError, match="Input/output"):
+        writer.flush()
+    with pytest.raises(OSError, match="Input/output"):
+        writer.check()
     writer.close()
 
 

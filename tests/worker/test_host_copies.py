@@ -1,5 +1,7 @@
 """Tensors of a GPU are packed for few copies to host memory, none of which is waited for; a stand-in counts them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -38,17 +40,25 @@ class OnGpu(Tensor):
 
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Take stand-ins for tensors of a GPU; the waits for events are noted here."""
+    """Take stand-ins for tensors of a GPU; the waits for events are noted here, with the device that is current."""
     found: list[str] = []
+    current: list[str] = []
 
     class Event:
         def synchronize(self) -> None:
-            found.append("event")
+            found.append(f"event on {current[-1] if current else 'the first device'}")
+
+    @contextmanager
+    def device(name: torch.device) -> Iterator[None]:
+        current.append(str(name))
+        yield
+        current.pop()
 
     monkeypatch.setattr(module, "_is_plain", lambda tensor: tensor.layout is torch.strided)
     monkeypatch.setattr(module, "_memory", lambda tensor: tensor.inner.data_ptr() if type(tensor) is OnGpu else tensor)
     monkeypatch.setattr(module, "_pinned_like", lambda flat: torch.empty(flat.shape, dtype=flat.dtype))
     monkeypatch.setattr(module, "_recorded_event", lambda device: Event())
+    monkeypatch.setattr(torch.cuda, "device", device)
     OnGpu.called.clear()
     return found
 
@@ -80,7 +90,7 @@ def test_one_copy_for_each_dtype_has_the_values_and_strides(waited: list[str]) -
     assert moves() == ["clone", "cat", "copy_", "cat", "copy_", "copy_"], "a view with gaps is closed up on the device"
     assert waited == []
     wait()
-    assert waited == ["event"]
+    assert waited == ["event on cuda:0"]
     for tensor, copy in zip(tensors, copies, strict=True):
         assert type(copy) is Tensor
         assert torch.equal(tensor, copy)
@@ -94,6 +104,31 @@ def test_packing_takes_little_memory_of_the_device(waited: list[str], monkeypatc
     copies, _ = host_copies([OnGpu(each) for each in tensors])
     assert moves() == ["cat", *["copy_"] * 5], "one pack of two tensors, and four of one"
     assert all(map(torch.equal, tensors, copies))
+
+
+def test_pinned_memory_is_limited(waited: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PACKED_BYTES", 100)
+    monkeypatch.setattr(module, "PINNED_BYTES", 120)
+    tensors = [torch.randn(size) for size in (10, 10, 5, 400, 3, 25)]
+    copies, wait = host_copies([OnGpu(each) for each in tensors])
+    assert moves() == ["cat", "copy_", *["_to_copy"] * 3], "100 bytes are pinned, the rest is not"
+    wait()
+    assert waited == ["event on cuda:0"]
+    assert all(map(torch.equal, tensors, copies))
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_tensors_that_the_device_has_no_memory_to_pack_are_copied_one_by_one(
+    pinned: bool, waited: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(rows: list[Tensor]) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "cat", full)
+    tensors = samples()
+    copies, _ = host_copies([OnGpu(each) for each in tensors], pinned)
+    assert all(map(torch.equal, tensors, copies))
+    assert all(copy.untyped_storage().nbytes() == tensor.nbytes for tensor, copy in zip(tensors, copies, strict=True))
 
 
 def test_a_checkpoint_of_a_gpu_takes_one_copy_for_each_dtype_and_no_wait(waited: list[str]) -> None:

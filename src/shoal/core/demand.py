@@ -75,7 +75,7 @@ class Profile:
         fetch_seconds: Seconds to fetch and prepare the samples of a batch that are not in memory.
         sample: Number of members for which it was measured; it does not extrapolate to much larger arrays.
         pending: Epochs that waited for the measurement, if they were too few to measure all sizes; else None.
-        first_size: Most members of the first array, where members were only timed alone; None for all that wait.
+        first_size: Largest size of the first array if only single members were timed; None: no limit.
     """
 
     step_seconds: Mapping[int, float]

@@ -13,7 +13,11 @@ from shoal.schedule.base import JobView
 __all__ = ["jobs_to_restart", "limit_placed", "memory_limit"]
 
 MEMORY_SLACK = 1.25
-"""Memory limit of a job as a multiple of its demand, which is an estimate."""
+"""Memory limit of a job as a multiple of its demand, which is an estimate, before `UNMEASURED_BYTES`."""
+
+UNMEASURED_BYTES = 512 << 20
+"""Bytes that each limit adds to the demand, which counts live tensors: for workspaces of libraries, memory pools of
+recorded steps, and fragmentation."""
 
 _Placed = Sequence[tuple[Job, Device]]
 
@@ -35,8 +39,9 @@ def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device
 
 def memory_limit(job: Job, device: Device, jobs: int) -> int:
     """Return the bytes that a job may use of a GPU that so many jobs hold; 0 for no limit, as if it is alone there."""
-    shared = jobs > 1 and device.is_cuda and job.demand is not None
-    return int(job.demand.memory * MEMORY_SLACK) if shared and job.demand is not None else 0
+    if jobs <= 1 or not device.is_cuda or job.demand is None or not job.demand.memory:
+        return 0
+    return int(job.demand.memory * MEMORY_SLACK) + UNMEASURED_BYTES
 
 
 def jobs_to_restart(

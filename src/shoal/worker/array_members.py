@@ -166,7 +166,7 @@ class ArrayMembers:
     def rebuild(self, group: Sequence[TrialRuntime]) -> None:
         """Restart trials from the newest checkpoints that are known to be right: they join again before all others."""
         self.runtimes = [runtime for runtime in self.runtimes if runtime not in group]
-        self._state.writer.flush()  # else a checkpoint of a later step may come after those are removed
+        self._state.writer.wait()  # else a checkpoint of a later step may come after those are removed
         for runtime in group:
             remove_later_checkpoints(self._state.directory, runtime.trial.number, *runtime.proven)
         self.joining = [*(dataclasses.replace(one.member, checkpoint="") for one in group), *self.joining]

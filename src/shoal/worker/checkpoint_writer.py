@@ -1,7 +1,7 @@
 """Writes checkpoints in a thread while training goes on."""
 
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from pathlib import Path
 
@@ -18,10 +18,10 @@ HELD_BYTES = 1 << 30
 class CheckpointWriter:
     """Writes the checkpoints of a process in the order in which they are submitted.
 
-    `submit` takes a snapshot, which a thread writes to the disk. What refers to a checkpoint is told to the engine only
+    `submit` takes a snapshot, which a thread writes to the disk. What refers to a checkpoint is sent to the engine only
     once `written` has reached the value that `submitted` had then.
 
-    After a checkpoint that could not be written, all methods but `wait` and `close` raise its error.
+    After a checkpoint that could not be written, `check` and `flush` raise its error.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -40,10 +40,8 @@ class CheckpointWriter:
 
     def submit(self, checkpoint: Checkpoint) -> None:
         """Take a snapshot of a checkpoint to be written; wait first while earlier ones take too much memory."""
-        self.check()
-        while sum(size for _, size in self._pending) >= HELD_BYTES:
-            self._pending[0][0].result()
-            self._pending.popleft()
+        while sum(size for future, size in self._pending if not future.done()) >= HELD_BYTES:
+            wait_for_futures([future for future, _ in self._pending if not future.done()], None, FIRST_COMPLETED)
         taken = snapshot(checkpoint)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "shoal-checkpoints")

@@ -1,6 +1,7 @@
 """Copies of tensors in host memory; those of a GPU are packed, so that a checkpoint takes few copies and no wait."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ __all__ = ["host_copies"]
 PACKED_BYTES = 16 << 20
 """Maximum bytes of tensors that are packed for one copy, which is the device memory that packing takes meanwhile."""
 
+PINNED_BYTES = 256 << 20
+"""Maximum bytes of tensors of one call that are copied into pinned memory, which torch rounds up and keeps."""
+
 
 @torch.no_grad()
 def host_copies(tensors: Sequence[Tensor], pinned: bool = True) -> tuple[list[Tensor], Callable[[], None]]:
@@ -18,8 +22,8 @@ def host_copies(tensors: Sequence[Tensor], pinned: bool = True) -> tuple[list[Te
     The values are those at this place in the device's current stream, whatever later work of the stream changes.
 
     Args:
-        pinned: Whether to copy from a GPU into pinned memory, without waiting for it. Otherwise the copies are
-            complete on return.
+        pinned: Whether to copy up to `PINNED_BYTES` from a GPU into pinned memory, without waiting for it. Other
+            copies are complete on return.
 
     Returns:
         The copies, and a function that waits until they are complete.
@@ -29,14 +33,18 @@ def host_copies(tensors: Sequence[Tensor], pinned: bool = True) -> tuple[list[Te
     packed = {key: tensor for key, tensor in distinct.items() if _can_be_packed(tensor)}
     copies = {key: _copy(tensor) for key, tensor in distinct.items() if key not in packed}
     devices: set[torch.device] = set()
+    size = 0
     for pack in _packs(packed.items()):
+        size += sum(tensor.nbytes for tensor in pack.values())
+        pinned = pinned and size <= PINNED_BYTES
         copies.update(_copies_of_pack(pack, pinned))
-        devices.update(tensor.device for tensor in pack.values())
-    events = [_recorded_event(device) for device in devices if pinned and device.type == "cuda"]
+        devices.update(tensor.device for tensor in pack.values() if pinned and tensor.device.type == "cuda")
+    events = [(device, _recorded_event(device)) for device in devices]
 
     def wait() -> None:
-        for event in events:
-            event.synchronize()
+        for device, event in events:
+            with torch.cuda.device(device):  # a thread begins with the first GPU
+                event.synchronize()
 
     return [copies[key] for key in keys], wait
 
@@ -76,7 +84,14 @@ def _packs(tensors: Iterable[tuple[object, Tensor]]) -> Iterator[dict[object, Te
     yield from groups.values()
 
 
-def _copies_of_pack(pack: dict[object, Tensor], pinned: bool) -> Iterator[tuple[object, Tensor]]:
+def _copies_of_pack(pack: dict[object, Tensor], pinned: bool) -> dict[object, Tensor]:
+    """Copy tensors of one device and dtype to the host, each by itself if the device has no memory to pack them."""
+    with suppress(torch.OutOfMemoryError):
+        return dict(_unpacked(pack, pinned))
+    return {key: tensor.cpu() for key, tensor in pack.items()}
+
+
+def _unpacked(pack: dict[object, Tensor], pinned: bool) -> Iterator[tuple[object, Tensor]]:
     """Copy tensors of one device and dtype by one copy of a flat tensor; yield each with its key, in its strides."""
     orders = [sorted(range(each.dim()), key=each.stride, reverse=True) for each in pack.values()]
     permuted = [each.permute(order) for each, order in zip(pack.values(), orders, strict=True)]

@@ -31,14 +31,16 @@ class MemoryTracker:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
-    def sample(self, arrays: Iterable[tuple[FusionKey, int]]) -> None:
-        """Measure the memory with these arrays in training, as keys and numbers of members."""
+    def sample(self, arrays: Iterable[tuple[FusionKey, int]], waiting: int = 0) -> None:
+        """Measure the memory with these arrays in training, as keys and numbers of members.
+
+        Args:
+            waiting: Bytes of trials on the device that wait to be trained, which are not counted.
+        """
         for key, members in arrays:
             self._members[key] = max(self._members.get(key, 0), members)
-        if self._device.type == "cuda":
-            self._bytes = int(torch.cuda.max_memory_reserved(self._device))
-        else:
-            self._bytes = max(self._bytes, own_memory())
+        used = int(torch.cuda.max_memory_reserved(self._device)) if self._device.type == "cuda" else own_memory()
+        self._bytes = max(self._bytes, used - waiting)
 
     def new_peak(self) -> MemoryMeasured | None:
         """Return the peak, if it has grown since it was last reported; else None."""

@@ -56,7 +56,8 @@ __all__ = ["Trainer", "prepare", "retrain", "run"]
 _log = logging.getLogger("shoal.worker")
 
 MAX_JOIN_WAIT_SECONDS = 0.05
-"""Maximum seconds to wait for trials to join, once those in whose place they come are told."""
+"""Maximum seconds to wait for trials to join, after the reports of the trials that they replace are sent, and for
+those."""
 
 
 class Trainer:
@@ -93,8 +94,8 @@ class Trainer:
     def run(self) -> Iterator[Event]:
         """Train; yield the reports of the trials, with one event for trials that end an epoch together.
 
-        A trial at its target is saved before it is PAUSED. No event is told before the checkpoints that were submitted
-        before it are on the disk. A job out of memory reports its memory before it raises.
+        A trial at its target is saved before it is PAUSED. No event is emitted before the checkpoints that were
+        submitted before it are on the disk. A job out of memory reports its memory before it raises.
         """
         try:
             for event in self._train():
@@ -102,22 +103,24 @@ class Trainer:
                     self._held.append((self._writer.submitted, event))
                 if self._control.prompt:
                     self._writer.flush()
-                yield from self._told()
+                yield from self._emit_due()
                 self._writer.check()
             self._writer.flush()
-            yield from self._told()
+            yield from self._emit_due()
         except (Exception, SystemExit) as error:
             self._writer.wait()
-            yield from self._told()
+            yield from self._emit_due()
             if outcome_of(error) is Outcome.OUT_OF_MEMORY:
                 yield from self._memory_events()
             raise
         finally:
             self._writer.close()
+            self._worker_state.built.drop()
+            release_cached_memory(self._worker_state.device)
             if self._team is not None:
                 self._team.close()
 
-    def _told(self) -> Iterator[Event]:
+    def _emit_due(self) -> Iterator[Event]:
         """Yield the events that wait for no checkpoint any more, in order."""
         while self._due():
             yield self._held.popleft()[1]
@@ -131,7 +134,6 @@ class Trainer:
             yield from self._handle_requests()
             self._lanes = [lane for lane in self._lanes if not lane.done]
             if not self._lanes:
-                self._free_memory()
                 return
             if self._control.stopping():
                 yield from self._suspend()
@@ -150,13 +152,12 @@ class Trainer:
             yield None
 
     def _suspend(self) -> Iterator[Event]:
-        """Save and cache all trials, and free the device."""
+        """Save and cache all trials, and drop the lanes."""
         for lane in self._lanes:
             lane.suspend()
         yield from self._events()
         del lane  # this name and the list hold the lanes, whose arrays are in device memory
         self._lanes.clear()
-        release_cached_memory(self._worker_state.device)
 
     def _prepare(self) -> list[LaneFailure]:
         """Bring all lanes to their next steps; return the lanes that raised."""
@@ -223,7 +224,8 @@ class Trainer:
         return [model for lane in self._lanes for model in lane.models[:1]]
 
     def _memory_events(self) -> Iterator[Event]:
-        self._memory_tracker.sample((lane.key, len(lane.models)) for lane in self._lanes)
+        arrays = [(lane.key, len(lane.models)) for lane in self._lanes]
+        self._memory_tracker.sample(arrays, self._worker_state.built.bytes)
         if (news := self._memory_tracker.new_peak()) is not None:
             yield news
 
@@ -253,15 +255,17 @@ class Trainer:
     def _wait_for_joins(self) -> Iterator[Event | None]:
         """If trials have just left the only lane, wait a short time for others to join.
 
-        None is yielded once the checkpoints of those that have left may be on the disk, so that they are told before.
+        None is yielded once the checkpoints of those that have left may be on the disk, so that their reports are sent.
+        If these are not written by then, training goes on.
         """
         if len(self._lanes) != 1 or not self._lanes[0].join_wait:
             return
         (lane,) = self._lanes
-        self._writer.wait(lane.join_wait)
+        latest = time.monotonic() + MAX_JOIN_WAIT_SECONDS
+        self._writer.wait(MAX_JOIN_WAIT_SECONDS)
         yield None
-        deadline = time.monotonic() + min(lane.join_wait, MAX_JOIN_WAIT_SECONDS)
-        while time.monotonic() < deadline and not self._control.stopping():
+        deadline = min(latest, time.monotonic() + lane.join_wait)
+        while not self._held and time.monotonic() < deadline and not self._control.stopping():
             with during(Activity.ENGINE):
                 requested = self._control.wait(deadline - time.monotonic())
             if requested:

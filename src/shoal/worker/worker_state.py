@@ -85,9 +85,10 @@ class TrialCache:
 
 
 class BuiltTrials:
-    """Trials that a profile has built and left untouched, until training jobs of this process take them.
+    """Trials that a profile has built and left untouched, until the next training job of this process takes them.
 
-    They stay on their device. The oldest ones are dropped if their own memory exceeds the limit of the cache.
+    They stay on their device. The oldest ones are dropped if their own memory exceeds the limit of the cache, and those
+    that are left at the end of the job, since they may train elsewhere.
     """
 
     def __init__(self) -> None:
@@ -111,6 +112,10 @@ class BuiltTrials:
         """Remove and return the trial of a member as it was built; None if it is not there."""
         runtime, _ = self._built.pop(member.trial.number, (None, 0))
         return None if runtime is None or runtime.trial != member.trial else replace(runtime, member=member)
+
+    def drop(self) -> None:
+        """Drop all trials."""
+        self._built.clear()
 
 
 @dataclass(frozen=True)
