@@ -24,7 +24,7 @@ class BuildSnapshot:
         self._runtime = runtime
         self._before = self._fingerprint()
         owners = (*runtime.model.modules(), *optimizers_in(runtime.optimizer))
-        held: list[Any] = [leaf for each in owners for leaf in pytree.tree_leaves(vars(each))]
+        held: list[Any] = [leaf for each in owners for leaf in pytree.tree_leaves(getattr(each, "__dict__", {}))]
         held = [leaf for leaf in held if not isinstance(leaf, (Tensor, nn.Module))]
         held += [vars(leaf) for leaf in held if isinstance(leaf, FunctionType)]
         self._shared = Transaction(functions=held, left_out=[runtime.model])
