@@ -116,6 +116,46 @@ class Remembering(Counted):
         return super().loss(model, batch)
 
 
+class Hooked(Counted):
+    """Scales outputs by a number that a hook counts in a variable that it closes over."""
+
+    def model(self, config: Any) -> nn.Module:
+        model, calls = super().model(config), 0
+
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            nonlocal calls
+            calls += module.training
+            return output * (1 + 0.01 * calls)
+
+        model.register_forward_hook(hook)
+        return model
+
+
+class Patched(Counted):
+    """Draws in a `forward` of its own from a generator that this closes over."""
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        forward, generator = model.forward, torch.Generator().manual_seed(1)
+        model.forward = lambda x: forward(x) * torch.rand((), generator=generator)  # type: ignore[method-assign]
+        return model
+
+
+class HookedStep(Counted):
+    """Changes the learning rate by a number that a hook of the optimizer counts on itself."""
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        optimizer = super().optimizer(model, config)
+
+        def hook(one: Any, arguments: Any, named: Any) -> None:
+            hook.steps += 1  # type: ignore[attr-defined]
+            one.param_groups[0]["lr"] = config["lr"] / hook.steps  # type: ignore[attr-defined]
+
+        hook.steps = 0  # type: ignore[attr-defined]
+        optimizer.register_step_pre_hook(hook)
+        return optimizer
+
+
 class Heavy(Counted):
     """Its weights are most of what a step needs."""
 
@@ -184,15 +224,20 @@ def test_what_is_not_measured_is_not_built(tmp_path: Path) -> None:
     assert task.builds == 1
 
 
-@pytest.mark.parametrize("kind", [Counted, Own, Uncopyable, Remembering])
-def test_a_trial_of_a_profile_learns_what_one_built_to_train_learns(kind: type[Counted], tmp_path: Path) -> None:
-    wanted = train(state_of(kind(), tmp_path / "wanted"), 5)
+@pytest.mark.parametrize("trials", [1, 5])
+@pytest.mark.parametrize("kind", [Counted, Own, Uncopyable, Remembering, Hooked, Patched, HookedStep])
+def test_a_trial_of_a_profile_learns_what_one_built_to_train_learns(
+    kind: type[Counted], trials: int, tmp_path: Path
+) -> None:
+    wanted = train(state_of(kind(), tmp_path / "wanted"), trials)
     state = state_of(kind(), tmp_path / "found")
-    assert measured(state, 5).step_seconds.keys() == {1, 4, 5}
-    assert_equal(train(state, 5), wanted)
+    assert measured(state, trials).step_seconds.keys() == {size for size in (1, 4, 5) if size <= trials}
+    assert_equal(train(state, trials), wanted)
 
 
-@pytest.mark.parametrize(("kind", "kept"), [(Own, 5), (Uncopyable, 0), (Remembering, 0)])
+@pytest.mark.parametrize(
+    ("kind", "kept"), [(Own, 5), (Uncopyable, 0), (Remembering, 0), (Hooked, 0), (Patched, 0), (HookedStep, 0)]
+)
 def test_only_trials_that_nothing_has_changed_are_kept(
     kind: type[Counted], kept: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from shoal.cluster.processes import own_memory
 from shoal.core.array import Array, Member
@@ -26,7 +25,8 @@ from shoal.data.batches import Batches
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.frozen import is_worth_sharing, share_frozen
 from shoal.fuse.model_copy import find_unbindable
-from shoal.fuse.rows import bytes_of, storage_address
+from shoal.fuse.rows import bytes_of
+from shoal.worker.build_snapshot import BuildSnapshot
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.plain_copy import copied_bytes, copy_trial
 from shoal.worker.step_plan import StepPlan
@@ -141,8 +141,8 @@ class _ArrayBenchmark:
     valid: Batches
     array: Array
     refusal: str = ""
-    built: dict[int, tuple[TrialRuntime, object]] = field(default_factory=dict)
-    """Trials as they were built, with their fingerprints: only copies take steps, so none that cannot be copied."""
+    built: dict[int, tuple[TrialRuntime, BuildSnapshot]] = field(default_factory=dict)
+    """Trials as they were built, with their snapshots: only copies take steps, so none that cannot be copied."""
     build_times: list[float] = field(default_factory=list)
     """Seconds of each build."""
 
@@ -168,7 +168,7 @@ class _ArrayBenchmark:
             runtime = self._build(member)
             if self.built and is_worth_sharing(runtime.model):
                 share_frozen(next(iter(self.built.values()))[0].model, runtime.model)
-            self.built[member.trial.number] = runtime, _fingerprint(runtime)
+            self.built[member.trial.number] = runtime, BuildSnapshot(runtime)
 
     def _missing(self, members: int) -> list[Member]:
         return [each for each in self.array.members[:members] if each.trial.number not in self.built]
@@ -181,9 +181,10 @@ class _ArrayBenchmark:
         return runtime
 
     def untouched(self) -> list[TrialRuntime]:
-        """Return the trials that were built; none if a step has changed one, such as a frozen parameter."""
-        same = all(_fingerprint(runtime) == before for runtime, before in self.built.values())
-        return [runtime for runtime, _ in self.built.values()] if same else []
+        """Return the trials that were built; none if a step has changed one."""
+        if any(snapshot.changed() for _, snapshot in self.built.values()):
+            return []
+        return [runtime for runtime, _ in self.built.values()]
 
     def trials(self, members: int, some: Sequence[Member] | None = None) -> list[TrialRuntime]:
         """Return copies of `members` trials, taken in a cycle from all or from `some`, with the first state outside."""
@@ -247,16 +248,6 @@ class _ArrayBenchmark:
         except MixedEpochsError:
             return restart_seconds, None
         return restart_seconds, min(seconds[1:])
-
-
-def _fingerprint(runtime: TrialRuntime) -> object:
-    """Return what differs once anything but copies of a trial has changed its tensors or attributes."""
-    tensors = [each for each in (*runtime.model.parameters(), *runtime.model.buffers()) if not is_lazy(each)]
-    attributes = {} if runtime.carried is None else runtime.carried.attributes()
-    return (
-        [(0 if each.is_inference() else each._version, storage_address(each), each.requires_grad) for each in tensors],
-        {place: value for place, value in attributes.items() if place[0].startswith(("model", "optimizer"))},
-    )
 
 
 @dataclass(frozen=True)

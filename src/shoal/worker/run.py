@@ -295,7 +295,10 @@ class Trainer:
             release_cached_memory(self._worker_state.device)
 
     def _save_due(self) -> bool:
-        return time.monotonic() - self._saved >= self._worker_context.checkpoint_seconds
+        """Return whether to save all trials now; not before earlier checkpoints are on the disk, which may be slow."""
+        if time.monotonic() - self._saved < self._worker_context.checkpoint_seconds:
+            return False
+        return self._writer.written == self._writer.submitted
 
     def _save(self) -> None:
         for lane in self._lanes:
