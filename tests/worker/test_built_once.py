@@ -83,6 +83,22 @@ class Own(Counted):
         return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
 
+class Keyed(Counted):
+    """Keeps a factor of each model by the model's `id`, so that a copy has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors: dict[int, float] = {}
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        self.factors[id(model)] = 1.0 + config["lr"]
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * self.factors[id(model)]
+
+
 class Uncopyable(Counted):
     """Its model refuses to be copied."""
 
@@ -235,8 +251,17 @@ def test_a_trial_of_a_profile_learns_what_one_built_to_train_learns(
     assert_equal(train(state, trials), wanted)
 
 
+def test_trials_take_the_steps_of_a_profile_themselves_where_copies_cannot(tmp_path: Path) -> None:
+    state, refusals = state_of(Keyed(), tmp_path), list[str]()
+    found = measure(state, Array(KEY, members(5)), 10**10, inf, refusals.append)
+    assert found.step_seconds.keys() == {1, 4, 5}
+    assert [reason[:8] for reason in refusals] == ["KeyError"], "together, as by an array in training"
+    assert not any(state.built.take(member) for member in members(5))
+
+
 @pytest.mark.parametrize(
-    ("kind", "kept"), [(Own, 5), (Uncopyable, 0), (Remembering, 0), (Hooked, 0), (Patched, 0), (HookedStep, 0)]
+    ("kind", "kept"),
+    [(Own, 5), (Uncopyable, 0), (Remembering, 0), (Hooked, 0), (Patched, 0), (HookedStep, 0)],
 )
 def test_only_trials_that_nothing_has_changed_are_kept(
     kind: type[Counted], kept: int, tmp_path: Path, caplog: pytest.LogCaptureFixture

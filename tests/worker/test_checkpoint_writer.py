@@ -251,7 +251,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_job_and_is_named(
         reports.extend(row for event in told(tmp_path, first, second, control=JobControl()) for row in rows(event))
     found, text = describe(raised.value)
     assert found is outcome
-    assert f"while the checkpoint of trial 1 was written to {tmp_path}" in text
+    assert str(tmp_path / "checkpoints" / "000001") in text
     assert not any(row[:2] == (1, 2) for row in reports)
     assert [path.name[:6] for path in checkpoint_files(tmp_path, 0)] == ["000001"]
     assert not list((tmp_path / "checkpoints" / "000001").iterdir())

@@ -123,7 +123,8 @@ def write(directory: Path, taken: CheckpointSnapshot) -> Path:
         path = target / f"{checkpoint_stem(taken.epoch, taken.step)}-{written.checksum:08x}.pt"
         partial.replace(path)
     except BaseException as error:
-        error.add_note(f"while the checkpoint of trial {taken.trial} was written to {target}")
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(target)
         partial.unlink(missing_ok=True)
         raise
     present = checkpoint_files(directory, taken.trial)

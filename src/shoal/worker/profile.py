@@ -19,6 +19,7 @@ from shoal.cluster.processes import own_memory
 from shoal.core.array import Array, Member
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
+from shoal.core.event import Outcome
 from shoal.cost.estimate import MIN_WORK_TO_MEASURE
 from shoal.cost.race import RaceRules, choose_fastest
 from shoal.data.batches import Batches
@@ -27,6 +28,7 @@ from shoal.fuse.frozen import is_worth_sharing, share_frozen
 from shoal.fuse.model_copy import find_unbindable
 from shoal.fuse.rows import bytes_of
 from shoal.worker.build_snapshot import BuildSnapshot
+from shoal.worker.failures import outcome_of
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.plain_copy import copied_bytes, copy_trial
 from shoal.worker.step_plan import StepPlan
@@ -99,11 +101,16 @@ def measure(
     first = next(bench.batches())
     pending_bytes = train.pending_bytes + valid.pending_bytes  # first, since it allocates the samples on a GPU
     base = _memory_used(device) - state.built.bytes
-    try:
-        timed = _time_sizes(bench, first, memory, free_seconds)
-    except StepRefusedError as refused:  # in training, such trials fall back to plain steps in the same way
-        bench = replace(bench, refusal=str(refused))
-        timed = _time_sizes(bench, first, memory, free_seconds)
+    while True:
+        try:
+            timed = _time_sizes(bench, first, memory, free_seconds)
+            break
+        except StepRefusedError as refused:  # in training, such trials fall back to plain steps in the same way
+            bench = replace(bench, refusal=str(refused))
+        except Exception as error:  # a task may know the model that it made, and not a copy of it
+            if bench.failure or outcome_of(error) is not Outcome.RAISED:
+                raise
+            bench = replace(bench, failure=f"a step of a copy raised {type(error).__name__}: {error}")
     largest = max(timed.seconds)
     if timed.refusal:
         on_refusal(timed.refusal)
@@ -141,10 +148,11 @@ class _ArrayBenchmark:
     valid: Batches
     array: Array
     refusal: str = ""
+    failure: str = ""
+    """Reason for which no copies take the steps."""
     built: dict[int, tuple[TrialRuntime, BuildSnapshot]] = field(default_factory=dict)
     """Trials as they were built, with their snapshots: only copies take steps, so none that cannot be copied."""
-    build_times: list[float] = field(default_factory=list)
-    """Seconds of each build."""
+    build_times: list[float] = field(default_factory=list)  # in seconds
 
     @cached_property
     def plan(self) -> StepPlan:
@@ -201,8 +209,8 @@ class _ArrayBenchmark:
         known = self.built.get(member.trial.number)
         runtime = self._build(member) if known is None else known[0]
         try:
-            if (path := find_unbindable(runtime.model)) is not None:
-                raise FusionError(f"`{path}` refers to a part of the model in a way that a copy cannot follow")
+            if self.failure or (path := find_unbindable(runtime.model)) is not None:
+                raise FusionError(self.failure or f"`{path}` refers to a part of the model as no copy can")
             return copy_trial(runtime)
         except FusionError as reason:
             _log.info("trial %d is built for each measurement, and again to train: %s", member.trial.number, reason)
