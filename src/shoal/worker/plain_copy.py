@@ -149,6 +149,9 @@ class _WholeCopies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
 def _of_same_memory(parameter: nn.Parameter) -> nn.Parameter:
     """Return a frozen parameter with the memory and the version of another one, so that only writes reach that one."""
     return nn.Parameter(parameter.detach(), requires_grad=False) if type(parameter) is nn.Parameter else parameter
@@ -176,6 +179,8 @@ def copy_trial(runtime: TrialRuntime) -> TrialRuntime:
     leaves, spec = pytree.tree_flatten(runtime.optimizer)
     held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Optimizer)]
     optimizers = list({id(one): one for one in (*leaves, *held)}.values())
+    if any(getattr(one, kind, None) for one in optimizers for kind in _HOOKS):
+        raise FusionError("an optimizer has hooks around its step, whose variables a copy of it would share")
     with _WholeCopies():
         copied, copies = copy_training(model, optimizers, memo)
     own = dict(zip(map(id, optimizers), copies, strict=True))
