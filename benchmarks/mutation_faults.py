@@ -231,18 +231,14 @@ def _every(k: int) -> Make:
     return make
 
 
-def _once(right: Any) -> Any:
-    """Make a method that does something at the first call of an object alone."""
+def _constant_coefficients(right: Any) -> Any:
+    def advance(self: Any, counters: Any, coefficients: Any) -> None:
+        before = [rows.clone() for rows in coefficients]
+        right(self, counters, coefficients)
+        for rows, old in zip(coefficients, before, strict=True):
+            rows.copy_(old)
 
-    def filled(self: Any, *arguments: Any) -> None:
-        if id(self) not in _filled:
-            _filled.add(id(self))
-            right(self, *arguments)
-
-    return filled
-
-
-_filled: set[int] = set()
+    return advance
 
 
 def _momentum_lost(right: Any) -> Any:
@@ -272,18 +268,12 @@ def _unclipped(right: Any) -> Any:
     return init
 
 
-def _first_given(keys: bool) -> Make:
-    """Make a `CapturedStep._given` that returns the random keys, or the batch, of the first call."""
+def _first_batch(right: Any) -> Any:
+    return lambda self, given: right(self, self.__dict__.setdefault("first_of_fault", given))
 
-    def make(right: Any) -> Any:
-        def given(self: Any, leaves: Any) -> Any:
-            found = right(self, leaves)
-            first = self.__dict__.setdefault("first_of_fault", found)
-            return [first[0], *found[1:]] if keys else [found[0], *first[1:]]
 
-        return given
-
-    return make
+def _first_keys(right: Any) -> Any:
+    return lambda self: self.__dict__.setdefault("first_of_fault", right(self))
 
 
 def _copied_buffers(right: Any) -> Any:
@@ -451,9 +441,9 @@ FAULTS = (
     ),
     Fault("plain steps are not clipped", step._PlainStep, "__init__", _unclipped, ("Clipped",)),
     # graphs
-    Fault("graph: the first batch", capture.CapturedStep, "_given", _first_given(keys=False), ("Captured", "Buffers")),
-    Fault("graph: the first random numbers", capture.CapturedStep, "_given", _first_given(keys=True), ("Captured",)),
-    Fault("graph: constant coefficients", traced._BatchTrace, "fill", _once, ("Captured",)),
+    Fault("graph: the first batch", capture.CapturedStep, "_run", _first_batch, ("Captured", "Buffers")),
+    Fault("graph: the first random numbers", capture.CapturedStep, "_next_keys", _first_keys, ("Captured",)),
+    Fault("graph: constant coefficients", traced.TracedStep, "advance", _constant_coefficients, ("Captured",)),
     Fault(
         "graph: learning rates not read",
         ParamGroupBatch,

@@ -83,6 +83,26 @@ class Own(Counted):
         return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
 
+class Follows(nn.Module):
+    """Has a frozen part that follows the trained one by writes to `.data`, as in BYOL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.target = nn.Linear(3, 2).double(), nn.Linear(3, 2).double().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.target.weight.data.lerp_(self.net.weight.data, 0.1)
+        out: Tensor = self.net(x) + self.target(x)
+        return out
+
+
+class Momentum(Counted):
+    def model(self, config: Any) -> nn.Module:
+        super().model(config)
+        return Follows()
+
+
 class Keyed(Counted):
     """Keeps a factor of each model by the model's `id`, so that a copy has none."""
 
@@ -249,6 +269,16 @@ def test_a_trial_of_a_profile_learns_what_one_built_to_train_learns(
     state = state_of(kind(), tmp_path / "found")
     assert measured(state, trials).step_seconds.keys() == {size for size in (1, 4, 5) if size <= trials}
     assert_equal(train(state, trials), wanted)
+
+
+def test_a_build_is_not_kept_if_a_copy_has_written_to_its_large_frozen_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.fuse.frozen.MIN_SHARED_BYTES", 1)
+    wanted = train(state_of(Momentum(), tmp_path / "wanted"), 1)
+    state = state_of(Momentum(), tmp_path / "found")
+    measured(state, 1)
+    assert_equal(train(state, 1), wanted)
 
 
 def test_trials_take_the_steps_of_a_profile_themselves_where_copies_cannot(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from shoal.fuse.frozen import is_shared, is_worth_sharing
 from shoal.fuse.rows import storage_address
 from shoal.fuse.transaction import Transaction
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
@@ -23,6 +25,9 @@ class BuildSnapshot:
     def __init__(self, runtime: TrialRuntime) -> None:
         self._runtime = runtime
         self._before = self._fingerprint()
+        frozen = [each for each in runtime.model.parameters() if not each.requires_grad]
+        lent = [each for each in frozen if is_worth_sharing(runtime.model) and not is_shared(each)]
+        self._sums = [(each, _sum(each)) for each in lent if each.layout is torch.strided]
         owners = (*runtime.model.modules(), *optimizers_in(runtime.optimizer))
         held: list[Any] = [leaf for each in owners for leaf in pytree.tree_leaves(getattr(each, "__dict__", {}))]
         held = [leaf for leaf in held if not isinstance(leaf, (Tensor, nn.Module))]
@@ -31,7 +36,9 @@ class BuildSnapshot:
 
     def changed(self) -> bool:
         """Return whether anything has changed since the snapshot."""
-        return self._shared.changed() is not None or self._fingerprint() != self._before
+        if self._shared.changed() is not None or self._fingerprint() != self._before:
+            return True
+        return any(_sum(each) != before for each, before in self._sums)
 
     def _fingerprint(self) -> object:
         model, carried = self._runtime.model, self._runtime.carried
@@ -41,3 +48,8 @@ class BuildSnapshot:
             [(0 if one.is_inference() else one._version, storage_address(one), one.requires_grad) for one in tensors],
             {place: value for place, value in attributes.items() if place[0].startswith(("model", "optimizer"))},
         )
+
+
+def _sum(tensor: Tensor) -> float:
+    """The sum of a frozen parameter, which tells of writes by `.data` as well, as of a momentum encoder."""
+    return float(tensor.detach().sum(dtype=torch.float64))
