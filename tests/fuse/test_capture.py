@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
+from twins import class_loss, eager_step
 
 import shoal
 from shoal.core.errors import FusionError
@@ -41,11 +42,6 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
-def loss(model: nn.Module, batch: Any) -> Tensor:
-    x, y = batch
-    return F.cross_entropy(model(x), y)
-
-
 def members(make: Callable[[], nn.Module], optimizer: Any, count: int) -> tuple[ModelArray, FusedOptimizer]:
     models, optimizers = [], []
     for b in range(count):
@@ -54,14 +50,6 @@ def members(make: Callable[[], nn.Module], optimizer: Any, count: int) -> tuple[
         optimizers.append(optimizer(models[-1].parameters(), lr=0.01 * (b + 1)))
     array = fuse(models, list(range(count)))
     return array, fuse_optimizers(optimizers, array)
-
-
-def eager(array: ModelArray, optimizer: FusedOptimizer, batch: Any) -> Tensor:
-    optimizer.zero_grad()
-    losses = array.map(loss, batch)
-    losses.sum().backward()
-    optimizer.step()
-    return losses.detach()
 
 
 def batches(count: int, size: int = 6) -> list[list[Tensor]]:
@@ -90,14 +78,14 @@ def test_captured_steps_equal_eager_ones(make: Any, optimizer: Any, count: int, 
     array, fused = members(make, optimizer, count)
     twin, fused_twin = members(make, optimizer, count)
     first, *others = batches(5)
-    eager(array, fused, first)
-    eager(twin, fused_twin, first)
-    step = CapturedStep(array, fused, loss, first, compiling=compiling)
+    eager_step(array, fused, first)
+    eager_step(twin, fused_twin, first)
+    step = CapturedStep(array, fused, class_loss, first, compiling=compiling)
     for number, batch in enumerate(others):
         for one in (fused, fused_twin):  # as LR schedulers do
             one.members[0].param_groups[0]["lr"] = 0.05 / (number + 1)
         assert step.fits(batch)
-        torch.testing.assert_close(step(batch), eager(twin, fused_twin, batch), rtol=1e-9, atol=0)
+        torch.testing.assert_close(step(batch), eager_step(twin, fused_twin, batch), rtol=1e-9, atol=0)
     for (path, mine, _), (_, others_, _) in zip(array.stacked_tensors(), twin.stacked_tensors(), strict=True):
         torch.testing.assert_close(mine.detach(), others_.detach(), rtol=1e-9, atol=1e-12, msg=path)
     for own, other in zip(fused.members, fused_twin.members, strict=True):
@@ -105,7 +93,7 @@ def test_captured_steps_equal_eager_ones(make: Any, optimizer: Any, count: int, 
     assert array.tick == twin.tick
     small = [tensor[:2] for tensor in first]
     assert not step.fits(small), "a batch of another shape must not go into the compiled step"
-    torch.testing.assert_close(eager(array, fused, small), eager(twin, fused_twin, small), rtol=1e-9, atol=0)
+    torch.testing.assert_close(eager_step(array, fused, small), eager_step(twin, fused_twin, small), rtol=1e-9, atol=0)
 
 
 class Recurrent(nn.Module):
@@ -129,13 +117,13 @@ def test_recurrent_steps_are_captured(kind: type[nn.RNNBase]) -> None:
     array, fused = members(lambda: Recurrent(kind), torch.optim.Adam, 3)
     twin, fused_twin = members(lambda: Recurrent(kind), torch.optim.Adam, 3)
     first, *others = batches(4)
-    eager(array, fused, first)
-    eager(twin, fused_twin, first)
-    step = CapturedStep(array, fused, loss, first, compiling=False)
+    eager_step(array, fused, first)
+    eager_step(twin, fused_twin, first)
+    step = CapturedStep(array, fused, class_loss, first, compiling=False)
     for batch in others:
         assert step.fits(batch)
-        torch.testing.assert_close(step(batch), eager(twin, fused_twin, batch), rtol=1e-9, atol=0)
-    torch.testing.assert_close(eager(array, fused, first), eager(twin, fused_twin, first), rtol=1e-9, atol=0)
+        torch.testing.assert_close(step(batch), eager_step(twin, fused_twin, batch), rtol=1e-9, atol=0)
+    torch.testing.assert_close(eager_step(array, fused, first), eager_step(twin, fused_twin, first), rtol=1e-9, atol=0)
 
 
 class Two(nn.Module):
@@ -166,7 +154,7 @@ def test_steps_of_several_optimizers_stay_captured() -> None:
         optimizer.step()
         return losses.detach()
 
-    losses = (second_only, loss)
+    losses = (second_only, class_loss)
     (array, optimizers), (twin, theirs) = made(), made()
     first, *others = batches(4)
     captured = []
@@ -185,10 +173,10 @@ def test_data_dependent_control_flow_is_not_captured() -> None:
     (batch,) = batches(1)
 
     def branching(model: nn.Module, batch: Any) -> Tensor:
-        value = loss(model, batch)
+        value = class_loss(model, batch)
         return value * 2 if value > 0 else value
 
-    eager(array, fused, batch)
+    eager_step(array, fused, batch)
     with pytest.raises(FusionError, match="cannot be captured"):
         CapturedStep(array, fused, branching, batch)
 
@@ -196,19 +184,19 @@ def test_data_dependent_control_flow_is_not_captured() -> None:
 def test_an_optimizer_that_steps_by_itself_is_not_captured() -> None:
     array, fused = members(mlp, torch.optim.Rprop, 2)
     (batch,) = batches(1)
-    eager(array, fused, batch)
+    eager_step(array, fused, batch)
     with pytest.raises(FusionError, match="fused rule"):
-        CapturedStep(array, fused, loss, batch)
+        CapturedStep(array, fused, class_loss, batch)
 
 
 def test_a_failed_capture_changes_nothing() -> None:
     array, fused = members(Small, torch.optim.Adam, 2)
     (batch,) = batches(1)
-    eager(array, fused, batch)
+    eager_step(array, fused, batch)
     before = [tensor.detach().clone() for _, tensor, _ in array.stacked_tensors()]
 
     def breaks(model: nn.Module, batch: Any) -> Tensor:
-        return loss(model, batch) * float(loss(model, batch))
+        return class_loss(model, batch) * float(class_loss(model, batch))
 
     with pytest.raises(FusionError, match="cannot be captured"):
         CapturedStep(array, fused, breaks, batch)
@@ -323,8 +311,8 @@ def test_a_model_with_state_beside_its_buffers_is_not_captured(change: Any, coun
 def captured(count: int = 2, optimizer: Any = torch.optim.SGD) -> tuple[ModelArray, FusedOptimizer, CapturedStep]:
     array, fused = members(Small, optimizer, count)
     (batch,) = batches(1)
-    eager(array, fused, batch)
-    return array, fused, CapturedStep(array, fused, loss, batch, compiling=False)
+    eager_step(array, fused, batch)
+    return array, fused, CapturedStep(array, fused, class_loss, batch, compiling=False)
 
 
 def test_the_shapes_of_a_trace_are_noted_in_one_mode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,8 +351,8 @@ def test_a_batch_stacked_for_fewer_members_does_not_fit() -> None:
     array, fused = members(mlp, torch.optim.SGD, 3)
     own = batches(3)
     batch = shoal.stack(own)
-    eager(array, fused, batch)
-    step = CapturedStep(array, fused, loss, batch, compiling=False)
+    eager_step(array, fused, batch)
+    step = CapturedStep(array, fused, class_loss, batch, compiling=False)
     assert step.fits(shoal.stack(own[::-1]))
     assert not step.fits(shoal.stack(own[:2]))
 
@@ -394,12 +382,12 @@ def test_batches_are_accumulated_and_gradients_clipped_as_eagerly(compiling: boo
     steps = []
     for _ in range(2):
         array, optimizer = members(Small, lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9), 3)
-        eagerly = TrainingStep(array, optimizer, loss, ("eager",), max_norm=limits)
+        eagerly = TrainingStep(array, optimizer, class_loss, ("eager",), max_norm=limits)
         eagerly(batch)
         steps.append((array, optimizer, eagerly))
     (array, optimizer, _), (expected, _, eagerly) = steps
     numbers = torch.tensor(limits, dtype=torch.float64)
-    captured = CapturedStep(array, optimizer, loss, batch, compiling, limits=numbers)
+    captured = CapturedStep(array, optimizer, class_loss, batch, compiling, limits=numbers)
     for _ in range(2):
         assert captured.fits(batch)
         torch.testing.assert_close(captured(batch), eagerly(batch), rtol=1e-9, atol=1e-12)

@@ -121,22 +121,27 @@ def test_a_step_that_is_to_be_a_graph_has_its_lowerings_timed_as_graphs(
         assert len(ran) > counts[1] + 6
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(10, False), (10_000, True)])
-def test_lowerings_are_timed_as_graphs_where_recording_is_expected_to_pay(
-    steps: int, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_module, "records_graphs", lambda device: True)
+def noting_step(found: list[bool], *args: Any, **options: Any) -> step_module.TrainingStep:
+    """A step that notes whether lowerings are timed as graphs in it."""
     models = [nn.Linear(2, 1) for _ in range(2)]
     array = fuse(models)
     optimizer = fuse_optimizers([torch.optim.SGD(model.parameters(), 0.1) for model in models], array)
-    found: list[bool] = []
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         found.append(times_replays())
         out: Tensor = model(batch).mean()
         return out
 
-    step = step_module.TrainingStep(array, optimizer, loss, compiling=CaptureDecision(None, 2, steps))
+    return step_module.TrainingStep(array, optimizer, loss, *args, **options)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(10, False), (10_000, True)])
+def test_lowerings_are_timed_as_graphs_where_recording_is_expected_to_pay(
+    steps: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_module, "records_graphs", lambda device: True)
+    found: list[bool] = []
+    step = noting_step(found, compiling=CaptureDecision(None, 2, steps))
     step(torch.ones(3, 2))
     assert found == [expected]
     assert not times_replays()
@@ -150,17 +155,8 @@ def test_lowerings_are_timed_as_they_run_once_the_step_turns_out_not_to_be_recor
 
     monkeypatch.setattr(step_module, "records_graphs", lambda device: True)
     monkeypatch.setattr(step_module, "CapturedStep", refuse)
-    models = [nn.Linear(2, 1) for _ in range(2)]
-    array = fuse(models)
-    optimizer = fuse_optimizers([torch.optim.SGD(model.parameters(), 0.1) for model in models], array)
     found: list[bool] = []
-
-    def loss(model: nn.Module, batch: Tensor) -> Tensor:
-        found.append(times_replays())
-        out: Tensor = model(batch).mean()
-        return out
-
-    step = step_module.TrainingStep(array, optimizer, loss, ("eager", "captured"), clock=count().__next__)
+    step = noting_step(found, ("eager", "captured"), clock=count().__next__)
     while step.way is None:
         step(torch.ones(3, 2))
     assert found == [True] * len(found)

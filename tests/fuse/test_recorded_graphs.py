@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from graphs_on_cpu import Device, graphs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
+from twins import class_loss, eager_step
 
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
@@ -34,10 +34,6 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
 
 
-def loss(model: nn.Module, batch: Any) -> Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1])
-
-
 def array_of(
     make: Callable[[], nn.Module] = net, kind: Callable[..., Optimizer] = torch.optim.Adam, count: int = 3
 ) -> tuple[ModelArray, FusedOptimizer]:
@@ -49,14 +45,6 @@ def array_of(
     return array, fuse_optimizers([kind(m.parameters(), lr=0.01 * (b + 1)) for b, m in enumerate(models)], array)
 
 
-def eager(array: ModelArray, optimizer: FusedOptimizer, batch: Any) -> Tensor:
-    optimizer.zero_grad()
-    losses = array.map(loss, batch)
-    losses.sum().backward()
-    optimizer.step()
-    return losses.detach()
-
-
 def batches(count: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [
@@ -66,8 +54,8 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def captured(array: ModelArray, optimizer: FusedOptimizer, batch: Any, **options: Any) -> CapturedStep:
-    eager(array, optimizer, batch)
-    return CapturedStep(array, optimizer, loss, batch, compiling=False, **options)
+    eager_step(array, optimizer, batch)
+    return CapturedStep(array, optimizer, class_loss, batch, compiling=False, **options)
 
 
 RECORD = ["clear workspaces", "begin", "end", "clear workspaces"]
@@ -152,7 +140,7 @@ def test_a_graph_counts_updates_and_calls_by_itself(kind: Callable[..., Optimize
     given = batches(12)
     array, optimizer = array_of(kind=kind)
     twin, twins_optimizer = array_of(kind=kind)
-    eager(twin, twins_optimizer, given[0])
+    eager_step(twin, twins_optimizer, given[0])
     step = captured(array, optimizer, given[0])
     for number, batch in enumerate(given[1:], start=1):
         for both in (optimizer, twins_optimizer):
@@ -163,8 +151,8 @@ def test_a_graph_counts_updates_and_calls_by_itself(kind: Callable[..., Optimize
             if number == 7:
                 one.seeds = (3, 2**70, -5)
         assert step.fits(batch)
-        run = (lambda batch: eager(array, optimizer, batch)) if number in (6, 9) else step
-        torch.testing.assert_close(run(batch), eager(twin, twins_optimizer, batch), rtol=1e-9, atol=0)
+        run = (lambda batch: eager_step(array, optimizer, batch)) if number in (6, 9) else step
+        torch.testing.assert_close(run(batch), eager_step(twin, twins_optimizer, batch), rtol=1e-9, atol=0)
         assert array.ticks == twin.ticks
     assert device.replays == 9
     same_state(array, optimizer, twin, twins_optimizer)
@@ -188,10 +176,10 @@ def test_batches_are_accumulated_in_a_graph_with_the_keys_of_each(device: Device
     arrays = []
     for recorded in (False, True):
         array, optimizer = array_of()
-        steps: Any = TrainingStep(array, optimizer, loss, ("eager",))
+        steps: Any = TrainingStep(array, optimizer, class_loss, ("eager",))
         losses = [steps(first)]
         if recorded:
-            steps = CapturedStep(array, optimizer, loss, first, compiling=False)
+            steps = CapturedStep(array, optimizer, class_loss, first, compiling=False)
         arrays.append((torch.stack([*losses, steps(second), steps(third)]), array, optimizer))
     (expected, twin, twins_optimizer), (found, array, optimizer) = arrays
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
@@ -205,14 +193,14 @@ def test_a_replay_that_fails_counts_nothing(kind: Any, device: Device, monkeypat
     given = batches(4)
     array, optimizer = array_of(kind=kind)
     twin, twins_optimizer = array_of(kind=kind)
-    eager(twin, twins_optimizer, given[0])
+    eager_step(twin, twins_optimizer, given[0])
     step = captured(array, optimizer, given[0])
     for batch in given[1:]:
         with monkeypatch.context() as failing:
             failing.setattr(device.graphs[0], "replay", _raise)
             with pytest.raises(torch.OutOfMemoryError):
                 step(batch)
-        torch.testing.assert_close(step(batch), eager(twin, twins_optimizer, batch), rtol=1e-9, atol=0)
+        torch.testing.assert_close(step(batch), eager_step(twin, twins_optimizer, batch), rtol=1e-9, atol=0)
     same_state(array, optimizer, twin, twins_optimizer)
 
 
@@ -251,11 +239,11 @@ def test_recording_runs_the_step_once_and_then_records_it(device: Device) -> Non
 
     def noted(model: nn.Module, batch: Any) -> Tensor:
         next(runs)
-        return loss(model, batch)
+        return class_loss(model, batch)
 
     (batch,) = batches(1)
     array, optimizer = array_of()
-    eager(array, optimizer, batch)
+    eager_step(array, optimizer, batch)
     before = [member.state_dict() for member in copy.deepcopy(array.members)]
     CapturedStep(array, optimizer, noted, batch, compiling=False)
     assert next(runs) == 2, "the second run is the record"
@@ -267,13 +255,13 @@ def test_a_step_that_cannot_be_recorded_as_it_runs_is_traced_first(device: Devic
     given = batches(2)
     array, optimizer = array_of()
     twin, twins_optimizer = array_of()
-    eager(twin, twins_optimizer, given[0])
-    eager(array, optimizer, given[0])
+    eager_step(twin, twins_optimizer, given[0])
+    eager_step(array, optimizer, given[0])
     device.fails.append(RuntimeError("operation not permitted when stream is capturing"))
-    step = CapturedStep(array, optimizer, loss, given[0], compiling=False)
+    step = CapturedStep(array, optimizer, class_loss, given[0], compiling=False)
     assert device.log == [*FAILED_RECORD, *RECORD]
     assert step.fits(given[1])
-    torch.testing.assert_close(step(given[1]), eager(twin, twins_optimizer, given[1]), rtol=1e-9, atol=0)
+    torch.testing.assert_close(step(given[1]), eager_step(twin, twins_optimizer, given[1]), rtol=1e-9, atol=0)
     assert device.replays == 1
     same_state(array, optimizer, twin, twins_optimizer)
 
@@ -283,11 +271,11 @@ def test_a_step_that_its_record_differs_from_is_refused(device: Device) -> None:
     numbers = count(1)
 
     def counting(model: nn.Module, batch: Any) -> Tensor:
-        return loss(model, batch) * next(numbers)
+        return class_loss(model, batch) * next(numbers)
 
     (batch,) = batches(1)
     array, optimizer = array_of()
-    eager(array, optimizer, batch)
+    eager_step(array, optimizer, batch)
     with pytest.raises(FusionError, match="two runs of it differ"):
         CapturedStep(array, optimizer, counting, batch, compiling=False)
     assert next(numbers) == 3, "one run and the record"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from looped_functions import in_loops
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
+from shoal.fuse.optim.fused import FusedOptimizer
 
 TOLERANCE = 1e-9
 Make = Callable[[], nn.Module]
@@ -208,3 +210,17 @@ def skip_if_torch_cannot_run(model: nn.Module, x: Any) -> None:
         if "primitive descriptor" in str(error):
             pytest.skip(f"torch runs no such model on this CPU: {error}")
         raise
+
+
+def class_loss(model: nn.Module, batch: Any) -> Tensor:
+    """The loss of a classifier for inputs and classes."""
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def eager_step(array: ModelArray, optimizer: FusedOptimizer, batch: Any) -> Tensor:
+    """A step of classifiers by the array and its optimizer themselves; the members' losses."""
+    optimizer.zero_grad()
+    losses: Tensor = array.map(class_loss, batch)
+    losses.sum().backward()
+    optimizer.step()
+    return losses.detach()

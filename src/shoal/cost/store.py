@@ -173,9 +173,13 @@ class ProfileStore:
                     step_seconds={**known.step_seconds, **_new_sizes(found, job)},
                 )
             profile = replace(
-                profile, compiled_gain=compiled, compile_seconds=compile_seconds, reload_seconds=reload_seconds
+                profile,
+                compiled_gain=compiled,
+                compile_seconds=compile_seconds,
+                reload_seconds=reload_seconds,
+                recorded_gain=recorded,
+                record_seconds=record_seconds,
             )
-            profile = replace(profile, recorded_gain=recorded, record_seconds=record_seconds)
         self._put(key, kind, profile)
 
     def _observe_relative_time(self, found: RelativeTimeMeasured, kind: str) -> None:

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Sharing
 from shoal.data.iterable import PassOrder
+from shoal.fuse.constants import to_device
 
 __all__ = [
     "BLOCK",
@@ -120,22 +121,16 @@ class HostToDevice:
     def __call__(self, batch: Any) -> Any:
         """Return nested values with their tensors on the device, ready for the current stream; others as they are."""
         if self._device.type != "cuda":
-            return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self._device, non_blocking=True), batch)
+            return pytree.tree_map_only(Tensor, lambda tensor: to_device(tensor, self._device), batch)
         self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
-            moved = pytree.tree_map_only(Tensor, lambda t: _pinned(t).to(self._device, non_blocking=True), batch)
+            moved = pytree.tree_map_only(Tensor, lambda tensor: to_device(tensor, self._device), batch)
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
         for tensor in pytree.tree_leaves(moved):
             if isinstance(tensor, Tensor) and tensor.is_cuda:
                 tensor.record_stream(current)
         return moved
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    """The tensor in memory from which a copy does not wait, if it can be there."""
-    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad
-    return tensor.pin_memory() if plain and tensor.device.type == "cpu" else tensor
 
 
 class StreamSync:

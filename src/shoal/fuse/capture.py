@@ -34,6 +34,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.compile_cache import use_shared_directory
 from shoal.fuse.compiled_check import check_compiled
+from shoal.fuse.constants import to_device
 from shoal.fuse.cuda_graph import record_graph
 from shoal.fuse.grads import Gradients
 from shoal.fuse.micro_batches import micro_batches, total, weighted
@@ -168,7 +169,7 @@ class CapturedStep:
             return self._unused
         seeds, ticks = self._array.seeds, self._array.ticks
         of_each = [member_keys(seeds, [tick + later for tick in ticks]) for later in range(self._runs)]
-        return torch.tensor(of_each if self._runs > 1 else of_each[0]).to(self._device, non_blocking=True)
+        return to_device(torch.tensor(of_each if self._runs > 1 else of_each[0]), self._device)
 
     def _captured(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
         if compiling:

@@ -40,8 +40,9 @@ def making_constants(device: torch.device) -> Iterator[None]:
         torch.cuda.current_stream(device).synchronize()
 
 
-def to_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """A tensor of this step on a device; the host does not wait for its copy to a GPU."""
-    if numbers.device.type == "cpu" and device.type == "cuda":
-        numbers = numbers.pin_memory()  # by an allocator that does not hand the memory out again before the copy
-    return numbers.to(device, non_blocking=True)
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of this step on a device; the host waits for no copy to a GPU, unless the tensor cannot be pinned."""
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+    if plain and tensor.device.type == "cpu" and device.type == "cuda":
+        tensor = tensor.pin_memory()  # by an allocator that does not hand the memory out again before the copy
+    return tensor.to(device, non_blocking=True)

@@ -8,7 +8,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.fuse.rows import bytes_of, dense_parts
 
-__all__ = ["is_shared", "is_worth_sharing", "record_shared", "same_values", "share_frozen", "unshare", "unshare_small"]
+__all__ = [
+    "is_shared",
+    "large_frozen",
+    "record_shared",
+    "same_values",
+    "share_frozen",
+    "unshare",
+    "unshare_small",
+]
 
 MIN_SHARED_BYTES = 64 << 20
 """Number of frozen bytes of a model from which models of different arrays share them, as for a pretrained base model.
@@ -30,15 +38,16 @@ def share_frozen(first: nn.Module, model: nn.Module) -> None:
             record_shared((lender, parameter))
 
 
-def is_worth_sharing(model: nn.Module) -> bool:
-    """Whether the frozen parameters of a model are so large that models of different arrays share them."""
-    return bytes_of(each for each in model.parameters() if not each.requires_grad) >= MIN_SHARED_BYTES
+def large_frozen(model: nn.Module) -> list[nn.Parameter]:
+    """The frozen parameters of a model if they are so large that models of different arrays share them, else none."""
+    frozen = [each for each in model.parameters() if not each.requires_grad]
+    return frozen if bytes_of(frozen) >= MIN_SHARED_BYTES else []
 
 
 def unshare_small(model: nn.Module) -> None:
     """Give a model its own memory for frozen parameters that it shares, if they are too small to be worth sharing."""
     shared = [each for each in model.parameters() if is_shared(each)]
-    if shared and not is_worth_sharing(model):
+    if shared and not large_frozen(model):
         for each in shared:
             unshare(each)
 

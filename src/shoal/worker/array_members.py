@@ -10,7 +10,7 @@ from shoal.core.activity import Activity
 from shoal.core.array import Member
 from shoal.core.trial import Report, TrialState
 from shoal.cost.activity_clock import during
-from shoal.fuse.frozen import is_worth_sharing, share_frozen
+from shoal.fuse.frozen import large_frozen, share_frozen
 from shoal.worker.checkpoint_paths import remove_later_checkpoints
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan
@@ -111,7 +111,7 @@ class ArrayMembers:
 
     def _share_frozen(self, model: nn.Module) -> None:
         """Share large frozen parameters of other models of this process with a new model."""
-        if is_worth_sharing(model):
+        if large_frozen(model):
             for source in (self.runtimes[0].model, *self._frozen_sources()):
                 if source is not model:
                     share_frozen(source, model)

@@ -1,4 +1,4 @@
-"""What a trial was as it was built, to be compared after copies of it have trained."""
+"""Snapshot of a trial as it was built, compared after copies of it have trained."""
 
 from types import FunctionType
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.frozen import is_shared, is_worth_sharing
+from shoal.fuse.frozen import is_shared, large_frozen
 from shoal.fuse.rows import storage_address
 from shoal.fuse.transaction import Transaction
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
@@ -25,8 +25,7 @@ class BuildSnapshot:
     def __init__(self, runtime: TrialRuntime) -> None:
         self._runtime = runtime
         self._before = self._fingerprint()
-        frozen = [each for each in runtime.model.parameters() if not each.requires_grad]
-        lent = [each for each in frozen if is_worth_sharing(runtime.model) and not is_shared(each)]
+        lent = [each for each in large_frozen(runtime.model) if not is_shared(each)]
         self._sums = [(each, _sum(each)) for each in lent if each.layout is torch.strided]
         owners = (*runtime.model.modules(), *optimizers_in(runtime.optimizer))
         held: list[Any] = [leaf for each in owners for leaf in pytree.tree_leaves(getattr(each, "__dict__", {}))]

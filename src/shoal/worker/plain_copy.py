@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.array import ModelArray
-from shoal.fuse.frozen import is_shared, is_worth_sharing, record_shared
+from shoal.fuse.frozen import is_shared, large_frozen, record_shared
 from shoal.fuse.model_copy import copy_training
 from shoal.fuse.rows import bytes_of
 from shoal.fuse.stacked import Stacked
@@ -31,7 +31,7 @@ def copied_bytes(runtime: TrialRuntime) -> int:
     """Return the bytes of a copy of a trial, with gradients and optimizer state as large as its parameters."""
     parameters = list(runtime.model.parameters())
     trained = bytes_of(each for each in parameters if each.requires_grad)
-    return 4 * trained + (0 if is_worth_sharing(runtime.model) else bytes_of(parameters) - trained)
+    return 4 * trained + (0 if large_frozen(runtime.model) else bytes_of(parameters) - trained)
 
 
 class PlainCopy:
@@ -171,11 +171,9 @@ def copy_trial(runtime: TrialRuntime) -> TrialRuntime:
         FusionError: The trial cannot be copied.
     """
     model = runtime.model
-    memo: dict[int, Any] = {}
-    if is_worth_sharing(model):
-        frozen = [each for each in model.parameters() if not each.requires_grad]
-        memo = {id(each): _of_same_memory(each) for each in frozen}
-        record_shared((*frozen, *memo.values()))
+    frozen = large_frozen(model)
+    memo: dict[int, Any] = {id(each): _of_same_memory(each) for each in frozen}
+    record_shared((*frozen, *memo.values()))
     leaves, spec = pytree.tree_flatten(runtime.optimizer)
     held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Optimizer)]
     optimizers = list({id(one): one for one in (*leaves, *held)}.values())

@@ -24,7 +24,7 @@ from shoal.cost.estimate import MIN_WORK_TO_MEASURE
 from shoal.cost.race import RaceRules, choose_fastest
 from shoal.data.batches import Batches
 from shoal.fuse.capture_decision import CaptureDecision
-from shoal.fuse.frozen import is_worth_sharing, share_frozen
+from shoal.fuse.frozen import large_frozen, share_frozen
 from shoal.fuse.model_copy import find_unbindable
 from shoal.fuse.rows import bytes_of
 from shoal.worker.build_snapshot import BuildSnapshot
@@ -174,7 +174,7 @@ class _ArrayBenchmark:
             self.state.outside.restore_first()  # what the steps of other sizes have changed
         for member in missing:
             runtime = self._build(member)
-            if self.built and is_worth_sharing(runtime.model):
+            if self.built and large_frozen(runtime.model):
                 share_frozen(next(iter(self.built.values()))[0].model, runtime.model)
             self.built[member.trial.number] = runtime, BuildSnapshot(runtime)
 
@@ -200,7 +200,7 @@ class _ArrayBenchmark:
         found: list[TrialRuntime] = []
         for member in islice(cycle(some or self.array.members), members):
             found.append(self._copy(member))
-            if is_worth_sharing(found[0].model):
+            if large_frozen(found[0].model):
                 share_frozen(found[0].model, found[-1].model)
         return found
 
@@ -480,8 +480,7 @@ def _memory_peak(device: torch.device) -> int:
 
 def _shared_bytes(runtime: TrialRuntime) -> int:
     """Return the bytes of large frozen parameters, which the trials of a process share."""
-    frozen = [each for each in runtime.model.parameters() if not each.requires_grad]
-    return bytes_of(frozen) if is_worth_sharing(runtime.model) else 0
+    return bytes_of(large_frozen(runtime.model))
 
 
 def _counts_load(device: torch.device) -> bool:

@@ -47,7 +47,7 @@ class TrialCache:
         runtime.gradients.set(runtime.gradients.read())  # as after loading a checkpoint
         tensors = _tensors(runtime)
         size = bytes_of(tensors)
-        limit = CPU_CACHE_BYTES if runtime.device.type == "cpu" else GPU_CACHE_BYTES
+        limit = _limit(runtime.device)
         if size > limit:
             return
         devices = tuple((tensor, tensor.device) for tensor in tensors)
@@ -102,7 +102,7 @@ class BuiltTrials:
     def keep(self, runtimes: Iterable[TrialRuntime]) -> None:
         """Add trials that were just built."""
         for runtime in runtimes:
-            limit = CPU_CACHE_BYTES if runtime.device.type == "cpu" else GPU_CACHE_BYTES
+            limit = _limit(runtime.device)
             size = bytes_of(tensor for tensor in _tensors(runtime) if not is_shared(tensor))
             self._built[runtime.trial.number] = runtime, size
             while self.bytes > limit:
@@ -155,3 +155,8 @@ def _tensors(runtime: TrialRuntime) -> list[Tensor]:
     held = state_tensors(runtime.optimizer)
     registered = (*runtime.model.parameters(), *runtime.model.buffers())
     return [*registered, *held, *runtime.average.values(), *runtime.gradients.read().values()]
+
+
+def _limit(device: torch.device) -> int:
+    """Bytes of trials that a process keeps on a device."""
+    return CPU_CACHE_BYTES if device.type == "cpu" else GPU_CACHE_BYTES

@@ -163,12 +163,12 @@ class FusedOptimizer:
         groups = _param_indices(self.members, stacked_params, self.array)
         used = sorted({i for member in groups for group in member for i in group})
         self._params = [stacked_params[i].stacked for i in used]
-        before = [unit for unit in self._units if isinstance(unit, ParamGroupBatch)]
+        rates_only = all(unit.changes_rates_only for unit in self._units if isinstance(unit, ParamGroupBatch))
         self._units = _make_units(self.members, stacked_params, groups, self._lowering, self._skipped)
         for unit in self._units:
             unit.refresh()
             if isinstance(unit, ParamGroupBatch):
-                unit.changes_rates_only = all(batch.changes_rates_only for batch in before)
+                unit.changes_rates_only = rates_only
         self._states = [member.state for member in self.members]  # kept alive, so that no other object gets the same id
         self._last_state_counts = self._state_counts()
         self._order = list(self._all_params())

@@ -6,7 +6,7 @@ convolution with B*C outputs computes all; with a shared weight, B is folded int
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -159,9 +159,8 @@ def _on_streams(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) 
     streams, current = _side_streams[device][: len(w)], torch.cuda.current_stream(device)
     for stream in streams:
         stream.wait_stream(current)
-    biases = [None] * len(w) if b is None else b.unbind(0)
     own = []
-    for number, row in enumerate(zip(x.unbind(0), w.unbind(0), biases, strict=True)):
+    for number, row in enumerate(_rows(x, w, b)):
         with torch.cuda.stream(streams[number % len(streams)]):
             own.append(run(*row, groups))
     for stream in streams:
@@ -170,8 +169,12 @@ def _on_streams(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) 
 
 
 def _loop(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    biases = [None] * len(w) if b is None else b.unbind(0)
-    return _stacked(x, [run(*row, groups) for row in zip(x.unbind(0), w.unbind(0), biases, strict=True)])
+    return _stacked(x, [run(*row, groups) for row in _rows(x, w, b)])
+
+
+def _rows(x: Tensor, w: Tensor, b: Tensor | None) -> Iterable[tuple[Tensor, Tensor, Tensor | None]]:
+    """Input, weight and bias of each member."""
+    return zip(x.unbind(0), w.unbind(0), [None] * len(w) if b is None else b.unbind(0), strict=True)
 
 
 def _stacked(x: Tensor, own: list[Tensor]) -> Tensor:

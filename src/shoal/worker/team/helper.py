@@ -15,7 +15,7 @@ from shoal.core.job import Job
 from shoal.core.trial import step_seed
 from shoal.fuse.api import fuse
 from shoal.fuse.backward import backward
-from shoal.fuse.frozen import is_worth_sharing, share_frozen
+from shoal.fuse.frozen import large_frozen, share_frozen
 from shoal.fuse.generators import seeded
 from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.scaler import GradScaler
@@ -113,7 +113,7 @@ class _Replica:
         self._runtimes = list(self.trials.values())
         lead = self._runtimes[0]
         for runtime in self._runtimes[1:]:
-            if is_worth_sharing(runtime.model):
+            if large_frozen(runtime.model):
                 share_frozen(lead.model, runtime.model)
         self.refusal = content.difference([runtime.model for runtime in self._runtimes])
         self._array = fuse([x.model for x in self._runtimes], [x.trial.seed for x in self._runtimes], strict=False)
