@@ -51,6 +51,22 @@ def test_reloading_pays_earlier(profile: Profile | None, eager: float, steps: in
     assert capturing_pays("compiled", profile, 16, eager, steps, compiled_before=True) is expected
 
 
+AHEAD = {
+    "12 s of steps after the 3 s save 6 s, and tracing twice costs 1 s": (RELOADED, 1.0, 15, {}, True),
+    "2 s of steps after the 3 s save 1 s": (RELOADED, 1.0, 5, {}, False),
+    "the steps end before the code is there": (RELOADED, 1.0, 2, {}, False),
+    "so they do, but later arrays have it": (RELOADED, 1.0, 2, {8: 1}, True),
+    "slower before: never again": (LOST, 1.0, 10**9, {}, False),
+}
+
+
+@pytest.mark.parametrize(("profile", "eager", "steps", "later", "expected"), AHEAD.values(), ids=AHEAD)
+def test_compiling_beside_the_steps_pays_earlier(
+    profile: Profile, eager: float, steps: int, later: dict[int, float], expected: bool
+) -> None:
+    assert capturing_pays("compiled", profile, 16, eager, steps, later, ahead=True) is expected
+
+
 LATER = {
     "none": ({}, False),
     "one that saves 3.5 s beyond reloading, with 2 s here too little": ({8: 1}, False),

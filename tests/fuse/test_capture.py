@@ -93,6 +93,9 @@ def test_captured_steps_equal_eager_ones(make: Any, optimizer: Any, count: int, 
     assert array.tick == twin.tick
     small = [tensor[:2] for tensor in first]
     assert not step.fits(small), "a batch of another shape must not go into the compiled step"
+    across = [first[0].transpose(2, 3).contiguous().transpose(2, 3), first[1]]
+    assert not step.fits(across), "nor one that lies in the memory in another order"
+    assert step.fits([first[0].as_strided(first[0].shape, (36, 7, 6, 1)), first[1]]), "the stride of a size of 1"
     torch.testing.assert_close(eager_step(array, fused, small), eager_step(twin, fused_twin, small), rtol=1e-9, atol=0)
 
 

@@ -4,8 +4,6 @@ import errno
 import fcntl
 import multiprocessing
 import os
-import subprocess
-import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -125,35 +123,3 @@ def test_a_killed_process_leaves_the_right_to_others() -> None:
     assert mine.begin()
     assert not mine.exists
     process.close()
-
-
-STEP = """
-import sys
-import torch
-from torch import nn
-from shoal.fuse.api import fuse
-from shoal.fuse.capture import CapturedStep
-from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.worker.postponed_compiler import postpone_compiler
-postpone_compiler()
-models = [nn.Linear(4, 3) for _ in range(2)]
-array = fuse(models, [0, 1])
-optimizer = fuse_optimizers([torch.optim.Adam(model.parameters()) for model in models], array)
-loss, batch = lambda model, batch: model(batch).square().mean(), torch.ones(5, 4)
-array.map(loss, batch).sum().backward()
-optimizer.step()
-assert "torch._dynamo" not in sys.modules
-CapturedStep(array, optimizer, loss, batch)
-from torch._dynamo.utils import counters
-print(counters["inductor"]["fxgraph_cache_hit"])
-"""
-
-
-@pytest.mark.thorough
-def test_a_second_process_reuses_compiled_code(cache: Path) -> None:
-    hits = [
-        subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True).stdout.split()[-1]
-        for _ in range(2)
-    ]
-    assert hits == ["0", "1"]
-    assert [path.name.partition("-")[0] for path in cache.iterdir() if path.is_dir()] == ["inductor"]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from shoal.core.errors import FusionError
+from shoal.fuse import capture as capture_module
 from shoal.fuse.api import fuse
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.compiled_check import Float32Interpreter
@@ -126,7 +127,7 @@ HALVES = pytest.mark.parametrize(
 def test_a_step_that_only_rounds_less_is_accepted(
     make: Callable[[], nn.Module], half: torch.dtype, of_weights: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "compile", lambda graph, **options: Compiled(graph, 1.0))
+    monkeypatch.setattr(capture_module, "compile_graph", lambda graph, example: Compiled(graph, 1.0))
     capture(make, half, of_weights)
 
 
@@ -136,7 +137,9 @@ def test_a_wrong_factor_is_found_in_half_precision(
     make: Callable[[], nn.Module], half: torch.dtype, of_weights: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Compiled] = []
-    monkeypatch.setattr(torch, "compile", lambda graph, **options: made.append(Compiled(graph, 1.5)) or made[0])
+    monkeypatch.setattr(
+        capture_module, "compile_graph", lambda graph, example: made.append(Compiled(graph, 1.5)) or made[0]
+    )
     with pytest.raises(FusionError, match="this is a compiler fault"):
         capture(make, half, of_weights)
     assert made[0].hit == 1
@@ -144,7 +147,7 @@ def test_a_wrong_factor_is_found_in_half_precision(
 
 @pytest.mark.parametrize(("factor", "refused"), [(1.0, False), (1.05, True)])
 def test_in_float32_a_small_fault_is_found(factor: float, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda graph, **options: Compiled(graph, factor))
+    monkeypatch.setattr(capture_module, "compile_graph", lambda graph, example: Compiled(graph, factor))
     with pytest.raises(FusionError, match="this is a compiler fault") if refused else nullcontext():
         capture(Attention, None)
 
@@ -156,7 +159,7 @@ def test_frozen_parameters_are_read_and_not_copied(monkeypatch: pytest.MonkeyPat
     optimizer = fuse_optimizers([torch.optim.SGD(model[1].parameters(), lr=0.1) for model in models], array)
     places: list[set[int]] = []
 
-    def compiled(graph: GraphModule, **options: Any) -> Callable[..., Tensor]:
+    def compiled(graph: GraphModule, example: Any) -> Callable[..., Tensor]:
         def run(*tensors: Tensor) -> Tensor:
             places.append({tensor.data_ptr() for tensor in tensors})
             losses: Tensor = graph(*tensors)
@@ -164,7 +167,7 @@ def test_frozen_parameters_are_read_and_not_copied(monkeypatch: pytest.MonkeyPat
 
         return run
 
-    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(capture_module, "compile_graph", compiled)
     batch = torch.randn(5, 3)
     array.map(lambda model, batch: model(batch).square().mean(), batch).sum().backward()
     CapturedStep(array, optimizer, lambda model, batch: model(batch).square().mean(), batch, compiling=True)

@@ -1,5 +1,7 @@
 """Steps are compiled only if compiling saves time, and compiled steps give the same results."""
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import shoal.fuse.capture_decision as decision_module
 import shoal.fuse.step as step_module
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
@@ -15,8 +18,9 @@ from shoal.cost.estimate import capturing_pays
 from shoal.cost.race import RaceRules
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
+from shoal.fuse.capture import CompiledAheadError
 from shoal.fuse.capture_decision import RETRY_SECONDS, CaptureDecision
-from shoal.fuse.compile_cache import CompileRecord
+from shoal.fuse.compile_cache import COMPILED, CompileRecord
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import TrainingStep, ways_to_try
 
@@ -60,9 +64,12 @@ class Captured:
         compiling: bool,
         trained: Any,
         limits: Tensor | None,
+        ahead: Callable[..., bool] | None,
     ) -> None:
         assert compiling is self.compiled
         assert limits is None
+        if compiling and ahead is not None and ahead(torch.fx.GraphModule({}, torch.fx.Graph()), ()):
+            raise CompiledAheadError("another process compiles the step")
         self.array, self.optimizer, self.fn, self.shape = array, optimizer, fn, batch.shape
 
     def fits(self, batch: Tensor) -> bool:
@@ -281,6 +288,43 @@ def test_an_array_takes_the_compiled_step_once_another_process_has_compiled_it(
     assert chosen.new_profile.compile_seconds == compiling
     assert decision.steps == 10**6 - 8 * (RaceRules.min_runs + 1) - 2
     torch.testing.assert_close(losses, plain(10**6 - decision.steps, len(array)), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("found", [pytest.param(True, id="compiled"), pytest.param(False, id="killed")])
+def test_an_array_takes_its_steps_while_a_process_beside_compiles(
+    found: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    inherited: list[int] = []
+    monkeypatch.setattr(decision_module, "compile_ahead", lambda graph, example, lock: inherited.append(os.dup(lock)))
+    monkeypatch.setattr(Captured, "delay", -0.9)
+    array, optimizer = members()
+    known, now = replace(KNOWN, compile_seconds=100.0), [0.0]
+    record = CompileRecord(request.node.name)
+    decision = CaptureDecision(known, 2, 10**6, record=record, clock=lambda: now[0], ahead=True)
+    chosen = stepping(array, optimizer, known, decision)
+
+    def take_steps() -> None:
+        now[0] += RETRY_SECONDS
+        for _ in range(4 * (RaceRules.min_runs + 1)):
+            losses = chosen(X)
+        torch.testing.assert_close(losses, plain(10**6 - decision.steps), rtol=1e-12, atol=0)
+
+    take_steps()
+    take_steps()
+    assert len(inherited) == 1, "one process is started"
+    assert (Captured.taken, chosen.stays_plain) == (0, False)
+    assert chosen.compile_seconds == 0
+    assert (chosen.new_profile or known).compiled_gain == known.compiled_gain, "nothing is known yet"
+    if found:
+        os.write(inherited[0], COMPILED)
+    os.close(inherited[0])
+    take_steps()
+    assert len(inherited) == 1
+    assert Captured.taken > RaceRules.min_runs
+    assert decision.reloads is found
+    assert record.exists
+    assert chosen.new_profile is not None
+    assert (chosen.new_profile.reload_seconds, chosen.new_profile.compile_seconds) == ((1, 100) if found else (0, 1))
 
 
 def test_the_first_process_lets_others_reload(monkeypatch: pytest.MonkeyPatch) -> None:

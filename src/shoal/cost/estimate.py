@@ -57,9 +57,9 @@ stopped before they have saved as much as expected."""
 EXPECTED_STEPS_TO_RECORD = 125
 """Assumed cost of recording a step as a CUDA graph, in steps that are not recorded: a ResNet-18's on an H200, 0.9 s."""
 
-EXPECTED_RELOAD_SHARE = 0.3
-"""Assumed time to compile a step whose code is there already, as a fraction of the first compilation: measured 0.2 to
-0.4 for MLPs on a loaded machine. The compiler is imported, and the step traced again."""
+EXPECTED_RELOAD_SHARE = 0.2
+"""Assumed time to compile a step whose code is there already, as a fraction of the first compilation: measured 0.1 for
+a transformer and 0.2 for an MLP. The compiler is imported, and the step traced again."""
 
 EXPECTED_GAINS: Mapping[Capture, float] = MappingProxyType({"captured": 2.0, "compiled": 1.25})
 """Assumed speed-up by recording and by compiling where none was measured for a structure."""
@@ -273,6 +273,7 @@ def capturing_pays(
     steps: int,
     later: Mapping[int, float] = MappingProxyType({}),
     compiled_before: bool = False,
+    ahead: bool = False,
 ) -> bool:
     """Return whether capturing saves `MIN_SAVED_BY_CAPTURING` times the time that it costs, over the remaining steps.
 
@@ -286,8 +287,10 @@ def capturing_pays(
         step_seconds: Measured seconds of one step that is not captured in this way.
         later: Number of steps -> expected number of later arrays of this size with as many steps.
         compiled_before: Whether the machine has compiled this step before, so that the code is only reloaded.
+        ahead: Whether another process compiles it while steps go on, so that it costs tracing the step twice.
     """
-    saved = step_seconds * (1 - 1 / _captured_gain(how, profile, members))
+    share = 1 - 1 / _captured_gain(how, profile, members)
+    saved = step_seconds * share
     if how == "captured":
         measured = profile.record_seconds if profile is not None else 0.0
         return saved * steps > MIN_SAVED_BY_CAPTURING * (measured or EXPECTED_STEPS_TO_RECORD * step_seconds)
@@ -296,6 +299,9 @@ def capturing_pays(
     if compiled_before:
         return saved * steps > MIN_SAVED_BY_CAPTURING * reload
     saved_later = sum(count * max(0.0, saved * each - reload) for each, count in later.items())
+    if ahead:
+        saved_here = share * max(0.0, step_seconds * steps - cost)
+        return saved_here + saved_later > MIN_SAVED_BY_CAPTURING * 2 * reload
     return saved * steps + saved_later > MIN_SAVED_BY_CAPTURING * cost
 
 

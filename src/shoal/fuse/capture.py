@@ -37,6 +37,7 @@ from shoal.fuse.compiled_check import check_compiled
 from shoal.fuse.constants import to_device
 from shoal.fuse.cuda_graph import record_graph
 from shoal.fuse.grads import Gradients
+from shoal.fuse.inductor import compile_graph
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
@@ -47,7 +48,11 @@ from shoal.fuse.transaction import refuse_changes
 from shoal.fuse.unfused_module import modules_of
 from shoal.fuse.watched_step import FrozenWriteError, WatchedStep, frozen_hook, guarded_trace
 
-__all__ = ["CapturedStep", "records_graphs"]
+__all__ = ["CapturedStep", "CompiledAheadError", "records_graphs"]
+
+
+class CompiledAheadError(FusionError):
+    """Another process compiles the step, which this one can capture after that."""
 
 
 class CapturedStep:
@@ -60,9 +65,11 @@ class CapturedStep:
             traced graph runs.
         trained: Parameters of the array that get gradients; by default those that have one now.
         limits: Largest norm of each member's gradients, [B]; None if there are no limits.
+        ahead: Given the graph and its inputs, returns whether another process compiles it now; None if none does.
 
     Raises:
         FusionError: The step cannot be captured, or its compiled code is wrong.
+        CompiledAheadError: Another process compiles the step now.
         torch.OutOfMemoryError: There is not enough memory to capture it.
     """
 
@@ -75,12 +82,14 @@ class CapturedStep:
         compiling: bool = True,
         trained: Sequence[Tensor] | None = None,
         limits: Tensor | None = None,
+        ahead: Callable[[GraphModule, Sequence[Tensor]], bool] | None = None,
     ) -> None:
         array.check_batch(batch)
         array.state.sync_from_members(search=True)
         self._array = array
         self._optimizer = optimizer
         self._loss = loss
+        self._ahead = ahead
         leaves, self._spec = pytree.tree_flatten(batch)
         self._shapes = _shapes(leaves)
         self._runs = len(micro_batches(batch))
@@ -196,12 +205,14 @@ class CapturedStep:
             _check_same(first, step.watch(self._copied(example)))
             with guarded_trace(), _one_fake_mode():
                 graph = make_fx(step.fn, tracing_mode="real")(*self._copied(example))
+            if compiling and self._ahead is not None and self._ahead(graph, example):
+                raise CompiledAheadError("another process compiles the step")
             function = self._compiled(graph, example) if compiling else graph
             if on_gpu:
                 with torch.no_grad():
                     function(*self._copied(example))
                     self._replay = self._recorded(function, given)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, CompiledAheadError):
             raise
         except (Exception, NeedsMemberError) as error:  # tracers and compilers raise any error
             raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
@@ -239,7 +250,7 @@ class CapturedStep:
     def _compiled(self, graph: GraphModule, example: list[Tensor]) -> Callable[..., Tensor]:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # the compiler warns about itself
-            compiled: Callable[..., Tensor] = torch.compile(graph, fullgraph=True, dynamic=False)
+            compiled = compile_graph(graph, example)
             check_compiled(graph, compiled, example, self._compared(example), self._copied)
         return compiled
 
@@ -352,7 +363,13 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _shapes(leaves: Sequence[Any]) -> list[Any]:
-    return [(type(leaf), _whole(leaf).shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    """What a captured step depends on in the leaves of a batch: all of a number, but not the values of a tensor."""
+    return [(type(leaf), *_layout(_whole(leaf))) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    steps = [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return tensor.shape, steps, tensor.dtype
 
 
 class _Replay:

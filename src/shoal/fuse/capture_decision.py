@@ -1,15 +1,22 @@
 """Decides when the step of an array is recorded or compiled; processes compile one after another, and none waits."""
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+
+from torch import Tensor
+from torch.fx import GraphModule
 
 from shoal.core.demand import Profile
 from shoal.cost.estimate import capturing_pays
 from shoal.fuse.compile_cache import CompileRecord
+from shoal.fuse.inductor import compile_ahead
 
 __all__ = ["RETRY_SECONDS", "CaptureDecision"]
+
+_log = logging.getLogger("shoal.fuse")
 
 RETRY_SECONDS = 1.0
 """Seconds after which an array asks again for a step that another process may have compiled meanwhile."""
@@ -20,11 +27,12 @@ class CaptureDecision:
 
     A step that this machine has compiled before is compiled if reloading its code pays. Otherwise this process compiles
     it if that pays, and no other process does so now. While another process does, the array takes steps that are not
-    compiled, and asks again from time to time.
+    compiled, and asks again from time to time. On a GPU, whose host has idle cores, this process starts that other one.
 
     Args:
         steps: Number of remaining steps; the caller counts them down.
         later: Number of steps -> expected number of later arrays of this size with as many steps.
+        ahead: Whether a process beside this one is to compile the step.
     """
 
     def __init__(
@@ -35,6 +43,7 @@ class CaptureDecision:
         later: Mapping[int, float] = MappingProxyType({}),
         record: CompileRecord | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        ahead: bool = False,
     ) -> None:
         self.steps = steps
         self.reloads = False
@@ -44,6 +53,7 @@ class CaptureDecision:
         self._later = later
         self._record = record
         self._clock = clock
+        self._ahead = ahead
         self._retry_at: float | None = None
 
     @property
@@ -72,6 +82,24 @@ class CaptureDecision:
         record.end(compiled=False)
         return False
 
+    def compile_ahead(self, graph: GraphModule, example: Sequence[Tensor]) -> bool:
+        """Start a process that compiles the step, at most once; return whether it was started.
+
+        Args:
+            graph: As for `compile_graph`, and so is `example`.
+        """
+        lock = None if self._record is None else self._record.lock
+        if not self._ahead or lock is None:
+            return False
+        self._ahead = False
+        try:
+            compile_ahead(graph, example, lock)
+        except Exception as error:  # pickle raises any error
+            _log.info("the step is compiled by the process that trains: %s", error)
+            return False
+        self._retry_at = self._clock() + RETRY_SECONDS
+        return True
+
     def should_record(self, seconds: float) -> bool:
         """Return whether to record the step as a CUDA graph now, which each process does for itself."""
         return capturing_pays("captured", self._profile, self._members, seconds, self.steps)
@@ -93,4 +121,4 @@ class CaptureDecision:
 
     def _pays(self, seconds: float, compiled_before: bool) -> bool:
         known = (self._profile, self._members, seconds, self.steps, self._later)
-        return capturing_pays("compiled", *known, compiled_before)
+        return capturing_pays("compiled", *known, compiled_before, self._ahead)

@@ -16,11 +16,14 @@ from pathlib import Path
 from shoal.cluster.process_lock import ProcessLock
 from shoal.cost.history import cache_directory, environment
 
-__all__ = ["CompileRecord", "use_shared_directory"]
+__all__ = ["COMPILED", "CompileRecord", "use_shared_directory"]
 
 _log = logging.getLogger("shoal.fuse")
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+COMPILED = b"compiled\n"
+"""Contents of the file of a step that was compiled."""
 
 
 def use_shared_directory() -> Path | None:
@@ -111,6 +114,11 @@ class CompileRecord:
             lock.release()
         return free
 
+    @property
+    def lock(self) -> int | None:
+        """Descriptor of the locked file, by which a program inherits the right; None without the right or the file."""
+        return None if self._lock is None else self._lock.file
+
     def end(self, compiled: bool) -> None:
         """Give the right back, and record whether the step was compiled; no effect without the right."""
         if self._lock is None:
@@ -119,7 +127,7 @@ class CompileRecord:
         try:
             try:
                 if compiled:
-                    os.write(lock.file, b"compiled\n")
+                    os.write(lock.file, COMPILED)
             finally:
                 lock.release()
         except OSError as error:  # such as a full disk, for which the training must not end

@@ -33,7 +33,7 @@ from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import timed_by_replay
 from shoal.fuse.backward import backward, backward_alone, one_loss
-from shoal.fuse.capture import CapturedStep, records_graphs
+from shoal.fuse.capture import CapturedStep, CompiledAheadError, records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.generators import seed_member
 from shoal.fuse.grads import clip_grad_norm_, parse_limits
@@ -300,13 +300,17 @@ class TrainingStep:
             return False
         began = self._clock()
         trained, step = self._plain.trained or None, None
+        ahead = None if self._decision is None else self._decision.compile_ahead
         try:
             with during(Activity.COMPILE):
                 step = CapturedStep(
-                    self.array, self._optimizer, self.loss, batch, way == "compiled", trained, self._limits
+                    self.array, self._optimizer, self.loss, batch, way == "compiled", trained, self._limits, ahead
                 )
         except torch.OutOfMemoryError as reason:  # it is not noted: a later array may find the memory
             _log.info("the step cannot be captured: %s", reason)
+            return False
+        except CompiledAheadError as reason:  # nor is the time, which is that of the other process
+            _log.info("%s", reason)
             return False
         except FusionError as reason:
             _log.info("%s", reason)

@@ -18,6 +18,7 @@ from shoal.core.event import Event, Noted, Profiled, Proven
 from shoal.core.trial import TrialState
 from shoal.cost.activity_clock import during
 from shoal.data.loader import augmentation_seed
+from shoal.fuse.capture import records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.worker.array_members import ArrayMembers
@@ -393,7 +394,7 @@ class ArrayTrainer:
         epochs = len({runtime.epoch for runtime in self._group})
         known = (self.key.structure, self.key.data, self.key.batch_size, size, epochs > 1)
         record = CompileRecord(f"{known} on {state.device.type} by {torch.get_num_threads()} threads")
-        compiling = CaptureDecision(self._profile, size, steps, later, record)
+        compiling = CaptureDecision(self._profile, size, steps, later, record, ahead=records_graphs(state.device))
         plain = self.key in state.plain_keys
         with during(Activity.BUILD):
             self._stepper = make_stepper(

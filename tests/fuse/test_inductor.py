@@ -1,0 +1,168 @@
+"""A process beside the one that trains compiles a step; the one that trains then only reads the code."""
+
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from shoal.fuse import inductor
+from shoal.fuse.compile_cache import CompileRecord
+
+STEP = """
+import sys
+import torch
+from torch import nn
+from shoal.fuse import inductor
+from shoal.fuse.api import fuse
+from shoal.fuse.capture import CapturedStep, CompiledAheadError
+from shoal.fuse.capture_decision import CaptureDecision
+from shoal.fuse.compile_cache import CompileRecord
+from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.worker.postponed_compiler import postpone_compiler
+postpone_compiler()
+
+def loss(model, batch):
+    return (model(batch) - torch.tensor([0.5, 1.0, 2.0])).square().mean()
+
+def members():
+    torch.manual_seed(0)
+    models = [nn.Linear(4, 3) for _ in range(2)]
+    array = fuse(models, [0, 1])
+    optimizer = fuse_optimizers([torch.optim.Adam(model.parameters()) for model in models], array)
+    return array, optimizer
+
+def eager(array, optimizer):
+    optimizer.zero_grad()
+    losses = array.map(loss, batch)
+    losses.sum().backward()
+    optimizer.step()
+    return losses.detach()
+
+batch = torch.linspace(-1, 1, 20).view(5, 4)
+(array, optimizer), twin = members(), members()
+eager(array, optimizer), eager(*twin)
+assert "torch._dynamo" not in sys.modules
+torch.set_float32_matmul_precision("high")
+decision = CaptureDecision(None, 2, 10, record=CompileRecord("step"), ahead=True)
+decision._record.begin()
+try:
+    CapturedStep(array, optimizer, loss, batch, ahead=decision.compile_ahead)
+    raise SystemExit("it was captured here")
+except CompiledAheadError:
+    decision.end(compiled=False)
+assert decision.waits
+other = CompileRecord("step")
+assert not other.begin() and not other.exists
+(compiler,) = inductor._compilers
+assert compiler.wait() == 0
+assert other.exists and other.begin()
+step = CapturedStep(array, optimizer, loss, batch, ahead=decision.compile_ahead)
+for _ in range(3):
+    torch.testing.assert_close(step(batch), eager(*twin))
+from torch._dynamo.utils import counters
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+def test_a_step_is_compiled_beside_the_process_that_then_reads_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.returncode) == (["1", "0"], 0), done.stderr
+    directories = [path.name.partition("-")[0] for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert directories == ["inductor"]
+
+
+def held(record: CompileRecord) -> int:
+    assert record.begin()
+    assert record.lock is not None
+    return record.lock
+
+
+def test_a_compiler_that_is_killed_leaves_the_right_to_others() -> None:
+    record = CompileRecord("killed")
+    inductor.compile_ahead(traced(), INPUTS, held(record))
+    record.end(compiled=False)
+    compiler = inductor._compilers[-1]
+    assert not record.begin(), "the compiler has the right"
+    compiler.kill()
+    assert compiler.wait() == -signal.SIGKILL
+    assert record.begin()
+    assert not record.exists
+
+
+def test_an_error_of_the_compiler_is_left_to_the_process_that_trains() -> None:
+    record = CompileRecord("fails")
+    graph = traced()
+    next(node for node in graph.graph.nodes if node.op == "output").prepend(
+        graph.graph.call_function(torch.ops.aten.mm.default, (next(iter(graph.graph.nodes)),) * 2)
+    )
+    inductor.compile_ahead(graph, INPUTS, held(record))
+    record.end(compiled=False)
+    assert inductor._compilers[-1].wait() == 1
+    assert record.exists
+
+
+@pytest.mark.thorough
+def test_a_compiler_ends_with_the_process_that_has_started_it() -> None:
+    serve = "from shoal.fuse.inductor import serve; serve(1, {parent})"
+    program = (
+        "import os, subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {serve!r}.format(parent=os.getpid())])\n"
+        "print('started', flush=True)\n"
+        "os.pause()\n"
+    ).replace("os.pause()", "import signal; signal.pause()")
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"started\n"
+        parent.kill()
+        assert parent.stdout.read() == b"", "the compiler, which waits for a graph, closes it when it ends"
+
+
+INPUTS = [torch.ones(2, 3, dtype=torch.float64), torch.arange(6, dtype=torch.float64).view(3, 2).T]
+CONSTANT = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+
+def function(x: Tensor, y: Tensor) -> Tensor:
+    count = torch.zeros(3, dtype=torch.float64)
+    count += x[0]
+    first, second = torch.split(y * CONSTANT, [1, 2], dim=1)
+    y.mul_(2)
+    return torch.cat([first, second], 1).sum(0, keepdim=True) * count + torch.arange(3)
+
+
+def traced() -> GraphModule:
+    return make_fx(function, tracing_mode="real")(*(tensor.clone() for tensor in INPUTS))
+
+
+def test_a_graph_survives_being_given_to_another_process() -> None:
+    graph = traced()
+    plain, constants = inductor._without_constants(graph)
+    assert len(constants) == 1
+    assert constants[0] is CONSTANT
+    given = inductor._graph(pickle.loads(pickle.dumps(inductor._nodes(plain))))
+    assert given.code == plain.code
+    expected: Any = [tensor.clone() for tensor in INPUTS]
+    inputs = [tensor.clone() for tensor in INPUTS]
+    for _ in range(2):  # a constant in place of `count` would add up
+        assert torch.equal(given(*inputs, *constants)[0], function(*expected))
+        assert torch.equal(inputs[1], expected[1])
+
+
+def test_what_cannot_be_pickled_is_not_given_to_another_process() -> None:
+    graph, record = traced(), CompileRecord("not pickled")
+    next(node for node in graph.graph.nodes if node.op == "call_function").target = lambda *given, **options: None
+    before = len(inductor._compilers)
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        inductor.compile_ahead(graph, INPUTS, held(record))
+    assert len(inductor._compilers) == before
