@@ -295,6 +295,7 @@ def test_an_array_takes_its_steps_while_a_process_beside_compiles(
     found: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     inherited: list[int] = []
+    monkeypatch.setattr(decision_module, "is_compiling", lambda: False)
     monkeypatch.setattr(decision_module, "compile_ahead", lambda graph, example, lock: inherited.append(os.dup(lock)))
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()

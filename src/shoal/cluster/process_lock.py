@@ -1,4 +1,4 @@
-"""A file lock that ends with its process, also after a kill, and that no child process inherits."""
+"""A file lock that ends with its process, also after a kill; a child process inherits it only where that is meant."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ class ProcessLock:
 
     The lock belongs to the open file, which every fork of the process shares. Without precaution it would stay while a
     fork (a worker of a DataLoader, of a user's pool) lives. So a fork closes its copy at once; a program started by
-    `exec` never has one.
+    `exec` has one only if it is given `file`, and then holds the lock as well.
     """
 
     def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> None:

@@ -8,7 +8,8 @@ The passes, in order:
 4. Watch two runs of passes 1 to 3, and refuse a step that a graph would freeze. They run on copies of all tensors but
    frozen parameters, unless the step writes to these; the second may be the record of pass 6.
 5. To compile the step, trace it into one graph of plain tensor functions (`make_fx`), fuse these into few kernels
-   (Inductor, which reuses code in Shoal's cache directory), and compare the compiled step with the graph on such copies
+   (Inductor, which reuses code in Shoal's cache directory; another process may do so before this one, which then ends
+   here, and captures the step once more after that), and compare the compiled step with the graph on such copies
    (`check_compiled`).
 6. On a GPU, record all kernels, to launch them together (CUDA graph). The record also counts the update, and computes
    the update rules' coefficients and the keys of the random numbers, so that a step only copies its batch.
@@ -42,6 +43,7 @@ from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import keys_at, member_keys, seed_words
+from shoal.fuse.rows import is_dense
 from shoal.fuse.slots import unalias_grad
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.transaction import refuse_changes
@@ -52,7 +54,7 @@ __all__ = ["CapturedStep", "CompiledAheadError", "records_graphs"]
 
 
 class CompiledAheadError(FusionError):
-    """Another process compiles the step, which this one can capture after that."""
+    """The step may be captured later, since another process is to compile it before."""
 
 
 class CapturedStep:
@@ -65,11 +67,11 @@ class CapturedStep:
             traced graph runs.
         trained: Parameters of the array that get gradients; by default those that have one now.
         limits: Largest norm of each member's gradients, [B]; None if there are no limits.
-        ahead: Given the graph and its inputs, returns whether another process compiles it now; None if none does.
+        ahead: Given the graph and its inputs, returns whether another process is to compile it before; None if none is.
 
     Raises:
         FusionError: The step cannot be captured, or its compiled code is wrong.
-        CompiledAheadError: Another process compiles the step now.
+        CompiledAheadError: Another process is to compile the step before.
         torch.OutOfMemoryError: There is not enough memory to capture it.
     """
 
@@ -89,7 +91,6 @@ class CapturedStep:
         self._array = array
         self._optimizer = optimizer
         self._loss = loss
-        self._ahead = ahead
         leaves, self._spec = pytree.tree_flatten(batch)
         self._shapes = _shapes(leaves)
         self._runs = len(micro_batches(batch))
@@ -117,7 +118,9 @@ class CapturedStep:
         self._lent = {i for i, own in others if isinstance(own, nn.Parameter) and not own.requires_grad}
         """Indices of frozen parameters among the inputs that a run is not given as copies."""
         self._replay: _Replay | None = None
-        self._function = self._captured(leaves, compiling)
+        self._strides: list[tuple[int, ...] | None] = []
+        """Of the tensors of a batch for which the step was captured; None of one without strides."""
+        self._function = self._captured(leaves, compiling, ahead)
 
     def fits(self, batch: Any) -> bool:
         """Whether a batch has the captured shapes, and the models, the optimizer and the hooks are as captured."""
@@ -144,7 +147,9 @@ class CapturedStep:
         given = _tensors(pytree.tree_leaves(batch))
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler warns about itself
-            losses = self._run(given) if self._replay is None else self._replay(given)
+            losses = (
+                self._run(list(map(_laid_out, given, self._strides))) if self._replay is None else self._replay(given)
+            )
         self._array.tick += self._runs
         self._optimizer.mark_stepped()
         return losses
@@ -180,10 +185,16 @@ class CapturedStep:
         of_each = [member_keys(seeds, [tick + later for tick in ticks]) for later in range(self._runs)]
         return to_device(torch.tensor(of_each if self._runs > 1 else of_each[0]), self._device)
 
-    def _captured(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
+    def _captured(
+        self,
+        leaves: Sequence[Any],
+        compiling: bool,
+        ahead: Callable[[GraphModule, Sequence[Tensor]], bool] | None,
+    ) -> Callable[..., Tensor]:
         if compiling:
             use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
-        held, given, keys = self._inputs(), _tensors(leaves), self._next_keys()
+        held, given, keys = self._inputs(), _copies(_tensors(leaves)), self._next_keys()
+        self._strides = [tensor.stride() if tensor.layout is torch.strided else None for tensor in given]
         example, on_gpu = [*held, keys, *given], records_graphs(self._device)
         try:
             try:
@@ -205,8 +216,8 @@ class CapturedStep:
             _check_same(first, step.watch(self._copied(example)))
             with guarded_trace(), _one_fake_mode():
                 graph = make_fx(step.fn, tracing_mode="real")(*self._copied(example))
-            if compiling and self._ahead is not None and self._ahead(graph, example):
-                raise CompiledAheadError("another process compiles the step")
+            if compiling and ahead is not None and ahead(graph, example):
+                raise CompiledAheadError("the step is compiled before it is captured")
             function = self._compiled(graph, example) if compiling else graph
             if on_gpu:
                 with torch.no_grad():
@@ -227,7 +238,7 @@ class CapturedStep:
 
     def _copied(self, example: Sequence[Tensor]) -> list[Tensor]:
         """Copies of the inputs, except for frozen parameters that the step does not write to."""
-        return [tensor if i in self._lent else tensor.clone() for i, tensor in enumerate(example)]
+        return [tensor if i in self._lent else _copy(tensor) for i, tensor in enumerate(example)]
 
     def _recorded(self, fn: Callable[..., Tensor], given: Sequence[Tensor]) -> "_Replay":
         """Record the count of an update, its coefficients, the keys, and the step; `fn` has run once.
@@ -337,9 +348,9 @@ def _gather_weights(modules: Iterable[nn.Module]) -> None:
             module._update_flat_weights()
 
 
-def _identities(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
-    """Identify tensors such that replacing, freezing or unfreezing one is noticed."""
-    return [(id(tensor), tensor.requires_grad) for tensor in tensors]
+def _identities(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """Identify tensors such that replacing, freezing or unfreezing one, or laying it out anew, is noticed."""
+    return [(id(each), each.requires_grad, each.layout is torch.strided and each.stride()) for each in tensors]
 
 
 def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
@@ -362,14 +373,27 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.clone() for tensor in tensors]
 
 
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy with the strides of a tensor, for which a step is compiled, even if the tensor has gaps or overlaps."""
+    if tensor.layout is not torch.strided or is_dense(tensor):
+        return tensor.clone()
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
+
+
+def _laid_out(tensor: Tensor, stride: tuple[int, ...] | None) -> Tensor:
+    """A tensor of a batch with the strides for which the step was captured."""
+    if stride is None or tensor.stride() == stride:
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 def _shapes(leaves: Sequence[Any]) -> list[Any]:
     """What a captured step depends on in the leaves of a batch: all of a number, but not the values of a tensor."""
-    return [(type(leaf), *_layout(_whole(leaf))) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return [(type(leaf), *_kind(_whole(leaf))) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    steps = [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-    return tensor.shape, steps, tensor.dtype
+_kind = attrgetter("shape", "dtype", "layout", "device")
 
 
 class _Replay:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from shoal.core.demand import Profile
 from shoal.cost.estimate import capturing_pays
 from shoal.fuse.compile_cache import CompileRecord
-from shoal.fuse.inductor import compile_ahead
+from shoal.fuse.inductor import compile_ahead, is_compiling
 
 __all__ = ["RETRY_SECONDS", "CaptureDecision"]
 
@@ -53,7 +53,7 @@ class CaptureDecision:
         self._later = later
         self._record = record
         self._clock = clock
-        self._ahead = ahead
+        self._ahead = ahead and record is not None
         self._retry_at: float | None = None
 
     @property
@@ -74,16 +74,19 @@ class CaptureDecision:
             return pays(compiled_before=self.reloads)
         if not pays(compiled_before=True):
             return False
-        if not record.begin():
+        if (self._ahead and is_compiling()) or not record.begin():
             self._retry_at = self._clock() + RETRY_SECONDS
             return False
+        self._ahead = self._ahead and record.lock is not None
         if pays(compiled_before=False):
             return True
         record.end(compiled=False)
         return False
 
     def compile_ahead(self, graph: GraphModule, example: Sequence[Tensor]) -> bool:
-        """Start a process that compiles the step, at most once; return whether it was started.
+        """Start a process that compiles the step, at most once; return whether to ask again later.
+
+        If none can be started, the next answer weighs what it takes to compile the step in this process.
 
         Args:
             graph: As for `compile_graph`, and so is `example`.
@@ -95,8 +98,7 @@ class CaptureDecision:
         try:
             compile_ahead(graph, example, lock)
         except Exception as error:  # pickle raises any error
-            _log.info("the step is compiled by the process that trains: %s", error)
-            return False
+            _log.info("no process beside this one compiles the step: %s", error)
         self._retry_at = self._clock() + RETRY_SECONDS
         return True
 

@@ -41,7 +41,7 @@ def making_constants(device: torch.device) -> Iterator[None]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of this step on a device; the host waits for no copy to a GPU, unless the tensor cannot be pinned."""
+    """A tensor of a step or its batch on a device; the host waits for no copy to a GPU of one that can be pinned."""
     plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad
     if plain and tensor.device.type == "cpu" and device.type == "cuda":
         tensor = tensor.pin_memory()  # by an allocator that does not hand the memory out again before the copy

@@ -2,9 +2,10 @@
 
 Inductor finds its own code again by the graph, its inputs and its settings. So a process beside this one compiles for a
 minute while steps go on, and this process then compiles the same graph in the seconds that reading the code takes.
-Neither needs the tensors, only their shapes, and no process traces Python code again as `torch.compile` does.
+Neither needs the tensors, only their shapes. Inductor is given the graph itself, which `torch.compile` would trace.
 """
 
+import json
 import os
 import pickle
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -24,9 +26,17 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
+from shoal import process_settings
+from shoal.core.errors import FusionError
 from shoal.fuse.compile_cache import COMPILED
 
-__all__ = ["compile_ahead", "compile_graph", "serve"]
+__all__ = ["compile_ahead", "compile_graph", "is_compiling", "serve"]
+
+MIN_FREE_BYTES = 1 << 30
+"""Free memory of a GPU that a compiler beside this process needs: for a CUDA context, and what Inductor measures."""
+
+MAX_SECONDS = 600.0
+"""After which a compiler beside this process ends in any case."""
 
 NICENESS = 10
 """Of a compiler beside this process, which leaves cores to those that train."""
@@ -34,8 +44,8 @@ NICENESS = 10
 _Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 """Size, stride, dtype and device of a tensor."""
 
-_compilers: list[subprocess.Popen[bytes]] = []
-"""Compilers beside this process that had not ended when the last one was started."""
+_compiler: subprocess.Popen[bytes] | None = None
+"""The last compiler beside this process."""
 
 
 def compile_graph(graph: GraphModule, example: Sequence[Tensor]) -> Callable[..., Tensor]:
@@ -48,7 +58,7 @@ def compile_graph(graph: GraphModule, example: Sequence[Tensor]) -> Callable[...
 def compile_ahead(graph: GraphModule, example: Sequence[Tensor], lock: int) -> None:
     """Let a process beside this one compile a graph, such that `compile_graph` finds the code.
 
-    It has the right to compile the step until it ends, and ends with this process.
+    It has the right to compile the step until it ends, and ends with this process. On a GPU it takes a CUDA context.
 
     Args:
         graph: As for `compile_graph`.
@@ -56,20 +66,36 @@ def compile_ahead(graph: GraphModule, example: Sequence[Tensor], lock: int) -> N
         lock: `CompileRecord.lock`.
 
     Raises:
+        FusionError: Inductor keeps no code, or the GPU has no memory for a further process.
         Exception: The graph cannot be given to another process, for any reason that `pickle` has.
     """
+    global _compiler
     from torch._inductor import config  # whose import takes seconds
 
+    if config.force_disable_caches or not config.fx_graph_cache:
+        raise FusionError("Inductor's caches are disabled")
+    device = example[0].device
+    if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < MIN_FREE_BYTES:
+        raise FusionError(f"{device} has {free >> 20} MiB of free memory, and a compiler needs {MIN_FREE_BYTES >> 20}")
     plain, constants = _without_constants(graph)
-    settings = config.save_config_portable(), torch.get_float32_matmul_precision()
+    settings = process_settings.current(), torch.backends.cuda.matmul.fp32_precision, config.save_config_portable()
     job = _nodes(plain), _shapes([*example, *constants]), torch.get_num_threads(), settings
     with tempfile.TemporaryFile() as file:
         pickle.dump(job, file)
         file.seek(0)
-        _compilers[:] = [each for each in _compilers if each.poll() is None]
-        command = f"from shoal.fuse.inductor import serve; serve({lock}, {os.getpid()})"
-        program = [sys.executable, "-P", "-c", command]
-        _compilers.append(subprocess.Popen(program, stdin=file, stdout=subprocess.DEVNULL, pass_fds=[lock]))
+        command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(lock), str(os.getpid())]
+        _compiler = subprocess.Popen(command, stdin=file, stdout=subprocess.DEVNULL, pass_fds=[lock])
+
+
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from shoal.fuse.inductor import serve; serve(*map(int, sys.argv[2:]))"
+)
+
+
+def is_compiling() -> bool:
+    """Whether a compiler beside this process runs."""
+    return _compiler is not None and _compiler.poll() is None
 
 
 def _compiled(graph: GraphModule, shapes: Sequence[_Shape]) -> Callable[..., Any]:
@@ -94,15 +120,18 @@ def _without_constants(graph: GraphModule) -> tuple[GraphModule, list[Tensor]]:
     """A copy of a graph with its constants as further inputs, since code with constants is not found again."""
     new, of = Graph(), {}
     nodes = list(graph.graph.nodes)
-    held = [node for node in nodes if node.op == "get_attr"]
-    for node in [*(node for node in nodes if node.op == "placeholder"), *held]:
-        of[node] = new.placeholder(node.name)
+    for node in nodes:
+        if node.op == "placeholder":
+            of[node] = new.placeholder(node.name)
+    reads = [node for node in nodes if node.op == "get_attr"]
+    constants = {name: new.placeholder(name) for name in dict.fromkeys(str(node.target) for node in reads)}
+    of |= {node: constants[str(node.target)] for node in reads}
     for node in nodes:
         if node.op == "output":
             new.output((of[node.args[0]],))
         elif node not in of:
             of[node] = new.node_copy(node, of.__getitem__)
-    return GraphModule({}, new), [getattr(graph, str(node.target)) for node in held]
+    return GraphModule({}, new), [getattr(graph, name) for name in constants]
 
 
 class _Ref(int):
@@ -141,7 +170,8 @@ def _graph(nodes: Sequence[tuple[Any, ...]]) -> GraphModule:
 
 
 def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
+    end = time.monotonic() + MAX_SECONDS
+    while os.getppid() == parent and time.monotonic() < end:
         time.sleep(1)
     os._exit(1)
 
@@ -152,12 +182,15 @@ def serve(lock: int, parent: int) -> None:
     os.nice(NICENESS)
     from torch._inductor import config
 
-    nodes, shapes, threads, (settings, precision) = pickle.load(sys.stdin.buffer)
+    nodes, shapes, threads, (settings, precision, of_inductor) = pickle.load(sys.stdin.buffer)
+    process_settings.apply(settings)
+    if torch.backends.cuda.matmul.fp32_precision != precision:  # the other process has set the default, which is noted
+        torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
     torch.set_num_threads(threads)
-    if precision != torch.get_float32_matmul_precision():  # setting it is noted in the key of the code
-        torch.set_float32_matmul_precision(precision)
-    config.load_config(settings)
-    try:
+    config.load_config(of_inductor)
+    if (device := shapes[0][-1]).type == "cuda":
+        torch.cuda.set_device(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler warns about itself
         _compiled(_graph(nodes), shapes)
-    finally:
-        os.write(lock, COMPILED)  # also after an error, which the other process then finds itself
+    os.write(lock, COMPILED)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 __all__ = [
     "bytes_of",
     "dense_parts",
+    "is_dense",
     "stack_rows",
     "storage_address",
     "unstackable",
@@ -25,7 +26,7 @@ def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
     """
     first = tensors[0].detach()
     size, strides = first.numel(), first.stride()
-    if not size or not all(_dense(t) and t.stride() == strides and t.dtype == first.dtype for t in tensors):
+    if not size or not all(is_dense(t) and t.stride() == strides and t.dtype == first.dtype for t in tensors):
         strides = torch.empty(first.shape, device="meta").stride()
     memory, begin = first.untyped_storage().data_ptr(), first.storage_offset()
     shape, steps = (len(tensors), *first.shape), (size, *strides)
@@ -55,7 +56,7 @@ def _is_small_part(row: Tensor, rows: int) -> bool:
     return held >= _LARGE_BYTES and held > 2 * rows * each and held % each == 0
 
 
-def _dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor fills its memory without gaps or overlaps, in any order of axes."""
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return span == tensor.numel()

@@ -28,7 +28,7 @@ from shoal.core.activity import Activity
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.cost.activity_clock import during
-from shoal.cost.estimate import fused_gain, step_seconds
+from shoal.cost.estimate import EXPECTED_COMPILE_SECONDS, fused_gain, step_seconds
 from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import timed_by_replay
@@ -265,7 +265,7 @@ class TrainingStep:
             found = replace(found, compiled_gain=gains)
             if not self._decision.reloads:
                 found = replace(found, compile_seconds=self.compile_seconds)
-            elif self.compile_seconds < (found.compile_seconds or inf):
+            elif self.compile_seconds < (found.compile_seconds or EXPECTED_COMPILE_SECONDS):
                 found = replace(found, reload_seconds=self.compile_seconds)
         if found is not profile:
             self.new_profile = found
@@ -309,7 +309,7 @@ class TrainingStep:
         except torch.OutOfMemoryError as reason:  # it is not noted: a later array may find the memory
             _log.info("the step cannot be captured: %s", reason)
             return False
-        except CompiledAheadError as reason:  # nor is the time, which is that of the other process
+        except CompiledAheadError as reason:  # nor is the time, since nothing was captured
             _log.info("%s", reason)
             return False
         except FusionError as reason:
