@@ -133,6 +133,57 @@ def test_compiled_code_gets_the_strides_that_it_was_compiled_for(monkeypatch: py
         torch.testing.assert_close(step(batch), eager_step(twin, fused_twin, batch), rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("compiling", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_loss_may_write_to_a_batch_of_other_strides(compiling: bool) -> None:
+    def shrinking(model: nn.Module, batch: Tensor) -> Tensor:
+        batch.mul_(0.9)
+        out: Tensor = (model(batch) - 1).square().mean()
+        return out
+
+    def eager(array: ModelArray, fused: FusedOptimizer, batch: Tensor) -> Tensor:
+        fused.zero_grad()
+        losses: Tensor = array.map(shrinking, batch)
+        losses.sum().backward()
+        fused.step()
+        return losses.detach()
+
+    (array, fused), (twin, fused_twin) = (members(lambda: nn.Linear(4, 3), torch.optim.SGD, 2) for _ in range(2))
+    first, across = torch.ones(5, 4, dtype=torch.float64), torch.ones(4, 5, dtype=torch.float64).t()
+    twins = [first.clone(), across.clone()]
+    eager(array, fused, first)
+    eager(twin, fused_twin, twins[0])
+    step = CapturedStep(array, fused, shrinking, first, compiling)
+    for number in (0, 1, 1):
+        batch = (first, across)[number]
+        torch.testing.assert_close(step(batch), eager(twin, fused_twin, twins[number]), rtol=1e-9, atol=0)
+        assert torch.equal(batch, twins[number])
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (2, 0), (0, 4)])
+def test_an_empty_tensor_of_a_batch_is_copied(shape: tuple[int, ...]) -> None:
+    def with_mask(model: nn.Module, batch: Any) -> Tensor:
+        return class_loss(model, batch) + batch[2].sum()
+
+    array, fused = members(mlp, torch.optim.SGD, 2)
+    batch = [*batches(1)[0], torch.ones(shape, dtype=torch.float64)]
+    array.map(with_mask, batch).sum().backward()
+    fused.step()
+    step = CapturedStep(array, fused, with_mask, batch, compiling=False)
+    assert step.fits(batch)
+    expected = array.map(with_mask, batch).detach()
+    torch.testing.assert_close(step(batch), expected, rtol=1e-9, atol=0)
+
+
+def test_a_captured_step_does_not_fit_under_another_autocast() -> None:
+    array, fused = members(mlp, torch.optim.SGD, 2)
+    batch = batches(1)[0]
+    eager_step(array, fused, batch)
+    step = CapturedStep(array, fused, class_loss, batch, compiling=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not step.fits(batch)
+    assert step.fits(batch)
+
+
 def test_a_step_that_reads_a_sparse_tensor_is_refused_in_words() -> None:
     def sparse_loss(model: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0].to_dense()), batch[1])

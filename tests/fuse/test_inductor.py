@@ -172,6 +172,15 @@ def test_a_graph_survives_being_given_to_another_process() -> None:
         assert torch.equal(inputs[1], expected[1])
 
 
+def test_a_constant_that_gets_another_dtype_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = torch.arange(3, dtype=torch.float64)
+    graph = make_fx(lambda x: x * factors, tracing_mode="real")(torch.ones(3, dtype=torch.float64))
+    monkeypatch.setattr(inductor, "_compiled", lambda plain, shapes: lambda *given: pytest.fail(str(given)))
+    run = inductor.compile_graph(graph, [torch.ones(3, dtype=torch.float64)])
+    factors.data = factors.data.float()
+    torch.testing.assert_close(run(torch.ones(3, dtype=torch.float64)), torch.arange(3, dtype=torch.float64))
+
+
 def test_what_cannot_be_pickled_is_not_given_to_another_process() -> None:
     graph, record = traced(), CompileRecord("not pickled")
     next(node for node in graph.graph.nodes if node.op == "call_function").target = lambda *given, **options: None

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -120,11 +121,12 @@ class HostToDevice:
 
     def __call__(self, batch: Any) -> Any:
         """Return nested values with their tensors on the device, ready for the current stream; others as they are."""
+        move = partial(pytree.tree_map_only, Tensor, lambda tensor: to_device(tensor, self._device))
         if self._device.type != "cuda":
-            return pytree.tree_map_only(Tensor, lambda tensor: to_device(tensor, self._device), batch)
+            return move(batch)
         self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
-            moved = pytree.tree_map_only(Tensor, lambda tensor: to_device(tensor, self._device), batch)
+            moved = move(batch)
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
         for tensor in pytree.tree_leaves(moved):

@@ -40,6 +40,7 @@ __all__ = [
     "Layouts",
     "TuningBudget",
     "TuningCache",
+    "autocast_state",
     "autotuning",
     "fastest",
     "forced_lowerings",
@@ -205,7 +206,7 @@ def fastest(
     if tuner.forced:
         lowering = tuner.forced.get(name)
     elif tuner.active and len(lowerings) > 1 and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        run = (torch.is_grad_enabled(), torch.get_num_threads(), _autocast(), tuner.replays)
+        run = (torch.is_grad_enabled(), torch.get_num_threads(), autocast_state(), tuner.replays)
         key = (name, settings, *run, *map(_traits, tensors))
         lowering = tuner.known.get(key)
         if lowering is None:
@@ -234,7 +235,7 @@ def _traits(tensor: Tensor | None) -> Any:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad, tensor.device
 
 
-def _autocast() -> Any:
+def autocast_state() -> Any:
     """Device types under autocast, each with its dtype of computation; None without autocast."""
     if not torch._C._is_any_autocast_enabled():
         return None

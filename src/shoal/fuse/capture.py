@@ -33,6 +33,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
+from shoal.fuse.autotune import autocast_state
 from shoal.fuse.compile_cache import use_shared_directory
 from shoal.fuse.compiled_check import check_compiled
 from shoal.fuse.constants import to_device
@@ -147,9 +148,7 @@ class CapturedStep:
         given = _tensors(pytree.tree_leaves(batch))
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler warns about itself
-            losses = (
-                self._run(list(map(_laid_out, given, self._strides))) if self._replay is None else self._replay(given)
-            )
+            losses = self._run(given) if self._replay is None else self._replay(given)
         self._array.tick += self._runs
         self._optimizer.mark_stepped()
         return losses
@@ -160,8 +159,9 @@ class CapturedStep:
         products = [product for batch in step.batches for product in batch.counters[1]]
         before = _copies(products)
         step.advance(step.counters, step.coefficients)
+        laid_out = list(map(_laid_out, given, self._strides))
         try:
-            return self._function(*self._inputs(), self._next_keys(), *given)
+            losses = self._function(*self._inputs(), self._next_keys(), *laid_out)
         except BaseException:
             for batch in step.batches:
                 for steps in batch.counters[0]:
@@ -169,9 +169,13 @@ class CapturedStep:
             for product, saved in zip(products, before, strict=True):
                 product.copy_(saved)
             raise
+        for tensor, used in zip(given, laid_out, strict=True):
+            if used is not tensor and not torch.equal(used, tensor):
+                tensor.copy_(used)  # the loss has written to it
+        return losses
 
-    def _training(self) -> list[bool]:
-        return list(map(_MODE, self._modules))
+    def _training(self) -> list[Any]:
+        return [autocast_state(), *map(_MODE, self._modules)]
 
     def _inputs(self) -> list[Tensor]:
         step = self._traced

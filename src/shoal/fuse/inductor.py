@@ -5,6 +5,7 @@ minute while steps go on, and this process then compiles the same graph in the s
 Neither needs the tensors, only their shapes. Inductor is given the graph itself, which `torch.compile` would trace.
 """
 
+import fcntl
 import json
 import os
 import pickle
@@ -51,8 +52,15 @@ _compiler: subprocess.Popen[bytes] | None = None
 def compile_graph(graph: GraphModule, example: Sequence[Tensor]) -> Callable[..., Tensor]:
     """Compile a graph of plain tensor functions that returns a tensor; `example` are its inputs."""
     plain, constants = _without_constants(graph)
-    compiled = _compiled(plain, _shapes([*example, *constants]))
-    return lambda *tensors: compiled(*tensors, *constants)[0]
+    of_constants = _shapes(constants)
+    compiled = _compiled(plain, [*_shapes(example), *of_constants])
+
+    def run(*tensors: Tensor) -> Tensor:
+        if _shapes(constants) != of_constants:  # as after `.data = ` of a teacher
+            return graph(*tensors)  # type: ignore[no-any-return]
+        return compiled(*tensors, *constants)[0]  # type: ignore[no-any-return]
+
+    return run
 
 
 def compile_ahead(graph: GraphModule, example: Sequence[Tensor], lock: int) -> None:
@@ -80,11 +88,15 @@ def compile_ahead(graph: GraphModule, example: Sequence[Tensor], lock: int) -> N
     plain, constants = _without_constants(graph)
     settings = process_settings.current(), torch.backends.cuda.matmul.fp32_precision, config.save_config_portable()
     job = _nodes(plain), _shapes([*example, *constants]), torch.get_num_threads(), settings
-    with tempfile.TemporaryFile() as file:
-        pickle.dump(job, file)
-        file.seek(0)
-        command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(lock), str(os.getpid())]
-        _compiler = subprocess.Popen(command, stdin=file, stdout=subprocess.DEVNULL, pass_fds=[lock])
+    inherited = fcntl.fcntl(lock, fcntl.F_DUPFD_CLOEXEC, 3)  # a lower one would be a standard stream of the process
+    try:
+        with tempfile.TemporaryFile() as file:
+            pickle.dump(job, file)
+            file.seek(0)
+            command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(inherited), str(os.getpid())]
+            _compiler = subprocess.Popen(command, stdin=file, stdout=subprocess.DEVNULL, pass_fds=[inherited])
+    finally:
+        os.close(inherited)
 
 
 _PROGRAM = (

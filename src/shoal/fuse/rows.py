@@ -58,8 +58,9 @@ def _is_small_part(row: Tensor, rows: int) -> bool:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor fills its memory without gaps or overlaps, in any order of axes."""
-    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return span == tensor.numel()
+    axes = [(size, step) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    span = 1 + sum((size - 1) * step for size, step in axes)
+    return tensor.numel() == 0 or (span == tensor.numel() and all(step for _, step in axes))
 
 
 def storage_address(tensor: Tensor) -> int:
