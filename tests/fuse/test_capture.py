@@ -140,22 +140,16 @@ def test_a_loss_may_write_to_a_batch_of_other_strides(compiling: bool) -> None:
         out: Tensor = (model(batch) - 1).square().mean()
         return out
 
-    def eager(array: ModelArray, fused: FusedOptimizer, batch: Tensor) -> Tensor:
-        fused.zero_grad()
-        losses: Tensor = array.map(shrinking, batch)
-        losses.sum().backward()
-        fused.step()
-        return losses.detach()
-
     (array, fused), (twin, fused_twin) = (members(lambda: nn.Linear(4, 3), torch.optim.SGD, 2) for _ in range(2))
     first, across = torch.ones(5, 4, dtype=torch.float64), torch.ones(4, 5, dtype=torch.float64).t()
     twins = [first.clone(), across.clone()]
-    eager(array, fused, first)
-    eager(twin, fused_twin, twins[0])
+    eager_step(array, fused, first, shrinking)
+    eager_step(twin, fused_twin, twins[0], shrinking)
     step = CapturedStep(array, fused, shrinking, first, compiling)
     for number in (0, 1, 1):
         batch = (first, across)[number]
-        torch.testing.assert_close(step(batch), eager(twin, fused_twin, twins[number]), rtol=1e-9, atol=0)
+        expected = eager_step(twin, fused_twin, twins[number], shrinking)
+        torch.testing.assert_close(step(batch), expected, rtol=1e-9, atol=0)
         assert torch.equal(batch, twins[number])
 
 

@@ -217,10 +217,12 @@ def class_loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def eager_step(array: ModelArray, optimizer: FusedOptimizer, batch: Any) -> Tensor:
-    """A step of classifiers by the array and its optimizer themselves; the members' losses."""
+def eager_step(
+    array: ModelArray, optimizer: FusedOptimizer, batch: Any, loss: Callable[..., Tensor] = class_loss
+) -> Tensor:
+    """A step by the array and its optimizer themselves; the members' losses."""
     optimizer.zero_grad()
-    losses: Tensor = array.map(class_loss, batch)
+    losses: Tensor = array.map(loss, batch)
     losses.sum().backward()
     optimizer.step()
     return losses.detach()

@@ -120,7 +120,7 @@ class CapturedStep:
         """Indices of frozen parameters among the inputs that a run is not given as copies."""
         self._replay: _Replay | None = None
         self._strides: list[tuple[int, ...] | None] = []
-        """Of the tensors of a batch for which the step was captured; None of one without strides."""
+        """Strides of the batch for which the step was captured, tensor by tensor; None for a sparse tensor."""
         self._function = self._captured(leaves, compiling, ahead)
 
     def fits(self, batch: Any) -> bool:
@@ -393,7 +393,7 @@ def _laid_out(tensor: Tensor, stride: tuple[int, ...] | None) -> Tensor:
 
 
 def _shapes(leaves: Sequence[Any]) -> list[Any]:
-    """What a captured step depends on in the leaves of a batch: all of a number, but not the values of a tensor."""
+    """Kinds of the tensors among the leaves of a batch, and other leaves themselves: a captured step is for these."""
     return [(type(leaf), *_kind(_whole(leaf))) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 

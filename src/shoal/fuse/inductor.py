@@ -37,10 +37,10 @@ MIN_FREE_BYTES = 1 << 30
 """Free memory of a GPU that a compiler beside this process needs: for a CUDA context, and what Inductor measures."""
 
 MAX_SECONDS = 600.0
-"""After which a compiler beside this process ends in any case."""
+"""Most seconds of a compiler beside this process, which then ends, so that one that hangs gives its right back."""
 
 NICENESS = 10
-"""Of a compiler beside this process, which leaves cores to those that train."""
+"""Niceness of a compiler beside this process, such that processes that train get the cores first."""
 
 _Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 """Size, stride, dtype and device of a tensor."""
