@@ -7,6 +7,9 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.resources import Ledger, Share
 from shoal.core.trial import Trial
+from shoal.planner.job_tracker import JobTracker
+from shoal.planner.planner import Placement, PlanInput, plan
+from shoal.planner.waiting import classes_of
 
 GB = 10**9
 A, B, C = (FusionKey(name, "", 32) for name in "ABC")
@@ -89,3 +92,35 @@ def room(free, cores=64.0):
 
 def numbers(array):
     return [member.trial.number for member in array.members]
+
+
+class Turns:
+    """Plans in turns, as the state machine makes them: the history and the arrivals of one are given to the next."""
+
+    def __init__(self, policy, profiles, **settings):
+        self.given = PlanInput(policy, profiles, cluster(), **settings)
+        self.tracker, self.wake, self.arrived = JobTracker(), None, {}
+
+    def plan(self, members, running, where, now, **changes) -> Placement:
+        """Each waiting member comes with its key."""
+        keys = {each.trial.number: (each, key) for each, key in members}
+        suspended = self.tracker.refresh_suspended(keys.get, now)
+        in_jobs = {each.trial.number for job in suspended for each in job.members}
+        free = [(each, key) for each, key in members if each.trial.number not in in_jobs]
+        self.arrived = {each.trial.number: self.arrived.get(each.trial.number, now) for each, _ in free}
+        classes = classes_of(free, changes.get("alone", frozenset()), changes.get("limits", {}))
+        given = replace(
+            self.given,
+            cluster=where,
+            now=now,
+            waiting=sorted(classes, key=lambda each: each.place),
+            running=running,
+            suspended=suspended,
+            history=self.tracker,
+            arrived=self.arrived,
+            **changes,
+        )
+        placement = plan(given)
+        self.tracker, self.wake = placement.history, placement.wake
+        self.given = replace(self.given, next_job=placement.next_job)
+        return placement

@@ -13,6 +13,7 @@ from planner_samples import (
     A,
     B,
     C,
+    Turns,
     array,
     cluster,
     known,
@@ -25,7 +26,7 @@ from planner_samples import (
 from shoal.core.array import Array
 from shoal.core.job import Job, Purpose
 from shoal.core.resources import Share
-from shoal.planner import Grouping, Planner
+from shoal.planner import Grouping
 from shoal.planner.admission import MAX_REFUSED, admit
 from shoal.schedule import Fifo
 
@@ -39,7 +40,7 @@ def test_an_array_without_a_device_joins_a_running_job_if_that_saves_time():
     profiles = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
     (device,) = slots(1, memory=3)
     running = [(Job("runs", (array(A, 0, 1),)), device)]
-    placement = Planner(Fifo(), profiles, lambda: "new").plan(
+    placement = Turns(Fifo(), profiles).plan(
         [(member(7), B), (member(8), replace(B, batch_size=64)), (member(9), C)], running, cluster(device), 0.0
     )
     assert placement.starts == ()

@@ -1,5 +1,6 @@
 """Which trials of several structures are planned as one partially fused array."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 from shoal.core.array import FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.trial import Trial
-from shoal.planner.partition import by_family, families, round_robin
+from shoal.planner.partition import by_family, families
+from shoal.planner.waiting import WaitingClass, classes_of, round_robin
 
 
 def key(structure: str, family: str = "adapters", data: str = "d") -> FusionKey:
@@ -21,6 +23,10 @@ def profile(step: dict[int, float], epoch_steps: int = 100) -> Profile:
 
 def waiting(*keys: FusionKey, epochs: int = 10) -> list[tuple[Member, FusionKey]]:
     return [(Member(Trial(number, {}, seed=0, data_seed=0), 0, epochs), each) for number, each in enumerate(keys)]
+
+
+def fused_keys(classes: Sequence[WaitingClass]) -> dict[int, FusionKey]:
+    return {member.trial.number: each.fused_key for each in classes for member in each.members}
 
 
 R4, R8 = key("r4"), key("r8")
@@ -52,24 +58,25 @@ CASES: dict[str, tuple[dict[FusionKey, Profile], dict[str, Any], bool]] = {
 def test_a_family_is_one_array_where_that_is_measured_to_gain(name: str) -> None:
     known, more, shared = CASES[name]
     more = dict(more)
-    some = waiting(*FOUR, epochs=more.pop("epochs", 10))
+    some = classes_of(waiting(*FOUR, epochs=more.pop("epochs", 10)), more.pop("excluded", frozenset()))
     found = by_family(some, lambda key, kind: known.get(key), ["cpu"], **more)
-    assert [member for member, _ in found] == [member for member, _ in some]
-    assert [key for _, key in found] == ([FAMILY] * 4 if shared else list(FOUR))
+    assert fused_keys(found) == dict(enumerate([FAMILY] * 4 if shared else FOUR))
 
 
 def test_every_kind_of_device_on_which_it_is_known_must_gain() -> None:
     known = {("a", FAMILY): FAST, ("b", FAMILY): DEAR}
     both = lambda key, kind: known.get((kind, key), SLOW.get(key))  # noqa: E731
-    assert by_family(waiting(*FOUR), both, ["a"])[0][1] == FAMILY
-    assert by_family(waiting(*FOUR), both, ["a", "b"])[0][1] == R4
+    some = classes_of(waiting(*FOUR))
+    assert by_family(some, both, ["a"])[0].fused_key == FAMILY
+    assert by_family(some, both, ["a", "b"])[0].fused_key == R4
 
 
 def test_families_agree_on_data_and_batches() -> None:
     some = waiting(R4, R8, key("r8", data="other"), key("net", ""), key("other net", ""), key("r4", "of another"))
-    assert {family: len(members) for family, members in families(some).items()} == {FAMILY: 2}
+    assert {family: len(classes) for family, classes in families(classes_of(some)).items()} == {FAMILY: 2}
 
 
 def test_members_come_in_turns_of_their_structures() -> None:
-    some = waiting(R4, R4, R4, R8, key("r16"), R8)
-    assert [member.trial.number for member in round_robin(some)] == [0, 3, 4, 1, 5, 2]
+    some = classes_of(waiting(R4, R4, R4, R8, key("r16"), R8))
+    assert [member.trial.number for member in round_robin(some, 9)] == [0, 3, 4, 1, 5, 2]
+    assert [member.trial.number for member in round_robin(some, 4)] == [0, 3, 4, 1]

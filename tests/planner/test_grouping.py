@@ -13,6 +13,7 @@ from planner_samples import (
     A,
     B,
     C,
+    Turns,
     array,
     cluster,
     known,
@@ -24,7 +25,7 @@ from planner_samples import (
 
 from shoal.core.array import Array
 from shoal.core.trial import Budget, TrialGroup
-from shoal.planner import Grouping, NoPacking, Planner
+from shoal.planner import Grouping, NoPacking
 from shoal.planner.grouping import START_SECONDS
 from shoal.planner.packing import Packing
 from shoal.schedule import Fifo
@@ -77,7 +78,7 @@ def test_an_array_with_follow_up_training_is_not_delayed_by_a_group(profile, ahe
         slots(2),
         {},
         frozenset(),
-        lambda one: None if one.trial.number else rung,
+        {0: rung},
     )
     assert [[numbers(each) for each in group] for group in found] == together
 
@@ -107,7 +108,7 @@ def test_follow_up_training_counts_in_its_process_or_as_a_tail(profile, seconds,
     rung = TrialGroup(tuple(member(number).trial for number in range(18)), Budget(6), epochs_ahead=27, work_ahead=27)
     one_by_one = replace(profile, step_seconds={1: 0.001, 2: 0.002})
     packing = Noting()
-    Grouping(packing).groups([both], known(A=one_by_one), slots(1), {}, frozenset(), lambda one: rung)
+    Grouping(packing).groups([both], known(A=one_by_one), slots(1), {}, frozenset(), dict.fromkeys(range(18), rung))
     (found,) = packing.told
     assert (found.seconds, found.fetching, found.tail) == pytest.approx((seconds, fetching, tail))
 
@@ -159,8 +160,7 @@ def test_the_demand_of_a_job_is_the_sum_over_its_arrays():
             asked.extend(jobs)
             return super().plan(jobs, where, now)
 
-    planner = Planner(Look(), profiles, lambda: "job")
-    placement = planner.plan(waiting((A, 2), (B, 1)), [], cluster(*slots(1, cores=4)), 0.0)
+    placement = Turns(Look(), profiles).plan(waiting((A, 2), (B, 1)), [], cluster(*slots(1, cores=4)), 0.0)
     ((job, _),) = placement.starts
     assert [each.key for each in job.arrays] == [A, B]
     (demand,) = asked[0].demand.values()

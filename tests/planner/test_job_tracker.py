@@ -14,6 +14,7 @@ from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.cost.estimate import seconds
 from shoal.planner.job_history import EarlierJob
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
+from shoal.planner.views import JobViews
 from shoal.schedule import JobState, TurnStats
 
 NEED = {"cpu/1": Demand(0.4, 10, 1.0, 5.0)}
@@ -33,8 +34,17 @@ def told(name="job-1", *values, seconds=1.0):
     return Reported(name, (Report(1, 1),), losses(*values, seconds=seconds) if values else None)
 
 
+def views(tracker, now=0.0, known=lambda key, kind: None, groups=(), arrived=None):
+    return JobViews(tracker, known, {x.number: group for group in groups for x in group.trials}, arrived or {}, now)
+
+
 def seen(tracker, one, now):
-    return tracker.running_view(one, DEVICE, NEED["cpu/1"], now)
+    return views(tracker, now).running(one, DEVICE, NEED["cpu/1"])
+
+
+def refresh(tracker, there, now=0.0):
+    """The suspended jobs if so many trials wait, each with its key."""
+    return list(tracker.refresh_suspended({each.trial.number: (each, key) for each, key in there}.get, now))
 
 
 def suspend(tracker, one, now, left=(1, 2)):
@@ -67,7 +77,6 @@ def test_signature_and_profile_jobs_are_not_preemptible(purpose):
 
 def test_times_and_losses_add_up_over_suspensions():
     tracker = JobTracker()
-    tracker.split_waiting([(member(1), A), (member(2), A)], 3.0)
     tracker.begin(job(), "cpu/1:0", 0.5, 10.0)
     tracker.on_report(told("job-1", 5.0, 4.0), 12.0)
     tracker.on_report(told("job-1", 4.5, 3.0), 13.0)
@@ -75,7 +84,7 @@ def test_times_and_losses_add_up_over_suspensions():
     assert (view.since, view.ran, view.share, view.home, view.quanta) == (10.0, 4.0, 0.5, "cpu/1:0", ())
     suspend(tracker, job(), 15.0)
     first = TurnStats(5.0, 3.0, 3.0, 4, 2.0)
-    view = tracker.suspended_view(job(), NEED)
+    view = views(tracker, 99.0).suspended(job(), NEED)
     assert (view.state, view.devices, view.share) == (JobState.SUSPENDED, (), None)
     assert (view.since, view.ran, view.home, view.quanta, view.best) == (15.0, 5.0, "cpu/1:0", (first,), 3.0)
     again = job("job-2", resumes="job-1")
@@ -113,7 +122,7 @@ def test_what_comes_between_a_turn_and_the_departure_counts_in_the_next_turn():
     tracker.request_preemption("job-1", AWAY, 10.0)
     tracker.on_report(told("job-1", 2.0), 10.5)
     tracker.end(job(), Outcome.SUSPENDED, (1, 2), 11.0)
-    view = tracker.suspended_view(job(), NEED)
+    view = views(tracker, 99.0).suspended(job(), NEED)
     assert (view.quanta, view.preemptions) == ((losses(3.0),), 1)
     again = job("job-2", resumes="job-1")
     tracker.begin(again, "cpu/1:0", None, 20.0)
@@ -131,10 +140,9 @@ def test_a_job_that_was_suspended_under_an_earlier_engine_is_suspended():
     tracker = JobTracker()
     tracker.restore([earlier(), earlier("job-2", (frozenset({3}), frozenset({4})))])
     there = [(member(1, start=4), A), (member(2), A), (member(4), B), (member(5), A)]
-    free, suspended = tracker.split_waiting(there, 100.0)
-    assert free == there[3:]
+    suspended = refresh(tracker, there, 100.0)
     assert suspended == [job("job-1", member(1, start=4), member(2)), Job("job-2", (Array(B, (member(4),)),))]
-    view = tracker.suspended_view(suspended[0], NEED)
+    view = views(tracker, 99.0).suspended(suspended[0], NEED)
     assert (view.quanta, view.preemptions, view.ran, view.since, view.home) == (
         (losses(3.0),),
         2,
@@ -147,7 +155,7 @@ def test_a_job_that_was_suspended_under_an_earlier_engine_is_suspended():
 def test_members_of_which_the_keys_differ_now_are_arrays_of_their_own():
     tracker = JobTracker()
     tracker.restore([earlier()])
-    _, (one,) = tracker.split_waiting([(member(1), A), (member(2), B)], 0.0)
+    (one,) = refresh(tracker, [(member(1), A), (member(2), B)])
     assert one.arrays == (Array(A, (member(1),)), Array(B, (member(2),)))
 
 
@@ -155,10 +163,10 @@ def test_a_job_that_ran_under_an_earlier_engine_leaves_its_losses_to_a_job_of_th
     tracker = JobTracker()
     tracker.restore([earlier(suspended=False)])
     there = [(member(1), A), (member(2), A)]
-    assert tracker.split_waiting(there, 0.0) == (there, [])
+    assert refresh(tracker, there) == []
     whole, part = [Array(A, (member(1), member(2)))], [Array(A, (member(1),))]
-    assert tracker.waiting_view("w", NEED, whole, 1.0).quanta == (losses(3.0),)
-    assert tracker.waiting_view("w", NEED, part, 1.0).quanta == ()
+    assert views(tracker).waiting("w", NEED, whole).quanta == (losses(3.0),)
+    assert views(tracker).waiting("w", NEED, part).quanta == ()
     profiled = replace(job("job-8"), purpose=Purpose.PROFILE)
     tracker.begin(profiled, "cpu/1:0", None, 1.0)
     assert seen(tracker, profiled, 1.0).quanta == (), "only a training job inherits them"
@@ -209,26 +217,37 @@ def test_only_a_stopped_job_with_an_open_request_is_suspended(outcome, leave, en
     assert tracker.leaving == {}
 
 
-def test_split_waiting_separates_members_of_suspended_jobs():
+def test_a_suspended_job_has_the_members_that_wait():
     tracker = JobTracker()
     tracker.begin(job(), "cpu/1:0", None, 0.0)
     suspend(tracker, job(), 1.0)
     there = [(member(1, start=4), A), (member(2), A), (member(3), B)]
-    free, suspended = tracker.split_waiting(there, 2.0)
-    assert free == there[2:]
-    assert suspended == [job("job-1", member(1, start=4), member(2))]
-    free, suspended = tracker.split_waiting(there[1:], 3.0)
-    assert (free, suspended) == (there[2:], [job("job-1", member(2))])
-    free, suspended = tracker.split_waiting(there[2:], 4.0)
-    assert (free, suspended, tracker.suspended) == (there[2:], [], {})
+    assert refresh(tracker, there) == [job("job-1", member(1, start=4), member(2))]
+    assert refresh(tracker, there[1:]) == [job("job-1", member(2))]
+    assert (refresh(tracker, there[2:]), tracker.suspended) == ([], {})
+
+
+def test_a_changed_copy_leaves_the_history_as_it_is():
+    tracker = JobTracker()
+    for name in ("job-1", "job-2", "job-3"):
+        tracker.begin(job(name), "cpu/1:0", None, 0.0)
+    suspend(tracker, job("job-3"), 1.0)
+    tracker.on_report(told("job-2", 3.0), 1.0)
+    before = vars(tracker.copy())
+    changed = tracker.copy()
+    changed.begin(job("job-4", resumes="job-3"), "cpu/1:0", 0.5, 2.0)
+    changed.set_share("job-1", 0.25)
+    changed.request_preemption("job-1", AWAY, 2.0)
+    changed.end_turn("job-2", 3.0)
+    assert vars(tracker) == before != vars(changed)
+    assert tracker.take_quanta() == []
 
 
 def test_finished_trials_leave_a_suspended_job():
     tracker = JobTracker()
     tracker.begin(job(), "cpu/1:0", None, 0.0)
     suspend(tracker, job(), 1.0, left=(2,))
-    _, suspended = tracker.split_waiting([(member(2), A)], 2.0)
-    assert suspended == [job("job-1", member(2))]
+    assert refresh(tracker, [(member(2), A)]) == [job("job-1", member(2))]
 
 
 def test_trials_of_a_dissolved_job_wait_individually():
@@ -236,57 +255,50 @@ def test_trials_of_a_dissolved_job_wait_individually():
     tracker.begin(job(), "cpu/1:0", None, 0.0)
     suspend(tracker, job(), 1.0)
     tracker.dissolve("job-1")
-    there = [(member(1), A), (member(2), A)]
-    assert tracker.split_waiting(there, 2.0) == (there, [])
+    assert refresh(tracker, [(member(1), A), (member(2), A)]) == []
 
 
 def test_an_array_waits_since_the_arrival_of_its_first_trial():
-    tracker = JobTracker()
-    tracker.split_waiting([(member(1), A)], 3.0)
-    tracker.split_waiting([(member(1), A), (member(2), A)], 5.0)
-    assert tracker.waiting_view("w", NEED, [Array(A, (member(2), member(1)))], 9.0).since == 3.0
-    assert tracker.waiting_view("w", NEED, [Array(A, (member(2),))], 9.0).since == 5.0
-    tracker.split_waiting([(member(2), A)], 6.0)
-    tracker.split_waiting([(member(1), A), (member(2), A)], 7.0)
-    assert tracker.waiting_view("w", NEED, [Array(A, (member(1),))], 9.0).since == 7.0, "it was trained meanwhile"
+    shown = views(JobTracker(), 9.0, arrived={1: 3.0, 2: 5.0})
+    assert shown.waiting("w", NEED, [Array(A, (member(2), member(1)))]).since == 3.0
+    assert shown.waiting("w", NEED, [Array(A, (member(2),))]).since == 5.0
+    assert shown.waiting("w", NEED, [Array(A, (member(3),))]).since == 9.0, "it has not waited yet"
 
 
 def test_a_view_describes_the_members_of_a_job():
-    tracker = JobTracker()
     one, two, three = (member(number) for number in (1, 2, 3))
-    tracker.register_groups(
-        [TrialGroup((one.trial, two.trial), Budget(9), "rung 1"), TrialGroup((three.trial,), Budget(9))]
-    )
-    view = tracker.waiting_view(
-        "w", NEED, [Array(A, (member(1, start=2, target=9), member(2, start=5, target=9)))], 0.0
-    )
+    groups = [TrialGroup((one.trial, two.trial), Budget(9), "rung 1"), TrialGroup((three.trial,), Budget(9))]
+    shown = views(JobTracker(), groups=groups)
+    view = shown.waiting("w", NEED, [Array(A, (member(1, start=2, target=9), member(2, start=5, target=9)))])
     assert (view.group, view.epoch, view.budget) == ("rung 1", 2, 9)
     assert (view.scaling.sharing, view.scaling.devices) == (2, 1), "0.4 of a device: two of them side by side"
-    assert tracker.waiting_view("w", NEED, [Array(A, (one, three))], 0.0).group is None
-    assert tracker.waiting_view("w", NEED, [Array(A, (three,))], 0.0).group is None
+    assert shown.waiting("w", NEED, [Array(A, (one, three))]).group is None
+    assert shown.waiting("w", NEED, [Array(A, (three,))]).group is None
     whole = {"cpu/1": Demand(1.0, 10, 1.0, 5.0), "other": Demand(0.2, 10, 1.0, 5.0)}
-    assert tracker.waiting_view("w", whole, [Array(A, (one,))], 0.0).scaling.sharing == 1
+    assert shown.waiting("w", whole, [Array(A, (one,))]).scaling.sharing == 1
 
 
 def test_the_critical_path_includes_follow_up_training():
     fast, slow = profile({1: 0.5}, epoch_steps=4), profile({1: 50.0}, epoch_steps=4)
     known = {(A, "cpu/1"): fast, (A, "slow"): slow}
-    tracker = JobTracker(lambda key, kind: known.get((key, kind)))
     needs = NEED | {"slow": NEED["cpu/1"]}
     low, high, last, unknown = (member(number) for number in range(4))
-    tracker.register_groups([TrialGroup((low.trial, unknown.trial), Budget(1), "0", epochs_ahead=8)])
-    tracker.register_groups([TrialGroup((high.trial,), Budget(3), "1", epochs_ahead=6)])
-    tracker.register_groups([TrialGroup((last.trial,), Budget(9), "2")])
+    groups = [
+        TrialGroup((low.trial, unknown.trial), Budget(1), "0", epochs_ahead=8),
+        TrialGroup((high.trial,), Budget(3), "1", epochs_ahead=6),
+        TrialGroup((last.trial,), Budget(9), "2"),
+    ]
 
     def path(key, *members):
-        return tracker.waiting_view("w", needs, [Array(key, members)], 0.0).critical_path
+        shown = views(JobTracker(), known=lambda key, kind: known.get((key, kind)), groups=groups)
+        return shown.waiting("w", needs, [Array(key, members)]).critical_path
 
     own, epoch = NEED["cpu/1"].seconds, seconds(fast, [1])
     assert path(A, low) == pytest.approx(own + 8 * epoch)
     assert path(A, low, high, last) == pytest.approx(own + 8 * epoch), "the longest that anybody waits for"
     assert path(A, last) == 0.0
     assert path(B, unknown) == 0.0
-    tracker.register_groups([TrialGroup((low.trial,), Budget(9), "2")])
+    groups.append(TrialGroup((low.trial,), Budget(9), "2"))
     assert path(A, low) == 0.0, "it has come to the last rung"
 
 
@@ -302,13 +314,11 @@ def test_the_critical_path_includes_follow_up_training():
 )
 def test_follow_up_training_begins_at_the_end_of_its_trial(left, sharing, wanted):
     known = replace(profile({1: 0.5}, epoch_steps=4), fetch_seconds=0.1, sharing=sharing)
-    tracker = JobTracker(lambda key, kind: known)
     rung, long = member(1, target=left), member(2, target=4)
-    tracker.register_groups(
-        [TrialGroup((rung.trial,), Budget(left), "0", epochs_ahead=8), TrialGroup((long.trial,), Budget(4))]
-    )
+    groups = [TrialGroup((rung.trial,), Budget(left), "0", epochs_ahead=8), TrialGroup((long.trial,), Budget(4))]
     assert NEED["cpu/1"].seconds == 5.0
-    found = tracker.waiting_view("w", NEED, [Array(A, (rung,)), Array(B, (long,))], 0.0).critical_path
+    shown = views(JobTracker(), known=lambda key, kind: known, groups=groups)
+    found = shown.waiting("w", NEED, [Array(A, (rung,)), Array(B, (long,))]).critical_path
     assert found == pytest.approx(wanted)
 
 
@@ -326,7 +336,7 @@ def test_follow_up_training_begins_at_the_end_of_its_trial(left, sharing, wanted
 def test_sharing_follows_measured_crowding(crowding, arrays, sharing, alpha):
     known = profile({1: 1.0}, compute=0.4, crowding=crowding)
     some = [Array(A, (member(number),)) for number in range(arrays)]
-    view = JobTracker(lambda key, kind: known).waiting_view("w", NEED, some, 0.0)
+    view = views(JobTracker(), known=lambda key, kind: known).waiting("w", NEED, some)
     assert (view.scaling.sharing, view.scaling.alpha) == (sharing, pytest.approx(alpha))
 
 
@@ -347,23 +357,23 @@ def test_one_more_may_be_tried_where_nothing_is_known(known, arrays, target, tri
     found = None if known is None else profile({1: 1.0}, **known)
     need = {"cpu/1": Demand(0.9 if known is None else known["compute"], 10, 1.0, 5.0)}
     some = [Array(A, (member(number, target=target),)) for number in range(arrays)]
-    view = JobTracker(lambda key, kind: found).waiting_view("w", need, some, 0.0)
+    view = views(JobTracker(), known=lambda key, kind: found).waiting("w", need, some)
     assert view.scaling.trial == trial
 
 
 def test_harm_is_known_once_two_were_measured():
     known = profile({1: 1.0}, compute=0.9, crowding={2: 2.5})
-    view = JobTracker(lambda key, kind: known).waiting_view("w", NEED, [Array(A, (member(1),))], 0.0)
+    view = views(JobTracker(), known=lambda key, kind: known).waiting("w", NEED, [Array(A, (member(1),))])
     assert (view.scaling.sharing, view.scaling.alpha) == (1, pytest.approx(2.5))
 
 
 def test_the_oldest_job_comes_first_whether_it_runs_or_is_suspended():
     tracker = JobTracker()
     older, younger = job("older", member(1)), job("younger", member(2))
-    tracker.split_waiting([(member(1), A)], 1.0)
-    tracker.split_waiting([(member(1), A), (member(2), A)], 2.0)
     where = cluster(*slots(2))
-    tracker.register_running([(younger, where.device("cpu/1:0")), (older, where.device("cpu/1:1"))], 3.0)
+    running = [(younger, where.device("cpu/1:0")), (older, where.device("cpu/1:1"))]
+    tracker.register_running(running, 3.0, views(tracker, 3.0, arrived={1: 1.0, 2: 2.0}).arrived)
     suspend(tracker, older, 9.0)
-    views = [seen(tracker, younger, 10.0), tracker.suspended_view(older, NEED)]
-    assert [view.id for view in tracker.sorted_by_arrival(views)] == ["older", "younger"]
+    shown = views(tracker, 10.0)
+    found = shown.by_arrival([seen(tracker, younger, 10.0), shown.suspended(older, NEED)])
+    assert [view.id for view in found] == ["older", "younger"]

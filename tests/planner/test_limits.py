@@ -1,10 +1,9 @@
 """Limits of the processes of jobs that share a device, and what a change of a share leads to."""
 
 from dataclasses import replace
-from itertools import count
 
 import pytest
-from planner_samples import GB, A, B, cluster, known, member, profile, slots, waiting
+from planner_samples import GB, A, B, Turns, cluster, known, member, profile, slots, waiting
 
 from shoal.core.array import Array
 from shoal.core.demand import Demand
@@ -12,7 +11,6 @@ from shoal.core.event import Reported, TurnStats
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Report
 from shoal.cost.scaling import Scaling
-from shoal.planner import Planner
 from shoal.planner.limits import UNMEASURED_BYTES, jobs_to_restart, limit_placed, memory_limit
 from shoal.planner.planning_context import SHARES_WORTH_SECONDS
 from shoal.schedule import WFD, JobState, JobView, Plan, Policy, Refusal, Resize, Start
@@ -122,8 +120,7 @@ class Scripted(Policy):
 
 
 def planner(profiles, policy, limits=lambda device: True):
-    ids = count(1)
-    return Planner(policy, profiles, lambda: f"job-{next(ids)}", limits_shares=limits)
+    return Turns(policy, profiles, limits_shares=limits)
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -132,19 +129,19 @@ def test_another_share_of_a_running_job_is_another_reservation(limited):
     small = profile({1: 10.0}, compute=0.9, share_speeds={1: {0.25: 0.9, 0.5: 1.0}})
     policy = Scripted(
         [Start("waiting-0", ("H200:0",), 0.25), Start("waiting-1", ("H200:0",), 0.25)],
-        [Resize("job-1", ("H200:0",), 0.75)],
-        [Resize("job-1", ("H200:0",))],
+        [Resize("job-00001", ("H200:0",), 0.75)],
+        [Resize("job-00001", ("H200:0",))],
     )
     turns, where = planner(known(A=small, B=small), policy, lambda device: limited), cluster(GPU)
     first, second = turns.plan(waiting((A, 1), (B, 1)), [], where, 0.0).starts
     assert [(job.demand.compute, job.limit) for job, _ in (first, second)] == [(0.25, 0.25 if limited else None)] * 2
-    turns.tracker.on_report(Reported("job-1", (Report(0, 1),), TurnStats(2.0, 1.0, 1.0, 3, 0.5)), 1.0)
+    turns.tracker.on_report(Reported("job-00001", (Report(0, 1),), TurnStats(2.0, 1.0, 1.0, 3, 0.5)), 1.0)
     wider = turns.plan([], [first, second], where, 2.0)
-    assert {name: demand.compute for name, demand in wider.reservations.items()} == {"job-1": 0.75}
-    assert wider.preemptions.keys() == ({"job-1"} if limited else set())
+    assert {name: demand.compute for name, demand in wider.reservations.items()} == {"job-00001": 0.75}
+    assert wider.preemptions.keys() == ({"job-00001"} if limited else set())
     if not limited:
-        job = replace(first[0], demand=wider.reservations["job-1"])
-        assert turns.plan([], [(job, GPU)], where, 3.0).reservations["job-1"].compute == 0.5, "as in its demand"
+        job = replace(first[0], demand=wider.reservations["job-00001"])
+        assert turns.plan([], [(job, GPU)], where, 3.0).reservations["job-00001"].compute == 0.5, "as in its demand"
 
 
 def test_shares_are_measured_before_much_is_trained_one_after_another():

@@ -23,11 +23,16 @@ from planner_samples import (
 )
 
 from shoal.cost.estimate import memory
-from shoal.planner.partition import partition
+from shoal.planner.partition import MOST_ARRAYS, partition
+from shoal.planner.waiting import classes_of
 
 TRIED = replace(LINEAR, step_seconds={1: 1.0}, pending=60, first_size=8)
 TRIED_WHOLE = replace(TRIED, first_size=None)
 """The time alone is all that is known."""
+
+
+def cut(members, profiles, devices, busy, alone=frozenset(), **settings):
+    return partition(classes_of(members, alone), profiles, devices, busy, **settings).arrays
 
 
 def sizes(arrays):
@@ -125,7 +130,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes(name):
     members, profiles, devices, busy, expected = SIZES[name]
-    assert sizes(partition(members, profiles, devices, busy)) == expected
+    assert sizes(cut(members, profiles, devices, busy)) == expected
 
 
 @pytest.mark.parametrize(
@@ -140,30 +145,30 @@ def test_sizes(name):
 )
 def test_only_members_of_one_key_are_fused(step, elastic, expected):
     members = [(member(0), A), (member(1, start=3), A), (member(2), B), (member(3), A), (member(4, start=3), A)]
-    arrays = partition(members, known(A=step, B=CONSTANT), slots(1), {}, elastic=elastic)
+    arrays = cut(members, known(A=step, B=CONSTANT), slots(1), {}, elastic=elastic)
     assert [(array.key, numbers(array)) for array in arrays] == expected
 
 
 def test_trials_with_different_data_seeds_are_fused():
     members = [(member(number, data_seed=number), A) for number in range(4)]
-    assert sizes(partition(members, known(A=CONSTANT), slots(1), {})) == [4]
+    assert sizes(cut(members, known(A=CONSTANT), slots(1), {})) == [4]
 
 
 def test_equal_targets_are_kept_together():
     targets = [9, 3, 9, 3, 3, 9]
     members = [(member(number, target=target), A) for number, target in enumerate(targets)]
-    arrays = partition(members, known(A=LITTLE), slots(1, memory=3), {})
+    arrays = cut(members, known(A=LITTLE), slots(1, memory=3), {})
     assert [numbers(array) for array in arrays] == [[0, 2, 5], [1, 3, 4]]
 
 
 def test_arrays_come_in_the_order_of_their_oldest_members():
     members = [(member(7), B), (member(3), A), (member(1), B), (member(9), C)]
-    arrays = partition(members, known(A=CONSTANT, B=CONSTANT, C=CONSTANT), slots(1), {})
+    arrays = cut(members, known(A=CONSTANT, B=CONSTANT, C=CONSTANT), slots(1), {})
     assert [numbers(array) for array in arrays] == [[1, 7], [3], [9]]
 
 
 def test_trials_that_failed_before_are_alone():
-    arrays = partition(waiting((A, 6)), known(A=CONSTANT), slots(1), {}, alone={1, 4})
+    arrays = cut(waiting((A, 6)), known(A=CONSTANT), slots(1), {}, alone={1, 4})
     assert [numbers(array) for array in arrays] == [[0, 2, 3, 5], [1], [4]]
 
 
@@ -182,10 +187,13 @@ def test_partition_invariants(groups, profiles, devices, memory_gb, busy, alone,
     members = waiting(*((key, count, {"start": start}) for key, count, start in groups))
     random.Random(seed).shuffle(members)
     look_up, machines = known(**profiles), slots(devices, memory=memory_gb)
-    arrays = partition(members, look_up, machines, busy, alone, elastic)
-    assert arrays == partition(members, look_up, machines, busy, alone, elastic)
+    classes = classes_of(members, alone)
+    arrays, behind = partition(classes, look_up, machines, busy, elastic)
+    assert (arrays, behind) == partition(classes, look_up, machines, busy, elastic)
     keys = {held.trial.number: key for held, key in members}
-    assert sorted(number for array in arrays for number in numbers(array)) == sorted(keys)
+    placed = [number for array in arrays for number in numbers(array)]
+    assert len(placed) == len(set(placed))
+    assert len(placed) + sum(len(array.members) * times for array, times in behind) == pytest.approx(len(keys))
     by_group = {}
     for array in arrays:
         assert {keys[number] for number in numbers(array)} == {array.key}
@@ -210,5 +218,24 @@ def test_a_thousand_trials_are_cut():
         calls += 1
         return FUSES
 
-    partition(members, look_up, slots(16, memory=16), {})
+    cut(members, look_up, slots(16, memory=16), {})
     assert calls < 100_000
+
+
+@pytest.mark.parametrize(
+    ("known_profile", "size"), [(LINEAR, 1), (replace(CONSTANT, member_memory=25 * GB), 4)], ids=["single", "of four"]
+)
+def test_of_many_equal_arrays_the_first_are_cut_and_the_others_counted(known_profile, size):
+    devices = slots(2)
+    most = MOST_ARRAYS[0] + 2 * MOST_ARRAYS[1]
+    found = partition(classes_of(waiting((A, 1000))), known(A=known_profile), devices, {})
+    assert sizes(found.arrays) == [size] * most
+    assert sorted(number for array in found.arrays for number in numbers(array)) == list(range(size * most))
+    ((behind, times),) = found.behind
+    assert (len(behind.members), times) == (size, 1000 / size - most)
+
+
+def test_trials_of_a_lower_rank_are_cut_first():
+    first, last = classes_of(waiting((A, 60)))[0], classes_of([(member(200 + i), A) for i in range(60)])[0]
+    found = partition([last, replace(first, rank=2)], known(A=LINEAR), slots(1), {})
+    assert [number for array in found.arrays for number in numbers(array)] == list(range(200, 220))

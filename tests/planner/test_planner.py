@@ -1,14 +1,27 @@
 from dataclasses import replace
-from itertools import count
 
 import pytest
-from planner_samples import CONSTANT, FUSES, GB, A, B, C, cluster, known, member, numbers, profile, slots, waiting
+from planner_samples import (
+    CONSTANT,
+    FUSES,
+    GB,
+    A,
+    B,
+    C,
+    Turns,
+    cluster,
+    known,
+    member,
+    numbers,
+    profile,
+    slots,
+    waiting,
+)
 
 from shoal.core.array import Array
 from shoal.core.demand import Demand
 from shoal.core.errors import PolicyError
 from shoal.core.job import Job, Purpose
-from shoal.planner import Planner
 from shoal.schedule import WFD, Fifo, JobState, JobView, Plan, Policy, Refusal, Start, Suspend
 
 BUSY = "waits for a free device: cpu/1:0 is busy"
@@ -16,8 +29,7 @@ MEASURING = "its model is being measured"
 
 
 def planner(profiles, policy=None):
-    ids = count()
-    return Planner(policy or WFD(), profiles, lambda: f"job-{next(ids)}")
+    return Turns(policy or WFD(), profiles)
 
 
 def summary(placement):
@@ -36,8 +48,8 @@ def summary(placement):
 def test_arrays_with_profiles_start():
     placement = planner(known(A=FUSES)).plan(waiting((A, 4)), [], cluster(*slots(2)), 0.0)
     assert summary(placement) == [
-        ("job-0", "train", "A", [0, 1], "cpu/1:0"),
-        ("job-1", "train", "A", [2, 3], "cpu/1:1"),
+        ("job-00001", "train", "A", [0, 1], "cpu/1:0"),
+        ("job-00002", "train", "A", [2, 3], "cpu/1:1"),
     ]
     assert placement.refusals == {}
 
@@ -47,10 +59,10 @@ def test_a_refused_array_has_the_reason_of_the_policy_and_no_job():
     where = cluster(*slots(1))
     members = waiting((A, 2), (B, 2))
     first = turns.plan(members, [], where, 0.0)
-    assert summary(first) == [("job-0", "train", "A", [0, 1], "cpu/1:0")]
+    assert summary(first) == [("job-00001", "train", "A", [0, 1], "cpu/1:0")]
     assert first.refusals == {2: BUSY, 3: BUSY}
     second = turns.plan(members[2:], [], where, 1.0)
-    assert summary(second) == [("job-1", "train", "B", [2, 3], "cpu/1:0")]
+    assert summary(second) == [("job-00002", "train", "B", [2, 3], "cpu/1:0")]
 
 
 def test_unknown_keys_are_profiled_first_in_one_job():
@@ -71,16 +83,15 @@ def test_unknown_keys_are_profiled_first_in_one_job():
     assert third.refusals == dict.fromkeys(range(20), BUSY) | {20: MEASURING}
     profiles[B, "cpu/1"] = CONSTANT
     fourth = turns.plan(members, [], where, 3.0)
-    assert summary(fourth) == [("job-1", "train", "A", list(range(20)), "cpu/1:0")]
+    assert summary(fourth) == [("job-00002", "train", "A", list(range(20)), "cpu/1:0")]
 
 
 def test_without_fusion_one_member_is_profiled_once():
-    ids = count()
     members = waiting((A, 20))
-    turns = Planner(WFD(), known(), lambda: f"job-{next(ids)}", fuse=False)
+    turns = Turns(WFD(), known(), fuse=False)
     ((job, _),) = turns.plan(members, [], cluster(*slots(1)), 0.0).starts
     assert (job.purpose, [numbers(each) for each in job.arrays]) == (Purpose.PROFILE, [[0]])
-    turns = Planner(WFD(), known(A=replace(CONSTANT, sample=1)), lambda: f"job-{next(ids)}", fuse=False)
+    turns = Turns(WFD(), known(A=replace(CONSTANT, sample=1)), fuse=False)
     ((job, _),) = turns.plan(members, [], cluster(*slots(1)), 1.0).starts
     assert (job.purpose, [numbers(each) for each in job.arrays]) == (Purpose.TRAIN, [[0]])
 
@@ -112,8 +123,7 @@ def test_a_key_profiled_for_few_members_is_profiled_again_for_many(sample, again
 )
 def test_larger_sizes_are_profiled_once_many_epochs_are_pending(pending, wait, done, fuse, again):
     profiles = known(A=replace(CONSTANT, step_seconds={1: 1.0, 4: 1.0}, sample=12, pending=pending))
-    ids = count()
-    planned = Planner(WFD(), profiles, lambda: f"job-{next(ids)}", fuse=fuse, trained_epochs=lambda key: done).plan(
+    planned = Turns(WFD(), profiles, fuse=fuse, trained_epochs=lambda key: done).plan(
         waiting((A, wait, {"target": 2})), [], cluster(*slots(1)), 0.0
     )
     assert planned.starts[0][0].purpose is (Purpose.PROFILE if again else Purpose.TRAIN)
@@ -139,9 +149,9 @@ def test_joins_of_a_turn_reduce_the_free_resources_of_later_joins():
     profiles = known(A=short, B=short)
     running = [(Job("runs", (Array(A, tuple(map(member, range(4)))),), demand=Demand(1.0, 4 * GB, 1.0, 60.0)), device)]
     some = [(member(10), A), (member(11), B)]
-    placement = Planner(Fifo(), profiles, lambda: "new").plan(some, running, cluster(device), 0.0)
+    placement = Turns(Fifo(), profiles).plan(some, running, cluster(device), 0.0)
     assert [numbers(array) for array in placement.joins["runs"]] == [[10]]
-    alone = Planner(Fifo(), profiles, lambda: "new").plan(some[1:], running, cluster(device), 0.0)
+    alone = Turns(Fifo(), profiles).plan(some[1:], running, cluster(device), 0.0)
     assert [numbers(array) for array in alone.joins["runs"]] == [[11]]
 
 
@@ -156,7 +166,7 @@ def test_a_key_is_measured_once_per_kind_and_not_beside_another_job():
 def test_nothing_runs_beside_a_profile_job():
     small = profile({1: 1.0}, compute=0.1, member_memory=0)
     placement = planner(known(A=small)).plan(waiting((A, 1), (B, 1)), [], cluster(*slots(1)), 0.0)
-    assert summary(placement) == [("job-0", "profile", "B", [1], "cpu/1:0")]
+    assert summary(placement) == [("job-00001", "profile", "B", [1], "cpu/1:0")]
     assert placement.refusals == {0: BUSY, 1: MEASURING}
 
 
@@ -164,8 +174,8 @@ def test_a_key_known_on_one_kind_runs_there_while_it_is_measured_on_another():
     where = cluster(*slots(1), *slots(1, "H200"))
     placement = planner(known(A={"cpu/1": CONSTANT})).plan(waiting((A, 3)), [], where, 0.0)
     assert summary(placement) == [
-        ("job-0", "profile", "A", [0, 1, 2], "H200:0"),
-        ("job-1", "train", "A", [0, 1, 2], "cpu/1:0"),
+        ("job-00001", "profile", "A", [0, 1, 2], "H200:0"),
+        ("job-00002", "train", "A", [0, 1, 2], "cpu/1:0"),
     ]
     assert placement.refusals == {}
 
@@ -173,20 +183,23 @@ def test_a_key_known_on_one_kind_runs_there_while_it_is_measured_on_another():
 def test_the_members_of_a_sample_start_at_the_same_epoch():
     members = [(member(0, start=3), A), (member(1), A), (member(2, start=3), A)]
     placement = planner(known()).plan(members, [], cluster(*slots(1)), 0.0)
-    assert summary(placement) == [("job-0", "profile", "A", [0, 2], "cpu/1:0")]
+    assert summary(placement) == [("job-00001", "profile", "A", [0, 2], "cpu/1:0")]
 
 
 def test_unmeasurable_trials_run_alone_on_whole_devices():
     where = cluster(*slots(2, oversubscription=3.0))
     placement = planner(known()).plan(waiting((A, 3)), [], where, 0.0, unmeasurable={(A, "cpu/1")})
-    assert summary(placement) == [("job-0", "train", "A", [0], "cpu/1:0"), ("job-1", "train", "A", [1], "cpu/1:1")]
+    assert summary(placement) == [
+        ("job-00001", "train", "A", [0], "cpu/1:0"),
+        ("job-00002", "train", "A", [1], "cpu/1:1"),
+    ]
     assert placement.refusals == {2: "waits for a free device: all 2 are busy"}
 
 
 def test_a_key_unmeasurable_on_one_kind_is_profiled_on_another():
     where = cluster(*slots(1), *slots(1, "H200"))
     placement = planner(known()).plan(waiting((A, 1)), [], where, 0.0, unmeasurable={(A, "cpu/1")})
-    assert summary(placement) == [("job-0", "profile", "A", [0], "H200:0")]
+    assert summary(placement) == [("job-00001", "profile", "A", [0], "H200:0")]
     assert placement.refusals == {0: MEASURING}
 
 
@@ -195,10 +208,10 @@ def test_trials_that_failed_before_are_alone_and_not_measured():
     turns = planner(known(A=CONSTANT))
     members = waiting((A, 3), (B, 1))
     placement = turns.plan(members, [], where, 0.0, alone={1, 3})
-    assert summary(placement) == [("job-0", "train", "A", [0, 2], "cpu/1:0")]
+    assert summary(placement) == [("job-00001", "train", "A", [0, 2], "cpu/1:0")]
     assert placement.refusals == {1: BUSY, 3: BUSY}
     again = turns.plan([members[3]], [], where, 1.0, alone={1, 3})
-    assert summary(again) == [("job-1", "train", "B", [3], "cpu/1:0")]
+    assert summary(again) == [("job-00002", "train", "B", [3], "cpu/1:0")]
 
 
 @pytest.mark.parametrize(
@@ -243,12 +256,12 @@ def test_time_left_of_running_jobs_decides_how_finely_is_cut(epoch, expected):
     turns = planner(known(A=steady, B=profile({1: 1.0})))
     where = cluster(*slots(2))
     first = turns.plan([(member(0), B)], [], where, 0.0)
-    assert summary(first) == [("job-0", "train", "B", [0], "cpu/1:0")]
+    assert summary(first) == [("job-00001", "train", "B", [0], "cpu/1:0")]
     members = [(member(number), A) for number in range(4, 8)]
     ((job, device),) = first.starts
     now_there = replace(job, arrays=(replace(job.arrays[0], members=(member(0, start=epoch),)),))
     placement = turns.plan(members, [(now_there, device)], where, 10.0)
-    assert summary(placement) == [("job-1", "train", "A", expected, "cpu/1:1")]
+    assert summary(placement) == [("job-00002", "train", "A", expected, "cpu/1:1")]
     waiting_numbers = {4, 5, 6, 7} - set(expected)
     assert placement.refusals == dict.fromkeys(waiting_numbers, "waits for a free device: all 2 are busy")
 

@@ -26,9 +26,6 @@ def promised(job, join=(), profile=PROFILE):
     turn = PlanningContext(
         lambda key, kind: profile if key == KEY else None,
         Cluster((Node("one", 4, (DEVICE,)),)),
-        alone=frozenset(),
-        unmeasurable=frozenset(),
-        limits={},
     )
     found = reservations([(job, DEVICE)], {job.id: join} if join else {}, turn)
     assert set(found) <= {job.id}
@@ -77,7 +74,5 @@ def test_a_job_keeps_its_initial_share_of_compute():
 
 
 def test_a_job_without_members_holds_its_memory():
-    turn = PlanningContext(
-        lambda key, kind: PROFILE, Cluster((Node("one", 4, (DEVICE,)),)), frozenset(), frozenset(), {}
-    )
+    turn = PlanningContext(lambda key, kind: PROFILE, Cluster((Node("one", 4, (DEVICE,)),)))
     assert turn.running_demand(job(), DEVICE) == Demand(1.0, 140, 1.0, 0.0)

@@ -42,5 +42,8 @@ def test_later_rungs_count(size: int, later: dict[int, float]) -> None:
     arrays = [array(*[1] * size, first=first) for first in range(0, 27, size)]
     trials = tuple(member.trial for each in arrays for member in each.members)
     group = TrialGroup(trials, Budget(2), epochs_ahead=26, work_ahead=54)
-    work = WaitingWork([(each,) for each in arrays], lambda member: group)
+    work = WaitingWork(
+        [(each,) for each in arrays],
+        groups=dict.fromkeys((x.trial.number for each in arrays for x in each.members), group),
+    )
     assert work.besides(arrays[0]) == pytest.approx(later)

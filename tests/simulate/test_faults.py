@@ -12,8 +12,7 @@ from support import random_studies
 from support.faults import FAULTS
 from support.simulation import simulate
 
-from shoal.planner import job_tracker
-from shoal.study import planning, state
+from shoal.planner import job_tracker, partition, views
 
 
 @pytest.mark.in_turns(20)
@@ -28,8 +27,7 @@ def test_what_has_to_hold_of_a_disturbed_study_does(first: int) -> None:
 @pytest.mark.in_turns(5)
 @pytest.mark.parametrize("seed", range(5))
 def test_so_it_does_where_more_wait_than_are_planned_for_in_a_turn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "HORIZON", 1)
-    monkeypatch.setattr(planning, "TRIALS_PER_DEVICE", 1)
+    monkeypatch.setattr(partition, "MOST_ARRAYS", (1, 1))
     found = simulate(seed)
     assert not found.violation, f"seed {seed}, with {dict(found.faults)}"
 
@@ -38,7 +36,7 @@ def test_so_it_does_where_more_wait_than_are_planned_for_in_a_turn(seed: int, mo
 @pytest.mark.parametrize("first", range(1000, 1020, 5))
 def test_so_it_does_where_jobs_grow_at_every_chance(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_studies, "POLICY_NAMES", [])
-    monkeypatch.setattr(job_tracker, "TRIAL_EPOCHS", 1)
+    monkeypatch.setattr(views, "TRIAL_EPOCHS", 1)
     monkeypatch.setattr(job_tracker, "SWITCH_SECONDS", 0.01)
     for seed in range(first, first + 5):
         found = simulate(seed)

@@ -22,6 +22,7 @@ from shoal.core.trial import Report, Trial, TrialState
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing import NoPacking
+from shoal.planner.planner import plan
 from shoal.schedule.base import Action, JobState, JobView, Plan, Policy, Refusal, Resize, Start, Suspend
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.core import StudyCore
@@ -394,9 +395,10 @@ def test_epochs_on_several_devices_do_not_count_as_those_of_one() -> None:
 def test_where_teams_are_impossible_a_measured_key_has_one_device() -> None:
     machine = Machine(spreading=FAST)
     machine.core.state.config.teams = False
-    without = machine.core.state.make_planner(machine.core.state.new_id)
-    placement = without.plan([(record.member, KEY) for record in machine.core.state.trials.waiting()], [], GPUS, 0.0)
-    assert not placement.starts
+    state = machine.core.state
+    state.trials.set_keys({0: KEY})
+    given = replace(state.plan_input(GPUS, 0.0), waiting=state.trials.classes(0.0))
+    assert not plan(given).starts
     assert machine.policy.views["waiting-0"].scaling.max_devices == 1
 
 

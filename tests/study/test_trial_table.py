@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job
 from shoal.core.trial import Report, Trial, TrialState
+from shoal.planner.waiting import ResourceLimit
 from shoal.study.trials import TrialRecord, TrialTable
 
 
@@ -103,53 +104,86 @@ def test_the_first_that_wait_are_those_that_failed_least_then_by_number() -> Non
     trials, some = TrialTable(), [Trial(number, {}, 0, 0) for number in range(6)]
     for trial in reversed(some):
         trials.move(TrialRecord(trial, 9), TrialState.PENDING)
-    assert [x.number for x in trials.waiting(2)] == [0, 1]
+    assert [x.number for x in trials.waiting()] == [0, 1, 2, 3, 4, 5]
     trials.begin("job", [Member(trial, 0, 9) for trial in some[:2]])
-    assert [x.number for x in trials.waiting(3)] == [2, 3, 4]
+    assert [x.number for x in trials.waiting()] == [2, 3, 4, 5]
     trials.requeue("job", {0}, failed=True)
     trials.requeue("job", {1}, failed=False)
-    trials.paused = {2}
-    assert [x.number for x in trials.waiting(2)] == [1, 3]
+    trials.pause({2})
     assert [x.number for x in trials.waiting()] == [1, 3, 4, 5, 0]
-    trials.paused = set()
-    assert [x.number for x in trials.waiting(3)] == [1, 2, 3]
+    trials.release({2})
     assert [x.number for x in trials.in_order({0, 5, 2})] == [2, 5, 0]
-    assert [x.number for x in trials.waiting(99)] == [1, 2, 3, 4, 5, 0]
+    assert [x.number for x in trials.waiting()] == [1, 2, 3, 4, 5, 0]
 
 
+KEYS = [FusionKey("one", "", 1), FusionKey("other", "", 1)]
 NUMBERS = st.integers(0, 4)
 CHANGES = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from(["waits", "runs", "fails", "is paused", "goes on"]), NUMBERS),
-        st.tuples(st.sampled_from(["the first", "all"]), st.integers(0, 6)),
+    st.tuples(
+        st.sampled_from(
+            ["waits", "runs", "fails", "is paused", "goes on", "has a key", "is alone", "is limited", "is suspended"]
+        ),
+        NUMBERS,
     ),
     max_size=30,
 )
 
 
-def waiting_in(trials: TrialTable) -> set[int]:
-    return {x.number for x in trials if x.state is TrialState.PENDING} - trials.paused
-
-
 @given(CHANGES)
-def test_the_first_that_wait_are_those_of_all_that_wait(changes: list[tuple[str, int]]) -> None:
-    trials = TrialTable()
+def test_the_classes_are_those_of_all_trials_that_wait(changes: list[tuple[str, int]]) -> None:
+    """They are what filing every trial anew would give, in the order of the queue."""
+    trials, suspended = TrialTable(), set[int]()
     for number in range(5):
         trials.move(TrialRecord(Trial(number, {}, 0, 0), 9), TrialState.PENDING)
-    for what, number in [*changes, ("the first", 5)]:
+    for now, (what, number) in enumerate(changes):
+        record = trials[number]
         match what:
             case "waits":
-                trials.move(trials[number], TrialState.PENDING)
+                trials.move(record, TrialState.PENDING)
             case "runs":
-                trials.begin("job", [Member(trials[number].trial, 0, 9)])
+                trials.begin("job", [Member(record.trial, 0, 9)])
             case "fails":
                 trials.requeue("job", {number}, failed=True)
             case "is paused":
-                trials.paused.add(number)
+                trials.pause({number})
             case "goes on":
-                trials.paused.discard(number)
-            case "the first":
-                expected = sorted((trials[x].failures, x) for x in waiting_in(trials))[:number]
-                assert [(x.failures, x.number) for x in trials.waiting(number)] == expected
-            case "all":
-                assert {x.number for x in trials.waiting()} == waiting_in(trials)
+                trials.release({number})
+            case "has a key":
+                trials.set_keys({number: KEYS[number % 2]})
+            case "is alone":
+                trials.isolate(record)
+            case "is limited":
+                trials.limit(record, ResourceLimit(2))
+            case "is suspended":
+                suspended ^= {number}
+                members = tuple(trials[each].member for each in sorted(suspended))
+                trials.suspend([Job("suspended", (Array(KEYS[0], members),))])
+        found = trials.classes(float(now))
+        expected = [x for x in trials.waiting() if x.key is not None and x.number not in suspended]
+        assert {m.trial.number for each in found for m in each.members} == {x.number for x in expected}
+        assert [each.place for each in found] == sorted(each.place for each in found)
+        for each in found:
+            records = [trials[member.trial.number] for member in each.members]
+            assert [x.number for x in records] == sorted(x.number for x in records)
+            assert {(2 * x.failures, x.key, x.number in trials.train_alone) for x in records} == {
+                (each.rank, each.key, each.alone)
+            }
+            assert {trials.limits.get(x.number) for x in records} == {each.limit}
+        assert trials.arrived.keys() == {x.number for x in expected}
+        waits = {x.number for x in trials if x.state is TrialState.PENDING and x.key is None}
+        assert trials.without_key == waits
+
+
+def test_a_trial_has_waited_since_it_was_first_in_a_class() -> None:
+    trials = TrialTable()
+    for number in range(2):
+        trials.move(TrialRecord(Trial(number, {}, 0, 0), 9), TrialState.PENDING)
+    trials.set_keys({0: KEYS[0]})
+    trials.classes(1.0)
+    trials.set_keys({1: KEYS[0]})
+    trials.classes(2.0)
+    assert trials.arrived == {0: 1.0, 1: 2.0}
+    trials.begin("job", [Member(trials[0].trial, 0, 9)])
+    trials.requeue("job", None, failed=False)
+    trials.classes(3.0)
+    assert trials.arrived == {0: 3.0, 1: 2.0}

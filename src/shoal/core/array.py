@@ -12,7 +12,7 @@ __all__ = ["Array", "FusionKey", "Member", "add_members", "remove_members"]
 
 @dataclass(frozen=True, slots=True)
 class FusionKey:
-    """Trials with equal keys can be trained as one model.
+    """Trials with equal keys can be trained as one model, unless they are opaque.
 
     Trials that differ only in `structure` and have the same `family` can form one partially fused array. Submodules
     that differ between its members run member by member.
@@ -24,7 +24,7 @@ class FusionKey:
         batch_size: Samples per step and member.
         order: Seed of the order of samples; the cost of a trial does not depend on it.
         opaque: Whether a user's program trains it. Shoal then sees only reports, measures it while it runs, and
-            gives it its own process. `order` is then the number of the trial, so that keys are unique.
+            gives each trial a process of its own.
         family: Digest of the model's class and its large parameters, which members of a partially fused array share;
             "" if there are none.
     """

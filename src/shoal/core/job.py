@@ -9,7 +9,7 @@ from shoal.core.array import Array, Member
 from shoal.core.demand import Demand
 from shoal.core.trial import Trial
 
-__all__ = ["HANG_SECONDS", "Job", "JobUpdate", "Purpose", "WorkerContext", "log_path"]
+__all__ = ["HANG_SECONDS", "Job", "JobUpdate", "Purpose", "WorkerContext", "job_id", "log_path"]
 
 HANG_SECONDS = 300.0
 """Default limit, in seconds without progress, of a job that takes steps."""
@@ -101,6 +101,11 @@ class WorkerContext:
     hang_seconds: float = HANG_SECONDS
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
     trains: bool = True
+
+
+def job_id(number: int) -> str:
+    """Id of the job with a number, which counts the jobs of a study from 1 on."""
+    return f"job-{number:05d}"
 
 
 def log_path(directory: Path, job: str) -> Path:

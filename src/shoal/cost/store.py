@@ -152,8 +152,9 @@ class ProfileStore:
                 self._put(key, kind, _with_share(known, profile, found.limit))
             return
         if known is not None and key.opaque:
-            profile = _merged(known, profile)
-        elif known is not None:
+            self._put_if_changed(key, kind, known, _merged(known, profile))
+            return
+        if known is not None:
             compiled = self._updated_means((key, kind, "compiled"), known.compiled_gain, profile.compiled_gain)
             recorded = self._updated_means((key, kind, "recorded"), known.recorded_gain, profile.recorded_gain)
             compile_seconds = profile.compile_seconds or known.compile_seconds

@@ -3,7 +3,7 @@
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing import PACKINGS, Cost, NoPacking, Packing, make_packing
 from shoal.planner.partition import Profiles
-from shoal.planner.planner import Placement, Planner
+from shoal.planner.planner import Placement, PlanInput, plan
 
 __all__ = [
     "PACKINGS",
@@ -12,7 +12,8 @@ __all__ = [
     "NoPacking",
     "Packing",
     "Placement",
-    "Planner",
+    "PlanInput",
     "Profiles",
     "make_packing",
+    "plan",
 ]

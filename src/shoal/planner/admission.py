@@ -39,10 +39,9 @@ class _HostJob:
         self.profiles = [profiles(array.key, device.kind) for array in job.arrays]
         trains = job.purpose is Purpose.TRAIN and any(array.members for array in job.arrays)
         known = zip(job.arrays, self.profiles, strict=True)
-        self.is_open = trains and not (alone and any(member.trial.number in alone for member in job.members))
-        self.all_measured = trains and all(
-            profile is not None and x.members and not x.key.opaque for x, profile in known
-        )
+        programs = any(array.key.opaque for array in job.arrays)
+        self.is_open = trains and not programs and not any(member.trial.number in alone for member in job.members)
+        self.all_measured = trains and not programs and all(profile is not None and x.members for x, profile in known)
         self.seconds = inf if trains else 0.0
         self.present: list[Candidate] = []
         self.streams: frozenset[object] = frozenset()
@@ -154,6 +153,7 @@ def admit(
     grouping: Grouping,
     alone: AbstractSet[int] = frozenset(),
     fuse: bool = True,
+    behind: Sequence[tuple[Array, float]] = (),
 ) -> dict[str, tuple[Array, ...]]:
     """Admit arrays without a device to running jobs.
 
@@ -162,6 +162,7 @@ def admit(
     Args:
         free: What is free of memory and cores; reduced by the admitted arrays.
         alone: Numbers of trials that failed in a shared job: they join no job, and their jobs admit no arrays.
+        behind: Arrays that wait behind these, as in `Partition`; they join no job, but the devices will train them.
 
     Returns:
         Id of a job -> the members that join it, as arrays by key, and the further arrays.
@@ -172,7 +173,7 @@ def admit(
         return {}
     amounts: dict[object, CandidateCosts] = {}
     hosts = [_HostJob(job, device, profiles, free, amounts, alone) for job, device in running]
-    joins = _join_members(waiting, hosts) if fuse else {}
+    joins = _join_members(waiting, behind, hosts) if fuse else {}
     joined = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
     left = [x for x in waiting if not joined or not any(member.trial.number in joined for member in x.members)]
     for host in hosts if left else ():
@@ -182,7 +183,9 @@ def admit(
     return joins
 
 
-def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[str, tuple[Array, ...]]:
+def _join_members(
+    waiting: Sequence[Array], behind: Sequence[tuple[Array, float]], hosts: Sequence[_HostJob]
+) -> dict[str, tuple[Array, ...]]:
     """Let members join arrays of their key, where the saving is largest; on devices of several kinds where they save
     time and the array is expected to end first, within the mean load of a job.
 
@@ -196,7 +199,7 @@ def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[s
             if host.is_open and profile is not None:
                 by_key.setdefault(array.key, []).append((host, index, profile))
     other_keys_wait = any(array.key not in by_key for array in waiting)
-    longest = _mean_load(waiting, by_key, len(hosts)) if several_kinds else inf
+    longest = _mean_load([*((array, 1.0) for array in waiting), *behind], by_key, len(hosts)) if several_kinds else inf
     cannot_join: set[tuple[FusionKey, tuple[int, ...]]] = set()  # members with these epochs join no array any more
     for array in waiting:
         left = sorted(array.members, key=lambda member: -member.epochs)  # the longest begins first
@@ -230,12 +233,20 @@ def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[s
 
 
 def _mean_load(
-    waiting: Sequence[Array], by_key: Mapping[FusionKey, Sequence[tuple[_HostJob, int, Profile]]], devices: int
+    waiting: Sequence[tuple[Array, float]],
+    by_key: Mapping[FusionKey, Sequence[tuple[_HostJob, int, Profile]]],
+    devices: int,
 ) -> float:
-    """Mean expected seconds of a job until its end, if the waiting arrays trained one after another."""
+    """Mean expected seconds of a job until its end, if the waiting arrays, of which there are so many, trained one
+    after another.
+    """
     profiles = {key: {host.device.kind: each for host, _, each in options} for key, options in by_key.items()}
     running = sum(host.end(index, each, ()) for options in by_key.values() for host, index, each in options)
-    coming = (min(seconds(each, x.epochs) for each in profiles[x.key].values()) for x in waiting if x.key in profiles)
+    coming = (
+        count * min(seconds(each, x.epochs) for each in profiles[x.key].values())
+        for x, count in waiting
+        if x.key in profiles
+    )
     return (running + sum(coming)) / devices
 
 

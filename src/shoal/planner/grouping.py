@@ -8,9 +8,10 @@ from itertools import product
 from math import fsum, inf
 from operator import mul
 from statistics import fmean
+from types import MappingProxyType
 from typing import NamedTuple
 
-from shoal.core.array import Array, FusionKey, Member
+from shoal.core.array import Array, FusionKey
 from shoal.core.demand import LOCKSTEP, Profile
 from shoal.core.device import Device
 from shoal.core.trial import TrialGroup
@@ -55,7 +56,7 @@ class Grouping:
         devices: Sequence[Device],
         busy: Mapping[str, float],
         alone: AbstractSet[int],
-        group_of: Callable[[Member], TrialGroup | None] = lambda member: None,
+        trial_groups: Mapping[int, TrialGroup] = MappingProxyType({}),
     ) -> list[tuple[Array, ...]]:
         """Return the groups of arrays, one per job, in the order of their first arrays.
 
@@ -63,6 +64,7 @@ class Grouping:
             arrays: In the order of service.
             devices: All healthy devices, at least one.
             busy: Name of a device that holds jobs -> expected seconds until it holds none.
+            trial_groups: Number of a trial -> its group.
         """
         ungrouped: list[Array] = []
         by_stream: dict[tuple[frozenset[str], object], list[Array]] = {}
@@ -82,7 +84,7 @@ class Grouping:
         groups: list[tuple[Array, ...]] = [(array,) for array in ungrouped]
         for (kinds, _), stream_arrays in by_stream.items():
             devices_of_kinds = [device for device in devices if device.kind in kinds]
-            stream_candidates = candidates(stream_arrays, profiles, devices_of_kinds, group_of)
+            stream_candidates = candidates(stream_arrays, profiles, devices_of_kinds, trial_groups)
             context = self.context(stream_candidates, devices_of_kinds, busy)
             grouped = self._packing.pack(stream_candidates, context)
             check_groups(grouped, stream_candidates, context)
@@ -144,12 +146,12 @@ class _FollowUp(NamedTuple):
     work: float = 0.0
 
     @classmethod
-    def of(cls, array: Array, group_of: Callable[[Member], TrialGroup | None]) -> "_FollowUp":
-        groups = [(member.epochs, group) for member in array.members if (group := group_of(member)) is not None]
+    def of(cls, array: Array, groups: Mapping[int, TrialGroup]) -> "_FollowUp":
+        found = [(member.epochs, group) for member in array.members if (group := groups.get(member.trial.number))]
         return cls(
-            max((group.epochs_ahead for _, group in groups), default=0),
-            max((epochs + group.epochs_ahead for epochs, group in groups), default=0),
-            sum(group.work_ahead / len(group.trials) for _, group in groups),
+            max((group.epochs_ahead for _, group in found), default=0),
+            max((epochs + group.epochs_ahead for epochs, group in found), default=0),
+            sum(group.work_ahead / len(group.trials) for _, group in found),
         )
 
 
@@ -169,7 +171,7 @@ def candidates(
     arrays: Sequence[Array],
     profiles: Profiles,
     devices: Sequence[Device],
-    group_of: Callable[[Member], TrialGroup | None],
+    trial_groups: Mapping[int, TrialGroup],
 ) -> list[Candidate]:
     """The packing candidates of waiting arrays, with training that follows; means over the devices with profiles."""
     kinds = Counter(device.kind for device in devices)
@@ -177,7 +179,7 @@ def candidates(
     costs: dict[object, CandidateCosts] = {}  # thousands of equal arrays share one entry
     found = []
     for array in arrays:
-        follow_up = _FollowUp.of(array, group_of)
+        follow_up = _FollowUp.of(array, trial_groups)
         cost_key = (array.key, array.epochs, follow_up)
         if cost_key not in costs:
             costs[cost_key] = _candidate_costs(array, common_profiles, kinds, follow_up)

@@ -1,13 +1,12 @@
 """Histories of jobs, also of those of an engine that has ended, and summaries of their members."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import TurnStats
-from shoal.core.job import Job
 from shoal.core.trial import TrialGroup
 
 __all__ = ["EarlierJob", "JobHistory", "MemberSummary", "restored_arrays"]
@@ -51,15 +50,15 @@ class MemberSummary:
     with_follow_up: tuple[tuple[Array, AbstractSet[tuple[int, int]]], ...]
 
     @classmethod
-    def of(cls, arrays: Sequence[Array], group_of: Callable[[Member], TrialGroup | None]) -> "MemberSummary":
-        """The summary of the members of some arrays."""
+    def of(cls, arrays: Sequence[Array], groups: Mapping[int, TrialGroup]) -> "MemberSummary":
+        """The summary of the members of some arrays, with the groups of trials by number."""
         names: set[str] = set()
         longest: Member | None = None
         with_follow_up: list[tuple[Array, AbstractSet[tuple[int, int]]]] = []
         for array in arrays:
             follow_ups: set[tuple[int, int]] = set()
             for member, epochs in zip(array.members, array.epochs, strict=True):
-                group = group_of(member)
+                group = groups.get(member.trial.number)
                 names.add("" if group is None else group.name)
                 if group is not None and group.epochs_ahead:
                     follow_ups.add((epochs, group.epochs_ahead))
@@ -75,7 +74,7 @@ class MemberSummary:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class JobHistory:
     """History of one job.
 
@@ -89,7 +88,6 @@ class JobHistory:
         preemption_requested_at: Time of the last request to leave its device.
         switch: Seconds that the last departure from its device took.
         may_grow: Whether it may get further devices since its last start.
-        cached_summary: The job of the last view, and the summary of its members.
     """
 
     arrived: float
@@ -105,7 +103,6 @@ class JobHistory:
     preemption_requested_at: float = 0.0
     switch: float | None = None
     may_grow: bool = True
-    cached_summary: tuple[Job, MemberSummary] | None = None
 
     @classmethod
     def restored(cls, job: EarlierJob, now: float) -> "JobHistory":
@@ -118,12 +115,6 @@ class JobHistory:
             quanta=job.quanta,
             preemptions=job.preemptions,
         )
-
-    def summary(self, job: Job, group_of: Callable[[Member], TrialGroup | None]) -> MemberSummary:
-        """The summary of the members of the job, cached until the job changes."""
-        if self.cached_summary is None or self.cached_summary[0] is not job:
-            self.cached_summary = job, MemberSummary.of(job.arrays, group_of)
-        return self.cached_summary[1]
 
     @property
     def view_fields(self) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from heapq import heapreplace
-from itertools import pairwise, zip_longest
+from dataclasses import dataclass, replace
+from heapq import heapreplace, merge
+from itertools import chain, islice, pairwise
 from math import inf
 from operator import itemgetter
-from statistics import fmean, harmonic_mean
-from types import MappingProxyType
+from statistics import harmonic_mean
 from typing import NamedTuple
 
 from shoal.core.array import Array, FusionKey, Member
@@ -26,28 +25,16 @@ from shoal.cost.estimate import (
     seconds,
     step_seconds,
 )
+from shoal.planner.waiting import WaitingClass
 
-__all__ = ["Profiles", "ResourceLimit", "Waiting", "by_family", "families", "partition", "round_robin", "worth_mixing"]
+__all__ = ["Partition", "Profiles", "by_family", "families", "partition", "worth_mixing"]
 
 Profiles = Callable[[FusionKey, str], Profile | None]
 """Profile of a key on a kind of device; None if it was never measured."""
 
-Waiting = tuple[Member, FusionKey]
-
 MIN_SECONDS_TO_PROFILE = 5.0
 """A family is profiled as one array if its trials take at least this many seconds in separate arrays. On a GPU
 they take at least `MIN_WORK_TO_MEASURE`, since with less only a single member is timed."""
-
-
-@dataclass(frozen=True)
-class ResourceLimit:
-    """Limit for a trial that ran out of memory; its array has a job of its own.
-
-    With `memory` the job has a device of at least so many bytes to itself; else it gets its estimated demand.
-    """
-
-    max_members: int
-    memory: int | None = None
 
 
 MIN_MIXING_GAIN = 0.05
@@ -66,15 +53,31 @@ SPLIT_DIVISOR = 32
 """A group of n arrays is cut into n // SPLIT_DIVISOR more at once, at least one more."""
 
 
+MOST_ARRAYS = 16, 4
+"""Number of arrays of one group that a plan cuts, and of further ones for each device. As their trials are alike, the
+plan needs no more of them: those that are left are as long, and start no sooner."""
+
+
+class Partition(NamedTuple):
+    """Arrays of waiting trials.
+
+    Args:
+        arrays: In the order of service.
+        behind: An array of each group that has more trials than were cut, and how many further such arrays they are.
+    """
+
+    arrays: list[Array]
+    behind: list[tuple[Array, float]]
+
+
 def partition(
-    waiting: Sequence[tuple[Member, FusionKey]],
+    waiting: Sequence[WaitingClass],
     profiles: Profiles,
     devices: Sequence[Device],
     busy: Mapping[str, float],
-    alone: AbstractSet[int] = frozenset(),
     elastic: bool = True,
-    limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
-) -> list[Array]:
+    fuse: bool = True,
+) -> Partition:
     """Cut the waiting members into arrays.
 
     Members of one key that start at the same epoch are a group. Groups of one key are joined if fusing members at
@@ -82,33 +85,39 @@ def partition(
     efficient size allow. While there are fewer arrays than idle devices, an array takes longer than the mean load of a
     device, or the devices are loaded unevenly, the group with the longest array is cut into one more array if that
     saves time. Arrays of one group differ in size by at most one, and hold members of similar targets in the order of
-    their trial numbers.
+    their trial numbers. Of a large group only the first `MOST_ARRAYS` are cut, of members that are first in the queue.
 
     Args:
-        waiting: Members in any order; the arrays follow the order of their first members here.
         profiles: Profile of a key on a kind of device; a key without a profile gets arrays of one member.
         devices: All healthy devices, at least one; busy devices will share the load later.
         busy: Name of a device that holds jobs -> expected seconds until it holds none.
-        limits: Number of a trial that ran out of memory -> its limit; trials are fused only under equal limits.
+        fuse: Whether arrays may have several members.
     """
-    members: dict[tuple[FusionKey, int, int | None, int | None], list[Member]] = {}
+    by_group: dict[tuple[FusionKey, int, bool, int | None], list[WaitingClass]] = {}
     costs = _ArrayCosts(profiles, devices)
-    for member, key in waiting:
-        number = member.trial.number
-        own_group = number if number in alone or not costs.known(key) else None
-        max_members = limits[number].max_members if number in limits else None
-        members.setdefault((key, member.start, own_group, max_members), []).append(member)
-    groups = [_FusableGroup.of(key, group, costs, max_members) for (key, *_, max_members), group in members.items()]
+    for each in waiting:
+        key = each.fused_key
+        apart = not fuse or each.alone or key.opaque or not costs.known(key)
+        most = 1 if apart else None if each.limit is None else each.limit.max_members
+        by_group.setdefault((key, each.start, each.shares and not apart, most), []).append(each)
+    groups = [_FusableGroup.of(key, classes, costs, most) for (key, *_, most), classes in by_group.items()]
     if elastic:
-        apart = alone | limits.keys()
-        groups = _join_groups(groups, lambda key, members: _FusableGroup.of(key, members, costs), apart)
-    order = {member.trial.number: position for position, (member, _) in enumerate(waiting)}
+        joinable = [shares for _, _, shares, _ in by_group]
+        groups = _join_groups(groups, joinable)
     loads: dict[str, list[float]] = {device.kind: [] for device in devices}
     for device in devices:
         loads[device.kind].append(busy.get(device.name, 0.0))
     idle = sum(device.name not in busy for device in devices)
-    arrays = [array for arrays in _balance(groups, [sorted(each) for each in loads.values()], idle) for array in arrays]
-    return sorted(arrays, key=lambda array: min(order[member.trial.number] for member in array.members))
+    cut = _balance(groups, [sorted(each) for each in loads.values()], idle)
+    ranks = {member.trial.number: each.rank for each in waiting if each.rank for member in each.members}
+    arrays = [array for each in cut for array in each]
+    arrays.sort(key=lambda array: min([(ranks.get(x.trial.number, 0), x.trial.number) for x in array.members]))
+    behind = [
+        (some[-1], group.behind / len(group.members) * len(some))
+        for group, some in zip(groups, cut, strict=True)
+        if group.behind
+    ]
+    return Partition(arrays, behind)
 
 
 def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
@@ -147,6 +156,7 @@ class _ArrayCosts:
     """Costs of arrays, cached for equal arrays, of which there may be thousands."""
 
     def __init__(self, profiles: Profiles, devices: Sequence[Device]) -> None:
+        self.most_arrays = MOST_ARRAYS[0] + MOST_ARRAYS[1] * len(devices)
         self._profiles = profiles
         self._device_counts = Counter((device.kind, device.memory) for device in devices)
         self._kind_counts = Counter(device.kind for device in devices)
@@ -194,17 +204,37 @@ class _ArrayCosts:
 
 @dataclass(frozen=True)
 class _FusableGroup:
+    """Waiting members that may train as arrays of at most `largest`; of `behind` more the plan knows the number."""
+
     key: FusionKey
     members: tuple[Member, ...]
     costs: _ArrayCosts
     largest: int
+    behind: int
 
     @classmethod
     def of(
-        cls, key: FusionKey, members: Sequence[Member], costs: _ArrayCosts, max_members: int | None = None
+        cls, key: FusionKey, classes: Sequence[WaitingClass], costs: _ArrayCosts, max_members: int | None = None
     ) -> "_FusableGroup":
-        ordered = _ordered(members)
-        return cls(key, ordered, costs, costs.largest(key, tuple([member.epochs for member in ordered]), max_members))
+        every = sorted(chain.from_iterable(x.members for x in classes), key=_length_and_number)
+        largest = costs.largest(key, tuple([member.epochs for member in every]), max_members)
+        most = largest * costs.most_arrays
+        if len(every) <= most:
+            return cls(key, tuple(every), costs, largest, 0)
+        queue = merge(*([(x.rank, m.trial.number, m) for m in x.members[:most]] for x in classes))
+        first = sorted((member for *_, member in islice(queue, most)), key=_length_and_number)
+        return cls(key, tuple(first), costs, largest, len(every) - most)
+
+    def with_members(self, other: "_FusableGroup") -> "_FusableGroup":
+        """Return the group of the members of both."""
+        every = sorted((*self.members, *other.members), key=_length_and_number)
+        largest = self.costs.largest(self.key, tuple([member.epochs for member in every]), None)
+        return replace(self, members=tuple(every), largest=largest, behind=self.behind + other.behind)
+
+    @property
+    def parts(self) -> float:
+        """Number of all its members over those that are cut."""
+        return 1 + self.behind / len(self.members)
 
     @property
     def min_arrays(self) -> int:
@@ -222,26 +252,22 @@ class _FusableGroup:
         return [self.costs.times(self.key, tuple(epochs[low:high])) for low, high in self.bounds(count)]
 
 
-def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:
-    return tuple(sorted(members, key=lambda member: (member.epochs, member.trial.number)))
+def _length_and_number(member: Member) -> tuple[int, int]:
+    return member.epochs, member.trial.number
 
 
-def _join_groups(
-    groups: Sequence[_FusableGroup],
-    make_group: Callable[[FusionKey, Sequence[Member]], _FusableGroup],
-    alone: AbstractSet[int],
-) -> list[_FusableGroup]:
+def _join_groups(groups: Sequence[_FusableGroup], joinable: Sequence[bool]) -> list[_FusableGroup]:
     """Return the groups, with those of one key joined to the largest of them where that pays."""
     by_key: dict[FusionKey, _FusableGroup] = {}
     others: list[_FusableGroup] = []
-    for group in sorted(groups, key=lambda group: -len(group.members)):
+    for group, may_join in sorted(zip(groups, joinable, strict=True), key=lambda each: -len(each[0].members)):
         largest_group = by_key.get(group.key)
-        if not group.costs.known(group.key) or any(member.trial.number in alone for member in group.members):
+        if not may_join:
             others.append(group)
         elif largest_group is None:
             by_key[group.key] = group
         else:
-            joined = make_group(group.key, (*largest_group.members, *group.members))
+            joined = largest_group.with_members(group)
             if _is_worth_joining(largest_group, group, joined):
                 by_key[group.key] = joined
             else:
@@ -290,7 +316,7 @@ def _balance(groups: Sequence[_FusableGroup], loads: Sequence[Sequence[float]], 
     while open_indices:
         index = max(sorted(open_indices), key=lambda index: cuts[index].longest)
         count = sum(cut.count for cut in cuts)
-        mean_load = (load + sum(cut.total for cut in cuts)) / devices
+        mean_load = (load + sum(cut.total * cut.group.parts for cut in cuts)) / devices
         if count >= idle and cuts[index].longest <= mean_load and best_makespan <= MAX_UNEVENNESS * mean_load:
             break
         finer = cuts[index].split_further()
@@ -326,72 +352,68 @@ def _makespan(cuts: Sequence[_ArraySplit], loads: Sequence[Sequence[float]]) -> 
 
 
 def by_family(
-    waiting: Sequence[Waiting],
+    waiting: Sequence[WaitingClass],
     profiles: Profiles,
     kinds: Collection[str],
     unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
-    excluded: AbstractSet[int] = frozenset(),
     relative_time: Callable[[AbstractSet[FusionKey]], float] = lambda keys: 1.0,
-) -> Sequence[Waiting]:
+) -> Sequence[WaitingClass]:
     """Give the trials of a family the key of the family, if one array of them is faster than one per structure.
 
     If the family has no profile, its trials also get its key once all its structures have profiles. It must gain on
     each kind of device with profiles. All other trials keep their keys. Without a change it is `waiting` itself.
     """
-    family_keys: dict[int, FusionKey] = {}
-    for family, members in families(waiting, excluded).items():
-        found = [_is_faster_as_family(family, members, profiles, unmeasurable, kind, relative_time) for kind in kinds]
+    chosen: set[FusionKey] = set()
+    for family, classes in families(waiting).items():
+        found = [_is_faster_as_family(family, classes, profiles, unmeasurable, kind, relative_time) for kind in kinds]
         known = [gains for gains in found if gains is not None]
         if known and all(known):
-            family_keys.update((member.trial.number, family) for member, _ in members)
-    return [(member, family_keys.get(member.trial.number, key)) for member, key in waiting] if family_keys else waiting
+            chosen.add(family)
+    if not chosen:
+        return waiting
+    return [replace(x, family=x.key.family_key) if _may_join(x, chosen) else x for x in waiting]
 
 
-def families(waiting: Sequence[Waiting], excluded: AbstractSet[int] = frozenset()) -> dict[FusionKey, list[Waiting]]:
+def _may_join(waiting: WaitingClass, families: AbstractSet[FusionKey]) -> bool:
+    return bool(waiting.key.family) and waiting.shares and waiting.key.family_key in families
+
+
+def families(waiting: Sequence[WaitingClass]) -> dict[FusionKey, list[WaitingClass]]:
     """Return the trials of each family of at least two structures, by the key of the family."""
-    family_of = {key: key.family_key for key in {key for _, key in waiting} if key.family}
-    if len(set(family_of.values())) == len(family_of):
-        return {}
-    found: dict[FusionKey, list[Waiting]] = {}
-    for member, key in waiting:
-        if key in family_of and member.trial.number not in excluded:
-            found.setdefault(family_of[key], []).append((member, key))
-    return {family: members for family, members in found.items() if len({key for _, key in members}) > 1}
-
-
-def round_robin(waiting: Sequence[Waiting]) -> list[Member]:
-    """Return the members round-robin by structure: the first of each, then the second of each."""
-    by_key: dict[FusionKey, list[Member]] = {}
-    for member, key in waiting:
-        by_key.setdefault(key, []).append(member)
-    return [member for turn in zip_longest(*by_key.values()) for member in turn if member is not None]
+    found: dict[FusionKey, list[WaitingClass]] = {}
+    for each in waiting:
+        if each.key.family and each.shares:
+            found.setdefault(each.key.family_key, []).append(each)
+    return {family: classes for family, classes in found.items() if len({each.key for each in classes}) > 1}
 
 
 def _is_faster_as_family(
     family: FusionKey,
-    members: Sequence[Waiting],
+    classes: Sequence[WaitingClass],
     profiles: Profiles,
     unmeasurable: AbstractSet[tuple[FusionKey, str]],
     kind: str,
     relative_time: Callable[[AbstractSet[FusionKey]], float],
 ) -> bool | None:
     """Return whether one array is faster on a kind of device, or worth profiling; None if profiles are missing."""
-    counts = Counter(key for _, key in members)
+    counts = Counter[FusionKey]()
+    for each in classes:
+        counts[each.key] += len(each.members)
     known = {key: profile for key in counts if (profile := profiles(key, kind)) is not None}
     if len(known) < len(counts) or (family, kind) in unmeasurable:
         return None
     family_profile = profiles(family, kind)
     if family_profile is None:
-        epochs = fmean(member.epochs for member, _ in members)
+        epochs = sum(each.pending for each in classes) / counts.total()
         work = sum(count * epochs * seconds(known[key], [1]) for key, count in counts.items())
         on_gpu = any(profile.first_size is None for profile in known.values())
         return work >= (MIN_WORK_TO_MEASURE if on_gpu else MIN_SECONDS_TO_PROFILE)
-    if best_size(family_profile, len(members)) == 1:
+    if best_size(family_profile, counts.total()) == 1:
         return False
     steps = relative_time(counts.keys()) * sum(
         count * _seconds_per_member(known[key], count) for key, count in counts.items()
     )
-    return len(members) * _seconds_per_member(family_profile, len(members)) <= (1 - MIN_FUSING_GAIN) * steps
+    return counts.total() * _seconds_per_member(family_profile, counts.total()) <= (1 - MIN_FUSING_GAIN) * steps
 
 
 def _seconds_per_member(profile: Profile, members: int) -> float:

@@ -5,12 +5,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from types import MappingProxyType
 
-from shoal.core.array import Array, FusionKey, Member
+from shoal.core.array import Array, FusionKey
 from shoal.core.demand import Demand, Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import MIN_WORK_TO_MEASURE, packed_demand, share_to_measure
-from shoal.planner.partition import Profiles, ResourceLimit
+from shoal.planner.partition import Profiles
+from shoal.planner.waiting import ResourceLimit, WaitingClass, round_robin
 from shoal.schedule.refusals import no_device
 
 __all__ = ["PROFILE_MEMBERS", "PlanningContext", "reservations"]
@@ -38,8 +39,8 @@ class PlanningContext:
         self,
         profiles: Profiles,
         cluster: Cluster,
-        alone: AbstractSet[int],
-        unmeasurable: AbstractSet[tuple[FusionKey, str]],
+        *,
+        unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
         limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
         max_members: int = PROFILE_MEMBERS,
         trained_epochs: Callable[[FusionKey], int] = lambda key: 0,
@@ -49,7 +50,6 @@ class PlanningContext:
         self.cluster = cluster
         self.devices = [device for _, device in cluster if device.healthy]
         self._profiles = profiles
-        self._alone = alone
         self._unmeasurable = unmeasurable
         self._limits = limits
         self._max_members = max_members
@@ -60,7 +60,7 @@ class PlanningContext:
         self._device_demands: dict[object, Demand] = {}
 
     def samples(
-        self, waiting: Sequence[tuple[Member, FusionKey]], running: Sequence[tuple[Job, Device]]
+        self, waiting: Sequence[WaitingClass], running: Sequence[tuple[Job, Device]]
     ) -> list[tuple[tuple[Array, ...], Device, float | None]]:
         """The arrays to profile on each idle device, and the part of the device that they may use, or None.
 
@@ -68,10 +68,6 @@ class PlanningContext:
         division, since they get shares once they are idle. A device without such a key measures an array on a part of
         it, if there is much work and processes can be limited to parts.
         """
-        members: dict[FusionKey, list[Member]] = {}
-        for member, key in waiting:
-            if member.trial.number not in self._alone:
-                members.setdefault(key, []).append(member)
         measuring = {
             (array.key, device.kind)
             for job, device in running
@@ -80,14 +76,7 @@ class PlanningContext:
         }
         held = {device.name for _, device in running}
         idle = [device for device in self.devices if device.name not in held]
-        samples = [
-            Array(
-                key,
-                tuple([member for member in group if member.start == group[0].start][: self._max_members]),
-                pending=sum(member.epochs for member in group) + self._trained_epochs(key),
-            )
-            for key, group in members.items()
-        ]
+        samples = self._samples(waiting) if idle else []
         shares: dict[str, list[Array]] = {device.name: [] for device in idle}
         for kind in dict.fromkeys(device.kind for device in idle):
             unknown = [x for x in samples if self._needs_profile(x, kind) and (x.key, kind) not in measuring]
@@ -97,6 +86,20 @@ class PlanningContext:
                 kind_shares[position % len(kind_shares)].append(array)
         profiled = [(tuple(shares[device.name]), device, None) for device in idle if shares[device.name]]
         return [*profiled, *self._on_shares(samples, [x for x in idle if not shares[x.name]], measuring)]
+
+    def _samples(self, waiting: Sequence[WaitingClass]) -> list[Array]:
+        """Return a sample of each key: members of all its structures in turn, which start at one epoch."""
+        classes: dict[FusionKey, list[WaitingClass]] = {}
+        for each in waiting:
+            if not each.alone and not each.key.opaque:
+                classes.setdefault(each.fused_key, []).append(each)
+        samples: list[Array] = []
+        for key, some in classes.items():
+            start = some[0].start
+            alike = round_robin([each for each in some if each.start == start], self._max_members)
+            pending = sum(each.pending for each in some) + self._trained_epochs(key)
+            samples.append(Array(key, tuple(alike), pending=pending))
+        return samples
 
     def _on_shares(
         self, samples: Sequence[Array], idle: Sequence[Device], measuring: AbstractSet[tuple[FusionKey, str]]
@@ -118,14 +121,15 @@ class PlanningContext:
                     break
         return found
 
-    def ready(self, member: Member, key: FusionKey) -> bool:
-        """Whether a training job may hold the member: its key has a profile, or cannot get one."""
+    def ready(self, waiting: WaitingClass) -> bool:
+        """Whether a training job may hold these trials: their key has a profile, or cannot get one."""
         if not self.devices:
             return False
+        key = waiting.fused_key
         if key not in self._ready:
             known = any(self._profiles(key, kind) is not None for kind in self._device_of_kind)
             self._ready[key] = known or not any(self._can_be_profiled(key, kind) for kind in self._device_of_kind)
-        return self._ready[key] or member.trial.number in self._alone
+        return self._ready[key] or waiting.alone
 
     def reason(self, key: FusionKey, held: Sequence[tuple[Job, Device]]) -> str:
         """Return the reason for which a member of this key, which is not ready, waits."""

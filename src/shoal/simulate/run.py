@@ -24,7 +24,6 @@ from shoal.core.trial import TrialState
 from shoal.cost.history import History
 from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
-from shoal.planner.planner import MIN_POLL_SECONDS
 from shoal.reporting.savings import savings
 from shoal.schedule.base import JobView, Plan, Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
@@ -35,7 +34,7 @@ from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.event import Due, Event
 from shoal.study.fleet import Fleet
-from shoal.study.state import CoreConfig
+from shoal.study.state import MIN_POLL_SECONDS, CoreConfig
 
 __all__ = ["ClusterEvent", "Simulation"]
 
@@ -167,13 +166,13 @@ class Simulation:
             self._apply_due_changes(now)
             acted = sum([self._handle(due) for due in Due if due is not Due.PLAN or self._should_plan()])
             stuck = not acted and self._backend.idle and not self._events and not self._arrivals
-            if stuck and (was_stuck or not state.planner.has_wake_time):
+            if stuck and (was_stuck or not state.has_wake_time):
                 break
             was_stuck = stuck
             next_change = min(
                 chain(islice(self._arrivals, 1), (event.at for event in islice(self._events, 1))), default=inf
             )
-            until = min(next_change, max(state.planner.wake, now + MIN_POLL_SECONDS))
+            until = min(next_change, max(state.wake, now + MIN_POLL_SECONDS))
             for event in self._backend.poll(until - now):
                 self._handle(event)
 

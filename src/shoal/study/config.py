@@ -90,5 +90,5 @@ class EngineConfig:
 
 
 def opaque_key(structure: str, trial: Trial) -> FusionKey:
-    """Fusion key of a trial that a user's program trains; unique to the trial, and known without building a model."""
-    return FusionKey(structure, "", 1, order=trial.number, opaque=True)
+    """Fusion key of a trial that a user's program trains, which is known without building a model."""
+    return FusionKey(structure, "", 1, opaque=True)

@@ -73,7 +73,7 @@ class StudyCore:
 
     def register_groups(self, groups: Iterable[TrialGroup]) -> None:
         """Register groups that the algorithm proposed in an earlier run."""
-        self.state.tracker.register_groups(groups)
+        self.state.trials.register_groups(groups)
 
     def restore(
         self,

@@ -80,7 +80,7 @@ class Engine:
         self._poll_devices()
         for due in Due:
             self._handle(due)
-        self._poll_backend(self._core.state.planner.wait_seconds(self._clock(), POLL_SECONDS))
+        self._poll_backend(self._core.state.wait_seconds(self._clock(), POLL_SECONDS))
         self._handle_requests()
         self._progress.update()
         if self._interrupted:

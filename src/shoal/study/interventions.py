@@ -45,7 +45,7 @@ def intervene(state: StudyState, request: Request) -> None:
 
 def _release(state: StudyState, numbers: Set[int]) -> None:
     if state.trials.paused & numbers:
-        state.trials.paused -= numbers
+        state.trials.release(numbers)
         state.step.record(StudyChanged("paused_trials", sorted(state.trials.paused)))
 
 
@@ -143,7 +143,6 @@ def _policy(state: StudyState, request: Request) -> Intervened:
     except PolicyError as error:
         return _refused(request, str(error))
     state.config.policy = policy
-    state.planner.set_policy(policy)
     state.last_plan = None
     state.step.record(StudyChanged("policy", name))
     return Intervened(request.name, request.verb, text=name)
@@ -207,7 +206,7 @@ def _pause(state: StudyState, request: Request) -> Intervened:
         state, request, lambda x: _final_state_text(x) or ("is paused already" if x.number in held else "")
     )
     if trials:
-        state.trials.paused |= {x.number for x in trials}
+        state.trials.pause([x.number for x in trials])
         state.step.record(StudyChanged("paused_trials", sorted(state.trials.paused)))
     _leave(state, trials)
     return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)

@@ -158,7 +158,7 @@ def _begin_end(state: StudyState) -> None:
 
 def stop_jobs(state: StudyState) -> None:
     """Stop all jobs after a checkpoint."""
-    state.planner.wake = inf
+    state.wake = inf
     state.step.command(*map(StopJob, state.running))
 
 

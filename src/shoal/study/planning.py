@@ -1,11 +1,10 @@
 """Planning steps of a study: ask the algorithm for trials, find their signatures, place them in jobs."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import count
 
-from shoal.core.array import Array, FusionKey, Member, add_members, remove_members
+from shoal.core.array import Array, add_members, remove_members
 from shoal.core.command import (
     CopyCheckpoint,
     GroupsProposed,
@@ -24,7 +23,7 @@ from shoal.core.errors import AlgorithmError, DeviceError
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.planner.limits import memory_limit
-from shoal.planner.planner import Placement, Planner
+from shoal.planner.planner import Placement, plan
 from shoal.remedy import command
 from shoal.schedule.refusals import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
@@ -35,11 +34,8 @@ from shoal.study.trials import TrialRecord
 
 __all__ = ["ask_algorithm", "check_progress", "find_signatures", "place"]
 
-TRIALS_PER_DEVICE = 32
-"""Number of waiting trials that a plan considers beyond the horizon, for each idle device."""
-
-BEHIND_HORIZON = "waits for trials ahead of it in the queue"
-"""Waiting reason of trials beyond the horizon of the plan."""
+BEHIND = "waits for trials ahead of it in the queue"
+"""Waiting reason of trials behind those that a plan considers."""
 
 
 def ask_algorithm(state: StudyState) -> None:
@@ -55,7 +51,7 @@ def ask_algorithm(state: StudyState) -> None:
         )
     if groups:
         state.step.record(GroupsProposed(idle, groups))
-    state.tracker.register_groups(groups)
+    state.trials.register_groups(groups)
     stopped: list[TrialRecord] = []
     for group in groups:
         for trial in group.trials:
@@ -77,14 +73,13 @@ def find_signatures(state: StudyState) -> None:
     These signature jobs run on all idle devices, in worker processes, so that a crash of user code does not end the
     engine. If no device is idle, training jobs find the keys between two steps.
     """
-    table, known = state.trials, state.signatures.keys
-    table.without_key = {number for number in table.without_key if number not in known}
+    table = state.trials
     if not table.without_key:
         return
     asked = in_signature_jobs(job for job, _ in state.running.values())
     unknown = [record.member for record in table.in_order(table.without_key - asked)]
     if (key := state.config.key) is not None:
-        known.update((member.trial.number, key(member.trial)) for member in unknown)
+        table.set_keys({member.trial.number: key(member.trial) for member in unknown})
     elif idle := state.idle():
         shares = zip(state.signatures.split(unknown, len(idle)), idle, strict=False)
         _start(state, [(Job(state.new_id(), (share,), Purpose.SIGNATURE), device) for share, device in shares])
@@ -101,27 +96,16 @@ def place(state: StudyState, now: float) -> None:
     cluster = state.interference.cluster(state.fleet.cluster)
     held = {x.number: f"{PAUSED}{_group_waiting_text(state, x)}" for x in state.trials.paused_waiting()}
     version = _plan_version(state), cluster, held
-    if version == state.last_plan and now < min(state.last_plan_time + state.config.replan_seconds, state.planner.wake):
+    if version == state.last_plan and now < min(state.last_plan_time + state.config.replan_seconds, state.wake):
         return
-    idle = len(state.idle())
-    most = state.horizon + TRIALS_PER_DEVICE * idle
-    everyone = state.trials.waiting(most)
-    keys = state.signatures.keys
-    unknown = [x for x in everyone if x.number not in keys]
-    can_run = any(device.healthy for _, device in cluster)
-    why = "its fusion signature is not known yet" if can_run else no_device(cluster)
-    reasons = {**held, **{x.number: why for x in unknown}}
-    asked = in_signature_jobs(job for job, _ in state.running.values()) if unknown else set()
-    if any(x.number in asked for x in unknown):
-        others = "waits for the fusion signatures of other trials"
-        _explain(state, {**{x.number: others for x in everyone}, **reasons})
-        _explain(state, dict.fromkeys(state.trials.unexplained, BEHIND_HORIZON))
+    _explain(state, held)
+    if not _explain_unknown(state, cluster):
         state.last_plan = None
         return
-    waiting = [(x.member, keys[x.number]) for x in everyone if x.number in keys]
-    placement = _plan(state, state.planner, waiting, cluster, now)
+    placement = _plan(state, cluster, now)
+    state.tracker, state.next_job, state.wake = placement.history, placement.next_job, placement.wake
     state.step.record(*state.tracker.take_quanta())
-    _explain(state, {**reasons, **placement.refusals})
+    _explain(state, placement.refusals)
     state.last_plan, state.last_plan_time = None if placement.starts or placement.joins else version, now
     for job, leave in placement.preemptions.items():
         state.step.record(JobLeaving(job, leave.reason))
@@ -133,13 +117,27 @@ def place(state: StudyState, now: float) -> None:
     _limit_memory(state)
     for job, arrays in placement.joins.items():
         _join(state, job, arrays)
-    _explain(state, dict.fromkeys(state.trials.unexplained, BEHIND_HORIZON))
-    if idle and len(everyone) == most and not placement.starts:  # trials beyond the horizon may fit
-        state.horizon, state.last_plan = 2 * state.horizon, None
+    _explain(state, dict.fromkeys(state.trials.unexplained, BEHIND))
+
+
+def _explain_unknown(state: StudyState, cluster: Cluster) -> bool:
+    """Explain why trials without a key wait; return whether to plan for the others before their keys are known."""
+    unknown = state.trials.in_order(state.trials.without_key)
+    if not unknown:
+        return True
+    can_run = any(device.healthy for _, device in cluster)
+    why = "its fusion signature is not known yet" if can_run else no_device(cluster)
+    _explain(state, dict.fromkeys([x.number for x in unknown], why))
+    asked = in_signature_jobs(job for job, _ in state.running.values())
+    if not any(x.number in asked for x in unknown):
+        return True
+    others = [x.number for x in state.trials.waiting() if x.key is not None]
+    _explain(state, dict.fromkeys(others, "waits for the fusion signatures of other trials"))
+    return False
 
 
 def _group_waiting_text(state: StudyState, held: TrialRecord) -> str:
-    group = state.tracker.group(held.member)
+    group = state.trials.groups.get(held.number)
     if group is None or not group.epochs_ahead:
         return ""
     others = [state.trials.get(trial.number) for trial in group.trials]
@@ -154,29 +152,20 @@ def _explain(state: StudyState, reasons: Mapping[int, str]) -> None:
         state.step.record(Waiting(changed))
 
 
-def _plan(
-    state: StudyState,
-    planner: Planner,
-    waiting: Sequence[tuple[Member, FusionKey]],
-    cluster: Cluster,
-    now: float,
-) -> Placement:
-    return planner.plan(
-        waiting,
-        [(state.trials.present(job), cluster.device(device.name)) for job, device in state.running.values()],
-        cluster,
-        now,
-        alone=state.trials.train_alone,
-        unmeasurable=state.signatures.unmeasurable,
-        limits=state.trials.limits,
-    )
+def _plan(state: StudyState, cluster: Cluster, now: float) -> Placement:
+    """Plan for all that waits and runs. A suspended job gets its present members before."""
+    suspended = state.tracker.refresh_suspended(state.trials.waits, now)
+    state.trials.suspend(suspended)
+    running = [(state.trials.present(job), cluster.device(device.name)) for job, device in state.running.values()]
+    given = state.plan_input(cluster, now)
+    return plan(replace(given, waiting=state.trials.classes(now), running=running, suspended=suspended))
 
 
 def _plan_version(state: StudyState) -> object:
     """A value that changes with the inputs of a plan, except devices, time and the progress of running trials."""
     trials, signatures = state.trials, state.signatures
     changes = trials.changes, state.running.changes, state.tracker.changes, state.profiles.changes
-    return *changes, len(trials.train_alone), len(signatures.keys), len(signatures.unmeasurable)
+    return *changes, len(trials.train_alone), len(trials.without_key), len(signatures.unmeasurable)
 
 
 def _change_reservations(state: StudyState, reservations: Mapping[str, Demand]) -> None:
@@ -231,7 +220,7 @@ def check_progress(state: StudyState, now: float) -> None:
     The study goes on if trials could start once lost devices come back or programs of others end. A trial that ran out
     of memory and waits for a larger device fails, and the study goes on, unless users have removed devices.
     """
-    if state.running or state.finished or state.planner.has_wake_time:
+    if state.running or state.finished or state.has_wake_time:
         return
     if not state.config.trains:
         state.ended = True
@@ -247,11 +236,8 @@ def check_progress(state: StudyState, now: float) -> None:
     reason, trials = min(reasons.items(), key=lambda each: (-each[1], each[0]))
     if state.fleet.can_recover:
         best_case = state.fleet.best_case
-        ids = map("best-case-{}".format, count())
-        keys = state.signatures.keys
-        known = [(x.member, keys[x.number]) for x in waiting if x.number in keys]
-        at_best = _plan(state, state.make_planner(ids.__next__), known, best_case, now)
-        unknown = len(known) < len(waiting)
+        at_best = _plan(state, best_case, now)
+        unknown = any(x.key is None for x in waiting)
         if at_best.starts or (unknown and any(device.healthy for _, device in best_case)):
             return
         reason = next(iter(at_best.refusals.values()), reason)

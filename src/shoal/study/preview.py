@@ -1,8 +1,7 @@
 """What a search would do with its first trials: planned jobs, seconds of an epoch, and the reasons of the plan."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from shoal.core.array import Array, FusionKey, Member
@@ -15,7 +14,8 @@ from shoal.planner.packing.base import Candidate, NoPacking, PackingContext
 from shoal.planner.packing.groups import memory_needed
 from shoal.planner.packing.prediction import predicted
 from shoal.planner.partition import Profiles
-from shoal.planner.planner import Planner
+from shoal.planner.planner import PlanInput, plan
+from shoal.planner.waiting import classes_of
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
 from shoal.schedule.knapsack import Fifo
 from shoal.schedule.refusals import bytes_text
@@ -150,7 +150,7 @@ def preview(state: StudyState) -> Preview:
     failed: dict[str, list[int]] = {}
     waiting: list[tuple[Member, FusionKey]] = []
     for record in state.trials.waiting():
-        key = signatures.keys.get(record.number)
+        key = record.key
         if key is not None and state.profiles.estimate(key, device.kind) is not None:
             waiting.append((record.member, key))
         else:
@@ -159,12 +159,19 @@ def preview(state: StudyState) -> Preview:
     apart = Grouping(NoPacking(), config.history.relative_times)
 
     def planned(grouping: Grouping, fuse: bool) -> _Jobs:
-        ids = map("job-{}".format, count())
         cluster = Cluster((Node(node.name, node.cores, (device,)),))
         jobs, left = _Jobs(device, state.profiles.estimate, grouping, fuse), waiting
+        given = PlanInput(
+            Fifo(),
+            jobs.profiles,
+            cluster,
+            grouping=grouping,
+            fuse=fuse,
+            elastic=False,
+            unmeasurable=signatures.unmeasurable,
+        )
         while left:
-            planner = Planner(Fifo(), jobs.profiles, ids.__next__, elastic=False, grouping=grouping, fuse=fuse)
-            placement = planner.plan(left, [], cluster, 0.0, unmeasurable=signatures.unmeasurable)
+            placement = plan(replace(given, waiting=classes_of(left)))
             started = [job.arrays for job, _ in placement.starts if job.purpose is Purpose.TRAIN]
             if not started:
                 jobs.refused = placement.refusals

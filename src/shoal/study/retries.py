@@ -7,7 +7,7 @@ from shoal.core.array import Array
 from shoal.core.cause import Cause, cause_of, causes, log_of
 from shoal.core.device import Device
 from shoal.core.event import ArrayFailed, Ended, Outcome
-from shoal.planner.partition import ResourceLimit
+from shoal.planner.waiting import ResourceLimit
 from shoal.schedule.refusals import bytes_text
 from shoal.study.trials import TrialRecord, TrialTable
 
@@ -78,7 +78,7 @@ class RetryPolicy:
         self, record: TrialRecord, outcome: Outcome, cause: str, shared_array: bool, with_job: bool
     ) -> tuple[str | None, str]:
         """The reason why a trial has failed for good, or None; and a text on how it is retried."""
-        self._trials.train_alone.add(record.number)
+        self._trials.isolate(record)
         tries = 0 if outcome is Outcome.REJECTED else self._retries
         how = f"by itself (try {record.failures + 1} of {max(record.failures, tries) + 1})"
         before, record.last_cause = record.last_cause, None
@@ -97,17 +97,17 @@ class RetryPolicy:
         self, record: TrialRecord, size: int, context: FailureContext
     ) -> tuple[str | None, str]:
         """As `_retry`, for a trial whose array ran out of memory."""
-        limits, number, device = self._trials.limits, record.number, context.device
+        device = context.device
         if size > 1:
-            limits[number] = ResourceLimit(size // 2)
+            self._trials.limit(record, ResourceLimit(size // 2))
             return None, f"among at most {size // 2}"
         if context.shared_device or len(context.arrays) > 1:
-            limits[number] = ResourceLimit(1, 0)
+            self._trials.limit(record, ResourceLimit(1, 0))
             return None, "with a device to itself"
         if context.largest_memory > device.memory:
-            limits[number] = ResourceLimit(1, device.memory + 1)
+            self._trials.limit(record, ResourceLimit(1, device.memory + 1))
             return None, f"on a device of more than {bytes_text(device.memory)}"
-        limits[number] = ResourceLimit(1, 0)
+        self._trials.limit(record, ResourceLimit(1, 0))
         if record.failures <= self._retries:  # other programs may have freed memory since
             return None, "with a device to itself"
         return (

@@ -9,6 +9,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import SignaturesFound
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
+from shoal.study.trials import TrialTable
 
 __all__ = ["SignatureRegistry", "in_signature_jobs"]
 
@@ -16,10 +17,10 @@ _NO_KEY = FusionKey("unknown", "", 1)
 
 
 class SignatureRegistry:
-    """Stores fusion keys, distributes trials over signature jobs, and isolates trials that crash these jobs."""
+    """Distributes trials over signature jobs, sets the keys that these find, and isolates trials that crash them."""
 
-    def __init__(self, kinds: Collection[str]) -> None:
-        self.keys: dict[int, FusionKey] = {}
+    def __init__(self, trials: TrialTable, kinds: Collection[str]) -> None:
+        self._trials = trials
         self.unmeasurable: set[tuple[FusionKey, str]] = set()
         self.reasons: dict[FusionKey, str] = {}
         self._kinds = frozenset(kinds)
@@ -46,7 +47,8 @@ class SignatureRegistry:
 
     def count_epoch(self, trials: Iterable[int]) -> None:
         """Count an epoch that trials have finished."""
-        for key, epochs in Counter(self.keys[number] for number in trials if number in self.keys).items():
+        keys = (self._trials[number].key for number in trials)
+        for key, epochs in Counter(key for key in keys if key is not None).items():
             self._trained[replace(key, order=0)] += epochs
 
     def trained(self, key: FusionKey) -> int:
@@ -55,7 +57,7 @@ class SignatureRegistry:
 
     def add_keys(self, found: SignaturesFound) -> None:
         """Store the keys that a job found."""
-        self.keys.update(found.keys)
+        self._trials.set_keys(found.keys)
         if requested := self._requested.get(found.job):
             self._failed_in_training |= requested.pop(0) - found.keys.keys()
         self._mark_unmeasurable({found.keys[number]: reason for number, reason in found.alone.items()})
@@ -83,7 +85,7 @@ class SignatureRegistry:
             self._suspects |= numbers
             return
         keys = {number: replace(_NO_KEY, structure=f"trial {number}") for number in numbers}
-        self.keys.update(keys)
+        self._trials.set_keys(keys)
         self._mark_unmeasurable(dict.fromkeys(keys.values(), reason))
 
     def _mark_unmeasurable(self, reasons: Mapping[FusionKey, str]) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,16 @@ from shoal.algorithms.base import Algorithm
 from shoal.core.array import FusionKey
 from shoal.core.cause import Cause
 from shoal.core.command import Step
-from shoal.core.device import Device
+from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
-from shoal.core.job import Job
+from shoal.core.job import Job, job_id
 from shoal.core.objective import Objective
 from shoal.core.trial import Trial
 from shoal.cost.history import History
 from shoal.cost.store import ProfileStore
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker
-from shoal.planner.planner import Planner
+from shoal.planner.planner import PlanInput
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.devices import DeviceTracker
@@ -30,10 +31,10 @@ from shoal.study.retries import RetryPolicy
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
 
-__all__ = ["HORIZON", "CoreConfig", "RunningJobs", "StudyState"]
+__all__ = ["MIN_POLL_SECONDS", "CoreConfig", "RunningJobs", "StudyState"]
 
-HORIZON = 10_000
-"""Number of waiting trials that a plan considers at first, in queue order."""
+MIN_POLL_SECONDS = 0.005
+"""Shortest time between two polls for events, even if the next plan is due."""
 
 
 def _no_other(name: str) -> Policy:
@@ -131,6 +132,7 @@ class StudyState:
 
     Attributes:
         interference: Speeds of jobs on shared devices.
+        wake: Latest time of the next plan; inf: only after a change.
         last_plan: Inputs of the last plan, if the plan started nothing; otherwise None.
         last_plan_time: Time of the last plan, in seconds.
         paused: Whether a user has paused the study, so that no trials are requested or placed.
@@ -150,13 +152,12 @@ class StudyState:
         self.step = Step()
         self.trials = TrialTable()
         self.running = RunningJobs()
-        self.signatures = SignatureRegistry({device.kind for _, device in self.fleet.found})
+        self.signatures = SignatureRegistry(self.trials, {device.kind for _, device in self.fleet.found})
         self.profiles = ProfileStore(config.history, config.study.get("task", ""))
-        self.tracker = JobTracker(self.profiles.estimate, teams=config.teams)
-        self.planner = self.make_planner(self.new_id, self.tracker)
+        self.tracker = JobTracker()
         self.interference = InterferenceTracker(config.tuner)
         self.retries = RetryPolicy(self.trials, config.retries)
-        self.horizon = HORIZON
+        self.wake = inf
         self.last_plan: object = None
         self.last_plan_time = 0.0
         self.paused = self.devices_released = self.end_requested = self.ended = False
@@ -167,7 +168,7 @@ class StudyState:
         self.dismissed: set[str] = set()
         self.requests: set[str] = set()
         self.unsaved_jobs: list[str] = []
-        self._jobs = config.jobs
+        self.next_job = config.jobs + 1
 
     @property
     def fleet(self) -> Fleet:
@@ -192,22 +193,39 @@ class StudyState:
         """Healthy devices without a job."""
         return [device for _, device in self.fleet.cluster if device.healthy and not self.running.on(device.name)]
 
-    def make_planner(self, new_id: Callable[[], str], tracker: JobTracker | None = None) -> Planner:
-        """A new planner with the settings and costs of this study."""
-        config, known, trained = self.config, self.profiles.estimate, self.signatures.trained
-        return Planner(
+    @property
+    def has_wake_time(self) -> bool:
+        """Whether the next plan is due at a time, and not only after an event."""
+        return self.wake < inf
+
+    def wait_seconds(self, now: float, max_seconds: float) -> float:
+        """Return the seconds to wait for events, at most `max_seconds`."""
+        return min(max_seconds, max(MIN_POLL_SECONDS, self.wake - now))
+
+    def plan_input(self, cluster: Cluster, now: float) -> PlanInput:
+        """What a plan depends on, with nothing that waits or runs."""
+        config, trials = self.config, self.trials
+        return PlanInput(
             config.policy,
-            known,
-            new_id,
-            config.elastic,
-            config.grouping,
-            config.fuse,
-            trained,
-            tracker,
-            config.limits_shares,
+            self.profiles.estimate,
+            cluster,
+            now,
+            history=self.tracker,
+            next_job=self.next_job,
+            grouping=config.grouping,
+            fuse=config.fuse,
+            elastic=config.elastic,
+            teams=config.teams,
+            trained_epochs=self.signatures.trained,
+            limits_shares=config.limits_shares,
+            alone=trials.train_alone,
+            limits=trials.limits,
+            unmeasurable=self.signatures.unmeasurable,
+            groups=trials.groups,
+            arrived=trials.arrived,
         )
 
     def new_id(self) -> str:
         """A new id of a job, unique in the study."""
-        self._jobs += 1
-        return f"job-{self._jobs:05d}"
+        self.next_job += 1
+        return job_id(self.next_job - 1)

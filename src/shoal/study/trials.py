@@ -1,18 +1,21 @@
 """In-memory records of all trials of a study, and the queue of waiting trials."""
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from operator import attrgetter
 
-from shoal.core.array import Member
+from shoal.core.array import FusionKey, Member
 from shoal.core.job import Job, Purpose
-from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialState
-from shoal.planner.partition import ResourceLimit
+from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialGroup, TrialState
+from shoal.planner.waiting import ResourceLimit, WaitingClass
 
 __all__ = ["TrialRecord", "TrialTable", "completed_without_algorithm"]
 
-_NUMBER_LIMIT = 10**12
+_Place = tuple[int, FusionKey, int, int, bool, ResourceLimit | None]
+"""What the trials of a `WaitingClass` have in common."""
+
+_number = attrgetter("trial.number")
 
 
 @dataclass(slots=True)
@@ -22,6 +25,7 @@ class TrialRecord:
     Args:
         target: Epochs up to which the trial shall train.
         state: Only `TrialTable.move` sets it.
+        key: Its fusion key; None if it is not known yet.
         job: Id of the job that trains it, or trained it last.
         failure_note: Text on its last failure and its retry; "" before the first failure, and after it reached a
             target.
@@ -36,6 +40,7 @@ class TrialRecord:
     epoch: int = 0
     state: TrialState = TrialState.PENDING
     failures: int = 0
+    key: FusionKey | None = None
     job: str = ""
     failure_note: str = ""
     last_cause: tuple[int, str] | None = None
@@ -69,27 +74,34 @@ class TrialRecord:
 
 
 class TrialTable:
-    """All trials of a study by number, with an index of the waiting ones."""
+    """All trials of a study by number, with the waiting ones in classes."""
 
     def __init__(self) -> None:
         self.train_alone: set[int] = set()
         """Numbers of trials that failed together with others."""
         self.limits: dict[int, ResourceLimit] = {}
         """Number of a trial that ran out of memory -> its limits."""
+        self.groups: dict[int, TrialGroup] = {}
+        """Number of a trial -> the group in which the algorithm proposed it last."""
         self.without_algorithm: set[int] = set()
         """Numbers of trials that the algorithm does not decide about: added by a user, or retried after a failure."""
         self.common_failures: set[int] = set()
         """Numbers of trials whose common failure ended earlier runs; they wait behind all other trials."""
         self.paused: set[int] = set()
+        """Numbers of trials that a user has paused."""
+        self.arrived: dict[int, float] = {}
+        """Number of a trial in a class -> time of the first call of `classes` since it is in one."""
         self.changes = 0
         self.unexplained: set[int] = set()
         """Numbers of waiting trials without a recorded reason."""
         self.without_key: set[int] = set()
-        """Numbers of waiting trials that may have no fusion key yet; `find_signatures` removes those with a key."""
+        """Numbers of waiting trials without a fusion key."""
         self._all: dict[int, TrialRecord] = {}
         self._waiting: set[int] = set()
-        self._queue: list[int] = []  # heap of the queue keys of waiting trials outside `_front`
-        self._front: list[int] = []  # the first queue keys, ascending
+        self._suspended: frozenset[int] = frozenset()  # trials of suspended jobs
+        self._place_of: dict[int, _Place] = {}
+        self._classes: dict[_Place, list[Member]] = {}  # each by number
+        self._frozen: dict[_Place, WaitingClass] = {}  # cache of the classes that have not changed
         self._members: dict[str, set[int]] = {}  # id of a job -> its trials, also ended ones until it lets them go
         self._present: dict[
             str, tuple[Job, Job]
@@ -119,11 +131,10 @@ class TrialTable:
         if state is TrialState.PENDING:
             self._waiting.add(number)
             self.unexplained.add(number)
-            self.without_key.add(number)
-            heappush(self._queue, self._queue_key(record))
         else:
             self._waiting.discard(number)
             self.unexplained.discard(number)
+        self._file([number])
         if state.final and state is not TrialState.FAILED:  # a failed trial may be retried
             record.reported_states.clear()
 
@@ -131,8 +142,44 @@ class TrialTable:
         """Add a trial in the state that it had when its engine ended."""
         self.move(record, record.state)
         if record.failures > 0 and record.state is TrialState.PENDING:
-            self.train_alone.add(record.number)
+            self.isolate(record)
             record.failure_note = f"failed in {record.failures} jobs before, is tried again by itself"
+
+    def register_groups(self, groups: Iterable[TrialGroup]) -> None:
+        """Register groups of trials that the algorithm proposed, before the trials themselves."""
+        self.groups.update((trial.number, group) for group in groups for trial in group.trials)
+
+    def set_keys(self, keys: Mapping[int, FusionKey]) -> None:
+        """Set the fusion keys of trials."""
+        for number, key in keys.items():
+            self._all[number].key = key
+        self._file(keys)
+
+    def isolate(self, record: TrialRecord) -> None:
+        """Let a trial train in a job of its own."""
+        self.train_alone.add(record.number)
+        self._file([record.number])
+
+    def limit(self, record: TrialRecord, limit: ResourceLimit) -> None:
+        """Limit the array or the device of a trial."""
+        self.limits[record.number] = limit
+        self._file([record.number])
+
+    def pause(self, numbers: Collection[int]) -> None:
+        """Let trials wait until they are released."""
+        self.paused.update(numbers)
+        self._file(numbers)
+
+    def release(self, numbers: Collection[int]) -> None:
+        """Let paused trials go on."""
+        self.paused.difference_update(numbers)
+        self._file(numbers)
+
+    def suspend(self, jobs: Iterable[Job]) -> None:
+        """Take the trials of all suspended jobs out of the classes, and put those of other jobs back."""
+        numbers = frozenset(member.trial.number for job in jobs for member in job.members)
+        changed, self._suspended = numbers ^ self._suspended, numbers
+        self._file(changed)
 
     def begin(self, job: str, members: Iterable[Member]) -> None:
         """Set the state of members of a job to RUNNING."""
@@ -183,6 +230,7 @@ class TrialTable:
         self.train_alone.discard(record.number)
         self.limits.pop(record.number, None)
         record.failure_note, record.last_cause = "", None
+        self._file([record.number])
 
     def retry(self, record: TrialRecord) -> None:
         """Make a failed trial wait again from its last reported epoch, with its failures cleared."""
@@ -252,38 +300,64 @@ class TrialTable:
         """The waiting trials that a user has paused, by number."""
         return [self._all[number] for number in sorted(self._waiting & self.paused)]
 
-    def waiting(self, most: int | None = None) -> list[TrialRecord]:
-        """The first `most` waiting trials (None: all) that are not paused: by failures, ascending, then by number."""
-        wanted = len(self._waiting) if most is None else most
-        front = [key for key in self._front if self._is_queued(key)]
-        open_ = sum(key % _NUMBER_LIMIT not in self.paused for key in front) if self.paused else len(front)
-        last = front[-1] if front else -1
-        while self._queue and (open_ < wanted or self._queue[0] < last):
-            key = heappop(self._queue)
-            place = bisect_left(front, key)
-            if self._is_queued(key) and front[place : place + 1] != [key]:  # once, however often it began to wait
-                front.insert(place, key)
-                open_ += key % _NUMBER_LIMIT not in self.paused
-                last = front[-1]
-        found = [self._all[key % _NUMBER_LIMIT] for key in front if key % _NUMBER_LIMIT not in self.paused]
-        if open_ > 2 * wanted:  # an earlier call requested more
-            for key in front[2 * wanted :]:
-                heappush(self._queue, key)
-            del front[2 * wanted :]
-        self._front = front
-        return found[:wanted]
+    def waiting(self) -> list[TrialRecord]:
+        """The waiting trials that are not paused: by failures, ascending, then by number."""
+        return self.in_order(self._waiting)
 
     def in_order(self, numbers: Iterable[int]) -> list[TrialRecord]:
         """The waiting trials among some numbers, in the order of `waiting`."""
         waiting = (self._all[number] for number in numbers if number in self._waiting and number not in self.paused)
-        return sorted(waiting, key=self._queue_key)
+        return sorted(waiting, key=lambda record: (self._rank(record), record.number))
 
-    def _queue_key(self, record: TrialRecord) -> int:
-        return (2 * record.failures + (record.number in self.common_failures)) * _NUMBER_LIMIT + record.number
+    def waits(self, number: int) -> tuple[Member, FusionKey] | None:
+        """The member of a trial that waits and is not paused, with its key; None of any other trial."""
+        record = self._all[number]
+        if record.key is None or number not in self._waiting or number in self.paused:
+            return None
+        return record.member, record.key
 
-    def _is_queued(self, key: int) -> bool:
-        number = key % _NUMBER_LIMIT
-        return number in self._waiting and self._queue_key(self._all[number]) == key
+    def classes(self, now: float) -> list[WaitingClass]:
+        """The classes of all waiting trials with a key, except paused ones and those of suspended jobs, in order."""
+        for place, members in self._classes.items():
+            if place not in self._frozen:
+                rank, key, _, _, alone, limit = place
+                self._frozen[place] = WaitingClass(key, tuple(members), rank, alone, limit)
+                for member in members:
+                    self.arrived.setdefault(member.trial.number, now)
+        return sorted(self._frozen.values(), key=attrgetter("place"))
+
+    def _file(self, numbers: Iterable[int]) -> None:
+        """Put trials into the classes in which they belong now."""
+        for number in numbers:
+            record, before = self._all[number], self._place_of.pop(number, None)
+            waits = number in self._waiting
+            (self.without_key.add if waits and record.key is None else self.without_key.discard)(number)
+            if before is not None:
+                self._take_out(number, before)
+            if record.key is None or not waits or number in self.paused or number in self._suspended:
+                self.arrived.pop(number, None)
+                continue
+            place = (
+                self._rank(record),
+                record.key,
+                record.epoch,
+                record.target,
+                number in self.train_alone,
+                self.limits.get(number),
+            )
+            self._place_of[number] = place
+            insort(self._classes.setdefault(place, []), record.member, key=_number)
+            self._frozen.pop(place, None)
+
+    def _take_out(self, number: int, place: _Place) -> None:
+        members = self._classes[place]
+        del members[bisect_left(members, number, key=_number)]
+        self._frozen.pop(place, None)
+        if not members:
+            del self._classes[place]
+
+    def _rank(self, record: TrialRecord) -> int:
+        return 2 * record.failures + (record.number in self.common_failures)
 
 
 def completed_without_algorithm(number: int) -> Decision:

@@ -1,0 +1,101 @@
+"""Waiting trials as classes: trials that are alike in everything on which a plan depends."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import zip_longest
+from types import MappingProxyType
+
+from shoal.core.array import FusionKey, Member
+
+__all__ = ["ResourceLimit", "WaitingClass", "classes_of", "round_robin"]
+
+
+@dataclass(frozen=True)
+class ResourceLimit:
+    """Limit for a trial that ran out of memory; its array has a job of its own.
+
+    With `memory` the job has a device of at least so many bytes to itself; else it gets its estimated demand.
+    """
+
+    max_members: int
+    memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingClass:
+    """Waiting trials of one key that train from one epoch to one other, under the same limits.
+
+    Args:
+        members: At least one, by number.
+        rank: Trials of a lower rank come first in the queue, whatever their numbers.
+        alone: Whether each of them trains in a job of its own, since it failed together with others.
+        limit: Limit of each of them, after it ran out of memory.
+        family: Key of the partially fused array in which they train; None: they train under their own key.
+    """
+
+    key: FusionKey
+    members: tuple[Member, ...]
+    rank: int = 0
+    alone: bool = False
+    limit: ResourceLimit | None = None
+    family: FusionKey | None = None
+
+    @property
+    def fused_key(self) -> FusionKey:
+        """Key of the arrays that hold them."""
+        return self.family or self.key
+
+    @property
+    def start(self) -> int:
+        """Epoch from which each of them trains."""
+        return self.members[0].start
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that each of them trains."""
+        return self.members[0].epochs
+
+    @property
+    def pending(self) -> int:
+        """Epochs that all of them train."""
+        return len(self.members) * self.epochs
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Place of its first trial in the queue."""
+        return self.rank, self.members[0].trial.number
+
+    @property
+    def shares(self) -> bool:
+        """Whether its trials may train in one process with others."""
+        return not self.alone and self.limit is None
+
+
+def classes_of(
+    waiting: Iterable[tuple[Member, FusionKey]],
+    alone: AbstractSet[int] = frozenset(),
+    limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
+) -> list[WaitingClass]:
+    """Return the classes of waiting members with their keys, in the order of their first members."""
+    found: dict[tuple[FusionKey, int, int, bool, ResourceLimit | None], list[Member]] = {}
+    for member, key in waiting:
+        number = member.trial.number
+        place = key, member.start, member.target, number in alone, limits.get(number)
+        found.setdefault(place, []).append(member)
+    return [
+        WaitingClass(key, tuple(sorted(members, key=lambda member: member.trial.number)), 0, lone, limit)
+        for (key, _, _, lone, limit), members in found.items()
+    ]
+
+
+def round_robin(waiting: Sequence[WaitingClass], most: int) -> list[Member]:
+    """Return the first `most` members round-robin by structure: the first of each, then the second of each.
+
+    Members of one structure come by their numbers.
+    """
+    by_key: dict[FusionKey, list[Member]] = {}
+    for each in waiting:
+        by_key.setdefault(each.key, []).extend(each.members[:most])
+    turns = zip_longest(*(sorted(members, key=lambda member: member.trial.number) for members in by_key.values()))
+    return [member for turn in turns for member in turn if member is not None][:most]
