@@ -7,6 +7,7 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.resources import Ledger, Share
 from shoal.core.trial import Trial
+from shoal.planner.cache import PlanCache
 from shoal.planner.job_tracker import JobTracker
 from shoal.planner.planner import Placement, PlanInput, plan
 from shoal.planner.waiting import classes_of
@@ -115,6 +116,7 @@ class Turns:
             now=now,
             waiting=sorted(classes, key=lambda each: each.place),
             running=running,
+            cache=PlanCache(),
             suspended=suspended,
             history=self.tracker,
             arrived=self.arrived,

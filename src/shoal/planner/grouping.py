@@ -206,7 +206,10 @@ def _with_common_fetching(profiles: Profiles, arrays: Iterable[Array], kinds: It
 
     def with_least_fetching(key: FusionKey, kind: str) -> Profile | None:
         profile = profiles(key, kind)
-        return profile and replace(profile, fetch_seconds=least[key.data, kind] * key.batch_size)
+        fetch_seconds = least[key.data, kind] * key.batch_size
+        if profile is None or profile.fetch_seconds == fetch_seconds:
+            return profile
+        return replace(profile, fetch_seconds=fetch_seconds)
 
     return with_least_fetching
 

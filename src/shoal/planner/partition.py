@@ -8,7 +8,6 @@ from heapq import heapreplace, merge
 from itertools import chain, islice, pairwise
 from math import inf
 from operator import itemgetter
-from statistics import harmonic_mean
 from typing import NamedTuple
 
 from shoal.core.array import Array, FusionKey, Member
@@ -25,6 +24,7 @@ from shoal.cost.estimate import (
     seconds,
     step_seconds,
 )
+from shoal.planner.cache import PlanCache
 from shoal.planner.waiting import WaitingClass
 
 __all__ = ["Partition", "Profiles", "by_family", "families", "partition", "worth_mixing"]
@@ -53,9 +53,12 @@ SPLIT_DIVISOR = 32
 """A group of n arrays is cut into n // SPLIT_DIVISOR more at once, at least one more."""
 
 
-MOST_ARRAYS = 16, 4
-"""Number of arrays of one group that a plan cuts, and of further ones for each device. As their trials are alike, the
-plan needs no more of them: those that are left are as long, and start no sooner."""
+MOST_ARRAYS = 32, 4
+"""Number of arrays of one group that a plan cuts, and of further ones for each idle device. As their trials are alike,
+the plan needs no more of them: those that are left are as long, and start no sooner."""
+
+MOST_MEMBERS = 10_000, 32
+"""Number of members of one group that a plan cuts, and of further ones for each idle device."""
 
 
 class Partition(NamedTuple):
@@ -77,6 +80,7 @@ def partition(
     busy: Mapping[str, float],
     elastic: bool = True,
     fuse: bool = True,
+    cache: PlanCache | None = None,
 ) -> Partition:
     """Cut the waiting members into arrays.
 
@@ -94,7 +98,8 @@ def partition(
         fuse: Whether arrays may have several members.
     """
     by_group: dict[tuple[FusionKey, int, bool, int | None], list[WaitingClass]] = {}
-    costs = _ArrayCosts(profiles, devices)
+    idle = sum(device.name not in busy for device in devices)
+    costs = _ArrayCosts(profiles, devices, idle, cache or PlanCache())
     for each in waiting:
         key = each.fused_key
         apart = not fuse or each.alone or key.opaque or not costs.known(key)
@@ -107,7 +112,6 @@ def partition(
     loads: dict[str, list[float]] = {device.kind: [] for device in devices}
     for device in devices:
         loads[device.kind].append(busy.get(device.name, 0.0))
-    idle = sum(device.name not in busy for device in devices)
     cut = _balance(groups, [sorted(each) for each in loads.values()], idle)
     ranks = {member.trial.number: each.rank for each in waiting if each.rank for member in each.members}
     arrays = [array for each in cut for array in each]
@@ -155,14 +159,15 @@ class _ArrayTimes(NamedTuple):
 class _ArrayCosts:
     """Costs of arrays, cached for equal arrays, of which there may be thousands."""
 
-    def __init__(self, profiles: Profiles, devices: Sequence[Device]) -> None:
-        self.most_arrays = MOST_ARRAYS[0] + MOST_ARRAYS[1] * len(devices)
+    def __init__(self, profiles: Profiles, devices: Sequence[Device], idle: int, cache: PlanCache) -> None:
+        self.most_arrays = MOST_ARRAYS[0] + MOST_ARRAYS[1] * idle
+        self.most_members = MOST_MEMBERS[0] + MOST_MEMBERS[1] * idle
         self._profiles = profiles
         self._device_counts = Counter((device.kind, device.memory) for device in devices)
         self._kind_counts = Counter(device.kind for device in devices)
-        self._profiles_of_key: dict[FusionKey, list[tuple[int, Profile, int]]] = {}
-        self._largest: dict[tuple[FusionKey, _Epochs, int | None], int] = {}
-        self._times: dict[tuple[FusionKey, _Epochs], _ArrayTimes] = {}
+        self._profiles_of_key: dict[FusionKey, list[tuple[int, Profile, int]]] = cache.table("profiles of keys")
+        self._largest: dict[tuple[FusionKey, _Epochs, int | None], int] = cache.table("largest arrays")
+        self._times: dict[tuple[FusionKey, _Epochs], _ArrayTimes] = cache.table("times of arrays")
 
     def known(self, key: FusionKey) -> list[tuple[int, Profile, int]]:
         """Memory in bytes, profile and count of equal devices, for each kind on which the key has a profile."""
@@ -197,9 +202,16 @@ class _ArrayCosts:
                 for kind, profile in profiles.items()
                 if profile is not None
             }
-            mean = harmonic_mean(list(known.values()), [counts[kind] for kind in known]) if known else 0.0
+            mean = _harmonic_mean({kind: (value, counts[kind]) for kind, value in known.items()}.values())
             self._times[cache_key] = _ArrayTimes(mean, tuple(known.get(kind, inf if known else 0.0) for kind in counts))
         return self._times[cache_key]
+
+
+def _harmonic_mean(weighted: Collection[tuple[float, int]]) -> float:
+    """Return the harmonic mean of values with weights, as `statistics.harmonic_mean` does in many times the time."""
+    if not all(value for value, _ in weighted):
+        return 0.0
+    return sum(weight for _, weight in weighted) / (sum(weight / value for value, weight in weighted) or 1.0)
 
 
 @dataclass(frozen=True)
@@ -216,14 +228,11 @@ class _FusableGroup:
     def of(
         cls, key: FusionKey, classes: Sequence[WaitingClass], costs: _ArrayCosts, max_members: int | None = None
     ) -> "_FusableGroup":
-        every = sorted(chain.from_iterable(x.members for x in classes), key=_length_and_number)
-        largest = costs.largest(key, tuple([member.epochs for member in every]), max_members)
-        most = largest * costs.most_arrays
-        if len(every) <= most:
-            return cls(key, tuple(every), costs, largest, 0)
-        queue = merge(*([(x.rank, m.trial.number, m) for m in x.members[:most]] for x in classes))
-        first = sorted((member for *_, member in islice(queue, most)), key=_length_and_number)
-        return cls(key, tuple(first), costs, largest, len(every) - most)
+        first = _first(classes, costs.most_members)
+        largest = costs.largest(key, tuple([member.epochs for member in first]), max_members)
+        if len(first) > largest * costs.most_arrays:
+            first = _first(classes, largest * costs.most_arrays)
+        return cls(key, tuple(first), costs, largest, sum(len(x.members) for x in classes) - len(first))
 
     def with_members(self, other: "_FusableGroup") -> "_FusableGroup":
         """Return the group of the members of both."""
@@ -250,6 +259,14 @@ class _FusableGroup:
     def times(self, count: int) -> list[_ArrayTimes]:
         epochs = [member.epochs for member in self.members]
         return [self.costs.times(self.key, tuple(epochs[low:high])) for low, high in self.bounds(count)]
+
+
+def _first(classes: Sequence[WaitingClass], most: int) -> list[Member]:
+    """Return the members of some classes that are first in the queue, at most so many, the shortest first."""
+    if sum(len(x.members) for x in classes) <= most:
+        return sorted(chain.from_iterable(x.members for x in classes), key=_length_and_number)
+    queue = merge(*([(x.rank, m.trial.number, m) for m in x.members[:most]] for x in classes))
+    return sorted((member for *_, member in islice(queue, most)), key=_length_and_number)
 
 
 def _length_and_number(member: Member) -> tuple[int, int]:

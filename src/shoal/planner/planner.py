@@ -1,6 +1,6 @@
 """The plan: one turn of planning, from waiting trials to arrays to jobs to devices, as a pure function."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,7 @@ from shoal.core.job import Job, Purpose, job_id
 from shoal.core.resources import Ledger, Share
 from shoal.core.trial import TrialGroup
 from shoal.planner.admission import admit
+from shoal.planner.cache import PlanCache
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.planner.limits import jobs_to_restart, limit_placed
@@ -47,6 +48,7 @@ class PlanInput:
         alone: Numbers of trials that failed together with others: each trains in a job of its own.
         limits: Number of a trial that ran out of memory -> its limit.
         unmeasurable: Pairs of key and kind of device whose profile job failed; it is not repeated.
+        costs_version: Changes with the profiles.
         groups: Number of a trial -> its group.
         arrived: Number of a waiting trial -> time at which it began to wait.
     """
@@ -69,6 +71,8 @@ class PlanInput:
     alone: AbstractSet[int] = frozenset()
     limits: Mapping[int, ResourceLimit] = field(default_factory=dict)
     unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset()
+    costs_version: int = 0
+    cache: PlanCache = field(default_factory=PlanCache, compare=False)
     groups: Mapping[int, TrialGroup] = field(default_factory=dict)
     arrived: Mapping[int, float] = field(default_factory=dict)
 
@@ -124,7 +128,16 @@ class _Planning:
     def __init__(self, given: PlanInput) -> None:
         self.given = given
         self.history = given.history.copy()
-        self.views = JobViews(self.history, given.profiles, given.groups, given.arrived, given.now, teams=given.teams)
+        given.cache.refresh((given.costs_version, given.history.switch_seconds, _kinds(given.cluster)))
+        self.views = JobViews(
+            self.history,
+            given.profiles,
+            given.groups,
+            given.arrived,
+            given.now,
+            teams=given.teams,
+            cache=given.cache,
+        )
         self.context = PlanningContext(
             given.profiles,
             given.cluster,
@@ -133,6 +146,7 @@ class _Planning:
             max_members=PROFILE_MEMBERS if given.fuse else 1,
             trained_epochs=given.trained_epochs,
             limits_shares=given.limits_shares,
+            cache=given.cache,
         )
         self.draft = _Draft()
         self.numbers = count(given.next_job)
@@ -217,7 +231,7 @@ class _Planning:
         if not ready:
             return Partition([], [])
         busy = _seconds_until_free(running)
-        return partition(ready, given.profiles, devices, busy, given.elastic, given.fuse)
+        return partition(ready, given.profiles, devices, busy, given.elastic, given.fuse, given.cache)
 
     def _groups(self, arrays: Sequence[Array], running: Sequence[JobView]) -> list[tuple[Array, ...]]:
         given, busy = self.given, _seconds_until_free(running)
@@ -348,6 +362,12 @@ class _Planning:
     ) -> dict[int, str]:
         reasons = {key: self.context.reason(key, held) for key in {each.fused_key for each in unmeasured}}
         return {member.trial.number: reasons[each.fused_key] for each in unmeasured for member in each.members}
+
+
+def _kinds(cluster: Cluster) -> Mapping[object, int]:
+    """Return how many healthy devices are alike."""
+    devices = (device for _, device in cluster if device.healthy)
+    return Counter((device.kind, device.memory, device.capacity, device.cores) for device in devices)
 
 
 def _teams(held: Sequence[tuple[Job, Device]], leaving: Container[str]) -> dict[str, dict[str, str]]:

@@ -10,6 +10,7 @@ from shoal.core.demand import Demand, Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import MIN_WORK_TO_MEASURE, packed_demand, share_to_measure
+from shoal.planner.cache import PlanCache
 from shoal.planner.partition import Profiles
 from shoal.planner.waiting import ResourceLimit, WaitingClass, round_robin
 from shoal.schedule.refusals import no_device
@@ -45,7 +46,9 @@ class PlanningContext:
         max_members: int = PROFILE_MEMBERS,
         trained_epochs: Callable[[FusionKey], int] = lambda key: 0,
         limits_shares: Callable[[Device], bool] = lambda device: False,
+        cache: PlanCache | None = None,
     ) -> None:
+        cache = cache or PlanCache()
         self.limits_shares = limits_shares
         self.cluster = cluster
         self.devices = [device for _, device in cluster if device.healthy]
@@ -56,8 +59,8 @@ class PlanningContext:
         self._trained_epochs = trained_epochs
         self._device_of_kind = {device.kind: device for device in self.devices}  # by kind
         self._ready: dict[FusionKey, bool] = {}
-        self._demands: dict[object, Mapping[str, Demand]] = {}
-        self._device_demands: dict[object, Demand] = {}
+        self._demands: dict[object, Mapping[str, Demand]] = cache.table("demands")
+        self._device_demands: dict[object, Demand] = cache.table("demands on devices")
 
     def samples(
         self, waiting: Sequence[WaitingClass], running: Sequence[tuple[Job, Device]]

@@ -12,6 +12,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialGroup
 from shoal.cost.estimate import fetching, seconds
 from shoal.cost.scaling import Scaling, multi_device_scaling, shared_device_scaling
+from shoal.planner.cache import PlanCache
 from shoal.planner.job_history import JobHistory, MemberSummary
 from shoal.planner.job_tracker import JobTracker
 from shoal.planner.partition import Profiles
@@ -43,6 +44,7 @@ class JobViews:
         now: float,
         *,
         teams: bool = False,
+        cache: PlanCache | None = None,
     ) -> None:
         self._tracker = tracker
         self._profiles = profiles
@@ -50,7 +52,7 @@ class JobViews:
         self._arrived = arrived
         self._now = now
         self._teams = teams
-        self._scalings: dict[object, Scaling] = {}  # one per kind of job
+        self._scalings: dict[object, Scaling] = (cache or PlanCache()).table("scalings")  # one per kind of job
 
     def arrived(self, arrays: Sequence[Array]) -> float:
         """Return the time at which the first member of some arrays began to wait."""
@@ -145,6 +147,7 @@ class JobViews:
         cache_key = (
             arrays[0].key if len(arrays) == 1 else None,
             tuple([(kind, d.compute) for kind, d in demand.items()]),
+            self._teams and tuple([len(arrays) == 1 and self._may_have_team(arrays[0], kind) for kind in demand]),
             lasts,
             on_several,
         )

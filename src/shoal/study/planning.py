@@ -29,10 +29,13 @@ from shoal.schedule.refusals import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
 from shoal.study.job_events import observe
 from shoal.study.signatures import in_signature_jobs
-from shoal.study.state import StudyState
+from shoal.study.state import HORIZON, StudyState
 from shoal.study.trials import TrialRecord
 
 __all__ = ["ask_algorithm", "check_progress", "find_signatures", "place"]
+
+CLASSES_PER_DEVICE = 8
+"""Number of classes of waiting trials that a plan considers beyond the horizon, for each idle device."""
 
 BEHIND = "waits for trials ahead of it in the queue"
 """Waiting reason of trials behind those that a plan considers."""
@@ -102,7 +105,9 @@ def place(state: StudyState, now: float) -> None:
     if not _explain_unknown(state, cluster):
         state.last_plan = None
         return
-    placement = _plan(state, cluster, now)
+    idle = len(state.idle())
+    most = state.horizon + CLASSES_PER_DEVICE * idle
+    placement, more_wait = _plan(state, cluster, now, most)
     state.tracker, state.next_job, state.wake = placement.history, placement.next_job, placement.wake
     state.step.record(*state.tracker.take_quanta())
     _explain(state, placement.refusals)
@@ -118,6 +123,10 @@ def place(state: StudyState, now: float) -> None:
     for job, arrays in placement.joins.items():
         _join(state, job, arrays)
     _explain(state, dict.fromkeys(state.trials.unexplained, BEHIND))
+    if placement.starts:
+        state.horizon = HORIZON
+    elif idle and more_wait:  # trials beyond the horizon may fit
+        state.horizon, state.last_plan = 2 * state.horizon, None
 
 
 def _explain_unknown(state: StudyState, cluster: Cluster) -> bool:
@@ -152,13 +161,17 @@ def _explain(state: StudyState, reasons: Mapping[int, str]) -> None:
         state.step.record(Waiting(changed))
 
 
-def _plan(state: StudyState, cluster: Cluster, now: float) -> Placement:
-    """Plan for all that waits and runs. A suspended job gets its present members before."""
+def _plan(state: StudyState, cluster: Cluster, now: float, most: int | None = None) -> tuple[Placement, bool]:
+    """Plan for the first `most` classes (None: all) of waiting trials and all that runs; return whether more may wait.
+
+    A suspended job gets its present members before.
+    """
     suspended = state.tracker.refresh_suspended(state.trials.waits, now)
     state.trials.suspend(suspended)
     running = [(state.trials.present(job), cluster.device(device.name)) for job, device in state.running.values()]
-    given = state.plan_input(cluster, now)
-    return plan(replace(given, waiting=state.trials.classes(now), running=running, suspended=suspended))
+    waiting = state.trials.classes(now, most)
+    given = replace(state.plan_input(cluster, now), waiting=waiting, running=running, suspended=suspended)
+    return plan(given), len(waiting) == most
 
 
 def _plan_version(state: StudyState) -> object:
@@ -236,7 +249,7 @@ def check_progress(state: StudyState, now: float) -> None:
     reason, trials = min(reasons.items(), key=lambda each: (-each[1], each[0]))
     if state.fleet.can_recover:
         best_case = state.fleet.best_case
-        at_best = _plan(state, best_case, now)
+        at_best, _ = _plan(state, best_case, now)
         unknown = any(x.key is None for x in waiting)
         if at_best.starts or (unknown and any(device.healthy for _, device in best_case)):
             return

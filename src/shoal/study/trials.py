@@ -1,9 +1,10 @@
 """In-memory records of all trials of a study, and the queue of waiting trials."""
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, itemgetter
 
 from shoal.core.array import FusionKey, Member
 from shoal.core.job import Job, Purpose
@@ -100,7 +101,9 @@ class TrialTable:
         self._waiting: set[int] = set()
         self._suspended: frozenset[int] = frozenset()  # trials of suspended jobs
         self._place_of: dict[int, _Place] = {}
+        self._filed: set[int] = set()  # trials that were put into a class since the last call of `classes`
         self._classes: dict[_Place, list[Member]] = {}  # each by number
+        self._heads: list[tuple[tuple[int, int], _Place]] = []  # rank and first number of each class, ascending
         self._frozen: dict[_Place, WaitingClass] = {}  # cache of the classes that have not changed
         self._members: dict[str, set[int]] = {}  # id of a job -> its trials, also ended ones until it lets them go
         self._present: dict[
@@ -316,15 +319,20 @@ class TrialTable:
             return None
         return record.member, record.key
 
-    def classes(self, now: float) -> list[WaitingClass]:
-        """The classes of all waiting trials with a key, except paused ones and those of suspended jobs, in order."""
-        for place, members in self._classes.items():
+    def classes(self, now: float, most: int | None = None) -> list[WaitingClass]:
+        """The first `most` classes (None: all) of waiting trials with a key, except paused ones and those of suspended
+        jobs, in the order of their first trials in the queue.
+        """
+        found: list[WaitingClass] = []
+        for _, place in self._heads[:most]:
             if place not in self._frozen:
                 rank, key, _, _, alone, limit = place
-                self._frozen[place] = WaitingClass(key, tuple(members), rank, alone, limit)
-                for member in members:
-                    self.arrived.setdefault(member.trial.number, now)
-        return sorted(self._frozen.values(), key=attrgetter("place"))
+                self._frozen[place] = WaitingClass(key, tuple(self._classes[place]), rank, alone, limit)
+            found.append(self._frozen[place])
+        for number in self._filed & self._place_of.keys():
+            self.arrived.setdefault(number, now)
+        self._filed.clear()
+        return found
 
     def _file(self, numbers: Iterable[int]) -> None:
         """Put trials into the classes in which they belong now."""
@@ -333,7 +341,7 @@ class TrialTable:
             waits = number in self._waiting
             (self.without_key.add if waits and record.key is None else self.without_key.discard)(number)
             if before is not None:
-                self._take_out(number, before)
+                self._change(before, partial(_remove, number=number))
             if record.key is None or not waits or number in self.paused or number in self._suspended:
                 self.arrived.pop(number, None)
                 continue
@@ -346,18 +354,29 @@ class TrialTable:
                 self.limits.get(number),
             )
             self._place_of[number] = place
-            insort(self._classes.setdefault(place, []), record.member, key=_number)
-            self._frozen.pop(place, None)
+            self._filed.add(number)
+            self._change(place, partial(insort, x=record.member, key=_number))
 
-    def _take_out(self, number: int, place: _Place) -> None:
-        members = self._classes[place]
-        del members[bisect_left(members, number, key=_number)]
+    def _change(self, place: _Place, change: Callable[[list[Member]], object]) -> None:
+        """Change the members of a class, and its place in the order of classes."""
+        members = self._classes.setdefault(place, [])
+        before = members[:1]
+        change(members)
         self._frozen.pop(place, None)
+        if before != members[:1]:
+            for head in before:
+                del self._heads[bisect_left(self._heads, (place[0], head.trial.number), key=itemgetter(0))]
+            for head in members[:1]:
+                insort(self._heads, ((place[0], head.trial.number), place), key=itemgetter(0))
         if not members:
             del self._classes[place]
 
     def _rank(self, record: TrialRecord) -> int:
         return 2 * record.failures + (record.number in self.common_failures)
+
+
+def _remove(members: list[Member], number: int) -> None:
+    del members[bisect_left(members, number, key=_number)]
 
 
 def completed_without_algorithm(number: int) -> Decision:
