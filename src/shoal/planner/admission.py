@@ -1,9 +1,12 @@
 """Admission of waiting arrays to running jobs, where that is faster than waiting for a free device."""
 
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
+from operator import attrgetter
+from typing import NamedTuple
 
 from shoal.core.array import Array, FusionKey, Member, add_members
 from shoal.core.demand import Demand, Profile
@@ -51,13 +54,21 @@ class _HostJob:
         self._free = free
         self._amounts = amounts
 
+    @property
+    def free_memory(self) -> int:
+        """Free bytes of its device."""
+        return self._free.memory(self._free[self.device.name])
+
+    def epochs(self, index: int) -> tuple[int, ...]:
+        return self._arrays[index].epochs
+
     def epochs_left(self, index: int) -> int:
         return max(self._arrays[index].epochs)
 
     def free_slots(self, index: int, profile: Profile, max_members: int) -> int:
         """Number of members that may join an array, by memory and the most efficient size."""
         present = len(self._arrays[index].members)
-        available = memory(profile, present) + self._free.memory(self._free[self.device.name])
+        available = memory(profile, present) + self.free_memory
         fits = largest_fitting(profile, available, present + max_members)
         return max(0, best_size(profile, fits) - present) if fits > present else 0
 
@@ -183,6 +194,54 @@ def admit(
     return joins
 
 
+class _Opening(NamedTuple):
+    """An array of a running job that members may join, in the order of `position`."""
+
+    position: int
+    host: _HostJob
+    array: int
+    profile: Profile
+
+    @property
+    def offer(self) -> object:
+        """What decides whether members join: equal offers are worth the same."""
+        return self.host.device.kind, self.host.epochs(self.array), self.host.free_memory
+
+
+class _Openings:
+    """All openings of running jobs, with those that offer the same in one place."""
+
+    def __init__(self, hosts: Sequence[_HostJob]) -> None:
+        self.by_key: dict[FusionKey, list[_Opening]] = {}
+        self._alike: dict[FusionKey, dict[object, list[_Opening]]] = {}
+        self._on_device: dict[str, list[tuple[_Opening, object]]] = {}
+        for host in hosts:
+            for index, (array, profile) in enumerate(zip(host.job.arrays, host.profiles, strict=True)):
+                if host.is_open and profile is not None:
+                    some = self.by_key.setdefault(array.key, [])
+                    some.append(opening := _Opening(len(some), host, index, profile))
+                    self._on_device.setdefault(host.device.name, []).append((opening, None))
+        for name in self._on_device:
+            self.refresh(name)
+
+    def different(self, key: FusionKey) -> list[_Opening]:
+        """Return the first opening for a key of each offer, in their order."""
+        return sorted((some[0] for some in self._alike.get(key, {}).values()), key=attrgetter("position"))
+
+    def refresh(self, device: str) -> None:
+        """Take note of new members on a device."""
+        for place, (opening, before) in enumerate(self._on_device[device]):
+            alike = self._alike.setdefault(opening.host.job.arrays[opening.array].key, {})
+            if (offer := opening.offer) == before:
+                continue
+            if before is not None:
+                alike[before].remove(opening)
+                if not alike[before]:
+                    del alike[before]
+            insort(alike.setdefault(offer, []), opening, key=attrgetter("position"))
+            self._on_device[device][place] = opening, offer
+
+
 def _join_members(
     waiting: Sequence[Array], behind: Sequence[tuple[Array, float]], hosts: Sequence[_HostJob]
 ) -> dict[str, tuple[Array, ...]]:
@@ -193,13 +252,10 @@ def _join_members(
     """
     joins: dict[str, tuple[Array, ...]] = {}
     several_kinds = len({host.device.kind for host in hosts}) > 1
-    by_key: dict[FusionKey, list[tuple[_HostJob, int, Profile]]] = {}
-    for host in hosts:
-        for index, (array, profile) in enumerate(zip(host.job.arrays, host.profiles, strict=True)):
-            if host.is_open and profile is not None:
-                by_key.setdefault(array.key, []).append((host, index, profile))
-    other_keys_wait = any(array.key not in by_key for array in waiting)
-    longest = _mean_load([*((array, 1.0) for array in waiting), *behind], by_key, len(hosts)) if several_kinds else inf
+    openings = _Openings(hosts)
+    other_keys_wait = any(array.key not in openings.by_key for array in waiting)
+    everyone = [*((array, 1.0) for array in waiting), *behind]
+    longest = _mean_load(everyone, openings.by_key, len(hosts)) if several_kinds else inf
     cannot_join: set[tuple[FusionKey, tuple[int, ...]]] = set()  # members with these epochs join no array any more
     for array in waiting:
         left = sorted(array.members, key=lambda member: -member.epochs)  # the longest begins first
@@ -209,7 +265,7 @@ def _join_members(
                 break
             options = [
                 (host.gain(index, profile, chosen), chosen, host, index, profile)
-                for host, index, profile in by_key.get(array.key, ())
+                for _, host, index, profile in openings.different(array.key)
                 if (free_slots := host.free_slots(index, profile, len(left)))
                 and (
                     chosen := [x for x in left if x.epochs <= host.epochs_left(index)][:free_slots]
@@ -226,6 +282,7 @@ def _join_members(
                 break
             _, chosen, host, index, profile = best
             host.join(index, profile, chosen)
+            openings.refresh(host.device.name)
             cannot_join.clear()
             joins[host.job.id] = (*joins.get(host.job.id, ()), Array(array.key, tuple(chosen), profile))
             left = [x for x in left if x not in chosen]
@@ -234,14 +291,14 @@ def _join_members(
 
 def _mean_load(
     waiting: Sequence[tuple[Array, float]],
-    by_key: Mapping[FusionKey, Sequence[tuple[_HostJob, int, Profile]]],
+    by_key: "Mapping[FusionKey, Sequence[_Opening]]",
     devices: int,
 ) -> float:
     """Mean expected seconds of a job until its end, if the waiting arrays, of which there are so many, trained one
     after another.
     """
-    profiles = {key: {host.device.kind: each for host, _, each in options} for key, options in by_key.items()}
-    running = sum(host.end(index, each, ()) for options in by_key.values() for host, index, each in options)
+    profiles = {key: {x.host.device.kind: x.profile for x in openings} for key, openings in by_key.items()}
+    running = sum(x.host.end(x.array, x.profile, ()) for openings in by_key.values() for x in openings)
     coming = (
         count * min(seconds(each, x.epochs) for each in profiles[x.key].values())
         for x, count in waiting

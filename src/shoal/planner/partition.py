@@ -49,6 +49,9 @@ MIN_SPLIT_GAIN = 0.25
 MAX_UNEVENNESS = 1.05
 """Makespan, relative to the mean load of the devices, from which a cut counts as even."""
 
+MOST_IN_VAIN = 32
+"""Number of cuts without a shorter makespan, twice that of groups at least, after which no further cut is tried."""
+
 SPLIT_DIVISOR = 32
 """A group of n arrays is cut into n // SPLIT_DIVISOR more at once, at least one more."""
 
@@ -256,9 +259,15 @@ class _FusableGroup:
     def cut(self, count: int) -> list[Array]:
         return [Array(self.key, self.members[low:high]) for low, high in self.bounds(count)]
 
-    def times(self, count: int) -> list[_ArrayTimes]:
+    def times(self, count: int) -> list[tuple[_ArrayTimes, int]]:
+        """Return the times of the arrays of a cut, and how many arrays have them."""
+        length = self.members[0].epochs
+        if length == self.members[-1].epochs:  # they are sorted: all are equally long
+            size, larger = divmod(len(self.members), count)
+            sizes = [(size, count - larger), (size + 1, larger)]
+            return [(self.costs.times(self.key, (length,) * members), n) for members, n in sizes if n]
         epochs = [member.epochs for member in self.members]
-        return [self.costs.times(self.key, tuple(epochs[low:high])) for low, high in self.bounds(count)]
+        return [(self.costs.times(self.key, tuple(epochs[low:high])), 1) for low, high in self.bounds(count)]
 
 
 def _first(classes: Sequence[WaitingClass], most: int) -> list[Member]:
@@ -300,19 +309,19 @@ def _is_worth_joining(one: _FusableGroup, other: _FusableGroup, joined: _Fusable
 
 @dataclass(frozen=True)
 class _ArraySplit:
-    """A group cut into a number of arrays, with the times of each, the longest mean time, and the sum of mean times."""
+    """A group cut into a number of arrays, with their times, the longest mean time, and the sum of mean times."""
 
     group: _FusableGroup
     count: int
-    times: list[_ArrayTimes]
+    times: list[tuple[_ArrayTimes, int]]
     longest: float
     total: float
 
     @classmethod
     def of(cls, group: _FusableGroup, count: int) -> "_ArraySplit":
         times = group.times(count)
-        means = [each.mean for each in times]
-        return cls(group, count, times, max(means), sum(means))
+        longest, total = max(each.mean for each, _ in times), sum(each.mean * n for each, n in times)
+        return cls(group, count, times, longest, total)
 
     def split_further(self) -> "_ArraySplit | None":
         """The same group in one more array, or some more if it has many; None if impossible or not worthwhile."""
@@ -328,11 +337,11 @@ def _balance(groups: Sequence[_FusableGroup], loads: Sequence[Sequence[float]], 
     a running job ends last, no array is longer than the mean load of a device if a cut saves time."""
     devices, load, last = sum(map(len, loads)), sum(map(sum, loads)), max(each[-1] for each in loads)
     cuts = [_ArraySplit.of(group, group.min_arrays) for group in groups]
-    best, best_makespan = list(cuts), _makespan(cuts, loads)
-    open_indices = set(range(len(cuts)))
-    while open_indices:
+    count = sum(cut.count for cut in cuts)
+    best, best_makespan = list(cuts), _makespan(cuts, loads) if count >= idle else inf
+    open_indices, in_vain = set(range(len(cuts))), 0
+    while open_indices and in_vain < max(MOST_IN_VAIN, 2 * len(cuts)):
         index = max(sorted(open_indices), key=lambda index: cuts[index].longest)
-        count = sum(cut.count for cut in cuts)
         mean_load = (load + sum(cut.total * cut.group.parts for cut in cuts)) / devices
         if count >= idle and cuts[index].longest <= mean_load and best_makespan <= MAX_UNEVENNESS * mean_load:
             break
@@ -340,12 +349,17 @@ def _balance(groups: Sequence[_FusableGroup], loads: Sequence[Sequence[float]], 
         if finer is None:
             open_indices.remove(index)
             continue
+        before, count = count, count + finer.count - cuts[index].count
         cuts[index] = finer
+        if count < idle:  # each cut gives a device work
+            best = list(cuts)
+            continue
         makespan = _makespan(cuts, loads)
         # Where a running job ends last, no cut changes the makespan; that is no reason to leave an array as long.
         too_long = makespan <= last and max(cut.longest for cut in best) > mean_load
-        if count < idle or makespan < best_makespan or too_long:
-            best, best_makespan = list(cuts), makespan
+        in_vain += 1
+        if before < idle or makespan < best_makespan or too_long:
+            best, best_makespan, in_vain = list(cuts), makespan, 0
     return [cut.group.cut(cut.count) for cut in best]
 
 
@@ -353,7 +367,7 @@ def _makespan(cuts: Sequence[_ArraySplit], loads: Sequence[Sequence[float]]) -> 
     """Seconds until all arrays are done, the longest first, each on the device where it ends first (minimum completion
     time; O. H. Ibarra and C. E. Kim, 1977); see `_balance`.
     """
-    arrays = [times for cut in cuts for times in cut.times]
+    arrays = [times for cut in cuts for times, n in cut.times for _ in range(n)]
     arrays.sort(key=itemgetter(0), reverse=True)
     last = max(each[-1] for each in loads)
     kinds = [list(each[: len(arrays)]) for each in loads]  # the other devices get no array
