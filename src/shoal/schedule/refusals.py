@@ -21,18 +21,30 @@ __all__ = [
 
 def refusal(job: JobView, ledger: Ledger) -> Refusal:
     """Return the refusal of a job that fits nowhere now."""
-    return Refusal(job.id, _reason(job, ledger))
+    return Refusal(job.id, _reason(job, ledger, _alike(ledger)))
 
 
-def _reason(job: JobView, ledger: Ledger) -> str:
-    if not ledger.capacities:
+def _alike(ledger: Ledger) -> list[tuple[Capacity, int]]:
+    """Return the first of healthy devices that are alike in all that a reason depends on, and their number."""
+    found: dict[object, tuple[Capacity, int]] = {}
+    for each in ledger.capacities:
+        device, node = each.device, each.node
+        free = each.compute, each.memory, ledger.cores(node.name), ledger.is_closed(each)
+        place = device.kind, device.memory, device.capacity, device.note, node.cores, free
+        first, count = found.get(place, (each, 0))
+        found[place] = first, count + 1
+    return list(found.values())
+
+
+def _reason(job: JobView, ledger: Ledger, alike: Sequence[tuple[Capacity, int]]) -> str:
+    if not alike:
         return no_device(ledger.cluster)
-    candidates = [capacity for capacity in ledger.capacities if capacity.device.kind in job.demand]
+    candidates = [capacity for capacity, _ in alike if capacity.device.kind in job.demand]
     if not candidates:
-        kinds_here = sorted({capacity.device.kind for capacity in ledger.capacities})
+        kinds_here = sorted({capacity.device.kind for capacity, _ in alike})
         kinds = _joined_kinds(sorted(job.demand))
         return f"can never run here: it runs on {kinds}, the devices are {_joined_kinds(kinds_here)}"
-    possible = [capacity for capacity in candidates if fits_empty_device(capacity.node, capacity.device, job)]
+    possible = [each for each in alike if fits_empty_device(each[0].node, each[0].device, job)]
     if not possible:
         largest = max(candidates, key=lambda capacity: capacity.device.memory)
         noted = [
@@ -43,7 +55,7 @@ def _reason(job: JobView, ledger: Ledger) -> str:
         if noted:
             return _shortage_text(job, max(noted, key=lambda capacity: capacity.memory), ledger)
         return f"can never run here: {_excess_text(job, largest)}"
-    open_capacities = [capacity for capacity in possible if not _is_busy(job, capacity, ledger)]
+    open_capacities = [capacity for capacity, _ in possible if not _is_busy(job, capacity, ledger)]
     if not open_capacities:
         return _busy_text(possible, len(ledger.capacities))
     return _shortage_text(job, max(open_capacities, key=lambda capacity: capacity.memory), ledger)
@@ -103,7 +115,8 @@ class Refusals(Sequence[Refusal]):
             elif job.state is not JobState.RUNNING:
                 waiting.append(job)
         job_of_demand = {id(job.demand): job for job in waiting if job.id not in self._waits}
-        reasons = {demand: refusal(job, ledger).reason for demand, job in job_of_demand.items()}
+        alike = _alike(ledger)
+        reasons = {demand: _reason(job, ledger, alike) for demand, job in job_of_demand.items()}
         return tuple(Refusal(job.id, self._waits.get(job.id) or reasons[id(job.demand)]) for job in waiting)
 
     @overload
@@ -164,10 +177,11 @@ def _excess_text(job: JobView, capacity: Capacity) -> str:
     return f"needs {demand.cores:.3g} CPU cores, node {node.name} has {node.cores:.3g}"
 
 
-def _busy_text(possible: Sequence[Capacity], healthy: int) -> str:
-    if len(possible) == 1:
-        return f"waits for a free device: {possible[0].device.name} is busy"
-    which = f"all {len(possible)}" if len(possible) == healthy else f"all {len(possible)} that can hold it"
+def _busy_text(possible: Sequence[tuple[Capacity, int]], healthy: int) -> str:
+    devices = sum(count for _, count in possible)
+    if devices == 1:
+        return f"waits for a free device: {possible[0][0].device.name} is busy"
+    which = f"all {devices}" if devices == healthy else f"all {devices} that can hold it"
     return f"waits for a free device: {which} are busy"
 
 
