@@ -95,7 +95,9 @@ def find_signatures(state: StudyState) -> None:
 def place(state: StudyState, now: float) -> None:
     """Plan arrays and jobs for the waiting trials once their keys are known, and record why the other trials wait."""
     if any(job.purpose is Purpose.PROFILE and not job.arrays for job, _ in state.running.values()):
-        return  # the job is about to end, and its process, which has built trials, is then free to train them
+        # The job is about to end, and its process, which has built trials, is then free to train them.
+        _explain(state, dict.fromkeys(state.trials.unexplained, "waits for the end of a measurement"))
+        return
     cluster = state.interference.cluster(state.fleet.cluster)
     held = {x.number: f"{PAUSED}{_group_waiting_text(state, x)}" for x in state.trials.paused_waiting()}
     version = _plan_version(state), cluster, held
