@@ -13,7 +13,7 @@ from support.faults import FAULTS
 from support.simulation import simulate
 
 from shoal.planner import job_tracker, partition, views
-from shoal.study import planning, state
+from shoal.study import planning
 
 
 @pytest.mark.in_turns(20)
@@ -30,7 +30,6 @@ def test_what_has_to_hold_of_a_disturbed_study_does(first: int) -> None:
 def test_so_it_does_where_more_wait_than_are_planned_for_in_a_turn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "MOST_ARRAYS", (1, 1))
     monkeypatch.setattr(planning, "HORIZON", 1)
-    monkeypatch.setattr(state, "HORIZON", 1)
     monkeypatch.setattr(planning, "CLASSES_PER_DEVICE", 1)
     found = simulate(seed)
     assert not found.violation, f"seed {seed}, with {dict(found.faults)}"

@@ -29,10 +29,13 @@ from shoal.schedule.refusals import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
 from shoal.study.job_events import observe
 from shoal.study.signatures import in_signature_jobs
-from shoal.study.state import HORIZON, StudyState
+from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
 __all__ = ["ask_algorithm", "check_progress", "find_signatures", "place"]
+
+HORIZON = 128
+"""Number of classes of waiting trials that a plan considers at first, in queue order."""
 
 CLASSES_PER_DEVICE = 8
 """Number of classes of waiting trials that a plan considers beyond the horizon, for each idle device."""
@@ -107,9 +110,7 @@ def place(state: StudyState, now: float) -> None:
     if not _explain_unknown(state, cluster):
         state.last_plan = None
         return
-    idle = len(state.idle())
-    most = state.horizon + CLASSES_PER_DEVICE * idle
-    placement, more_wait = _plan(state, cluster, now, most)
+    placement = _plan_within_horizon(state, cluster, now)
     state.tracker, state.next_job, state.wake = placement.history, placement.next_job, placement.wake
     state.step.record(*state.tracker.take_quanta())
     _explain(state, placement.refusals)
@@ -125,10 +126,17 @@ def place(state: StudyState, now: float) -> None:
     for job, arrays in placement.joins.items():
         _join(state, job, arrays)
     _explain(state, dict.fromkeys(state.trials.unexplained, BEHIND))
-    if placement.starts:
-        state.horizon = HORIZON
-    elif idle and more_wait:  # trials beyond the horizon may fit
-        state.horizon, state.last_plan = 2 * state.horizon, None
+
+
+def _plan_within_horizon(state: StudyState, cluster: Cluster, now: float) -> Placement:
+    """Plan for the first classes of waiting trials, and for twice as many while a device stays idle."""
+    idle, horizon = len(state.idle()), HORIZON
+    while True:
+        most = horizon + CLASSES_PER_DEVICE * idle
+        placement, more_wait = _plan(state, cluster, now, most)
+        if placement.starts or not idle or not more_wait:
+            return placement
+        horizon *= 2
 
 
 def _explain_unknown(state: StudyState, cluster: Cluster) -> bool:

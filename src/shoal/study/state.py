@@ -32,15 +32,10 @@ from shoal.study.retries import RetryPolicy
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
 
-__all__ = ["HORIZON", "MIN_POLL_SECONDS", "CoreConfig", "RunningJobs", "StudyState"]
+__all__ = ["MIN_POLL_SECONDS", "CoreConfig", "RunningJobs", "StudyState"]
 
 MIN_POLL_SECONDS = 0.005
 """Shortest time between two polls for events, even if the next plan is due."""
-
-
-HORIZON = 128
-"""Number of classes of waiting trials that a plan considers, in queue order, with some more for each idle device. A
-plan that starts nothing on an idle device doubles it, until something starts."""
 
 
 def _no_other(name: str) -> Policy:
@@ -139,7 +134,6 @@ class StudyState:
     Attributes:
         interference: Speeds of jobs on shared devices.
         wake: Latest time of the next plan; inf: only after a change.
-        horizon: Number of classes of waiting trials that the next plan considers; see `HORIZON`.
         last_plan: Inputs of the last plan, if the plan started nothing; otherwise None.
         last_plan_time: Time of the last plan, in seconds.
         paused: Whether a user has paused the study, so that no trials are requested or placed.
@@ -166,7 +160,6 @@ class StudyState:
         self.interference = InterferenceTracker(config.tuner)
         self.retries = RetryPolicy(self.trials, config.retries)
         self.wake = inf
-        self.horizon = HORIZON
         self.last_plan: object = None
         self.last_plan_time = 0.0
         self.paused = self.devices_released = self.end_requested = self.ended = False

@@ -1,0 +1,109 @@
+"""What a plan looks at where thousands of trials wait."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shoal.algorithms.grid import Grid
+from shoal.core.array import FusionKey
+from shoal.core.command import StartJob, Waiting
+from shoal.core.demand import Profile
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.event import Ended, Outcome, Reported
+from shoal.core.objective import Objective
+from shoal.core.space import Space, grid
+from shoal.core.trial import Report, Trial, TrialState
+from shoal.cost.history import History
+from shoal.planner.grouping import Grouping
+from shoal.planner.packing import NoPacking
+from shoal.planner.partition import MOST_ARRAYS
+from shoal.schedule.base import JobState, JobView, Plan
+from shoal.schedule.knapsack import Fifo
+from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.study.core import StudyCore
+from shoal.study.devices import DeviceTracker
+from shoal.study.event import Due
+from shoal.study.fleet import Fleet
+from shoal.study.planning import BEHIND, CLASSES_PER_DEVICE, HORIZON
+from shoal.study.state import CoreConfig
+
+SLOT = Cluster((Node("node", 16.0, (Device("cpu:0", "cpu", 100, 4),)),))
+PROGRAM = FusionKey("program", "", 1, opaque=True)
+
+
+class Counting(Fifo):
+    """Counts the waiting jobs that each plan is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[int] = []
+
+    def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        self.shown.append(sum(job.state is JobState.WAITING for job in jobs))
+        return super().plan(jobs, cluster, now)
+
+
+class Study:
+    """The state machine of a study of trials with known keys on one slot; `memory` says what each key takes."""
+
+    def __init__(self, trials: int, key: Callable[[Trial], FusionKey], memory: Callable[[int], int]) -> None:
+        algorithm, history, self.policy = Grid(1), History(""), Counting()
+        values = [float(number) for number in range(trials)]
+        algorithm.bind(Space({"x": grid(values)}), metric="loss", mode="min", seed=0, data_seed=0)
+        for number in range(trials):
+            known = key(Trial(number, {"x": float(number)}, 0, 0))
+            profile = Profile({1: 1.0}, 10, 0, 0, memory(number), 1.0, 1.0)
+            history.put(known.structure, known.data, known.batch_size, "cpu", profile)
+        devices = DeviceTracker(Fleet(SLOT), lambda names: SLOT, None, Path("study"))
+        self.core = StudyCore(
+            CoreConfig(
+                Path("study"), {}, (Objective("loss", "min"),), algorithm, self.policy, history, devices, retries=2,
+                tuner=OversubscriptionTuner(kinds=()), grouping=Grouping(NoPacking()), key=key,
+            )
+        )  # fmt: skip
+        self.core.step(Due.PROPOSE, 0.0)
+
+    def plan(self, now: float) -> tuple[list[int], dict[int, str]]:
+        """The trials that start, and the changed reasons of the others."""
+        step = self.core.step(Due.PLAN, now)
+        begun = [m.trial.number for x in step.commands if isinstance(x, StartJob) for m in x.job.members]
+        return begun, {number: why for x in step.records if isinstance(x, Waiting) for number, why in x.reasons.items()}
+
+    def end(self, now: float) -> None:
+        """End the running job, whose trial has trained its epoch."""
+        ((job, _),) = self.core.state.running.values()
+        (member,) = job.members
+        report = Report(member.trial.number, 1, {"loss": 1.0}, 1.0, TrialState.PAUSED)
+        self.core.step(Reported(job.id, (report,)), now)
+        self.core.step(Ended(job.id, Outcome.FINISHED), now)
+
+
+def test_of_a_thousand_programs_a_plan_is_shown_the_first() -> None:
+    study = Study(1000, lambda trial: PROGRAM, lambda number: 60)
+    begun, reasons = study.plan(0.0)
+    assert begun == [0]
+    most = sum(MOST_ARRAYS)
+    assert study.policy.shown == [most]
+    assert reasons == {
+        **dict.fromkeys(range(1, most), "waits for a free device: cpu:0 is busy"),
+        **dict.fromkeys(range(most, 1000), BEHIND),
+    }
+    study.end(1.0)
+    begun, reasons = study.plan(1.0)
+    assert (begun, study.policy.shown) == ([1], [most, most])
+    assert reasons == {most: "waits for a free device: cpu:0 is busy"}, "the others wait as before"
+
+
+def own_key(trial: Trial) -> FusionKey:
+    return FusionKey(f"net {trial.config['x']:g}", "", 32)
+
+
+def test_of_many_structures_a_plan_looks_at_the_first_and_at_more_while_a_device_is_idle() -> None:
+    """Only the last of them fits."""
+    trials = 3 * HORIZON
+    study = Study(trials, own_key, lambda number: 60 if number == trials - 1 else 101)
+    begun, _ = study.plan(0.0)
+    idle = CLASSES_PER_DEVICE
+    assert study.policy.shown == [HORIZON + idle, 2 * HORIZON + idle, trials]
+    assert begun == [trials - 1]
+    study.plan(1.0)
+    assert study.policy.shown[-1] == HORIZON, "no device is idle"
