@@ -3,11 +3,14 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 from shoal.algorithms.grid import Grid
 from shoal.core.array import FusionKey
 from shoal.core.command import StartJob, Waiting
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import DeviceError
 from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.objective import Objective
 from shoal.core.space import Space, grid
@@ -107,3 +110,9 @@ def test_of_many_structures_a_plan_looks_at_the_first_and_at_more_while_a_device
     assert begun == [trials - 1]
     study.plan(1.0)
     assert study.policy.shown[-1] == HORIZON, "no device is idle"
+
+
+def test_trials_behind_those_that_fit_nowhere_are_no_reason_of_their_own() -> None:
+    study = Study(1000, lambda trial: PROGRAM, lambda number: 101)
+    with pytest.raises(DeviceError, match=r"^1000 trials can never start: can never run here: needs 0 MB"):
+        study.plan(0.0)

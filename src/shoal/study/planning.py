@@ -255,8 +255,9 @@ def check_progress(state: StudyState, now: float) -> None:
     if state.fleet.all_removed:
         return
     waiting = state.trials.waiting()
-    reasons = Counter(x.reason for x in waiting)
+    reasons = Counter(x.reason for x in waiting if not x.reason.startswith(BEHIND))
     reason, trials = min(reasons.items(), key=lambda each: (-each[1], each[0]))
+    trials += len(waiting) - reasons.total()
     if state.fleet.can_recover:
         best_case = state.fleet.best_case
         at_best, _ = _plan(state, best_case, now)
