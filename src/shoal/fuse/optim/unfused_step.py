@@ -1,8 +1,8 @@
 """Optimizer steps without a fused rule: the step of a single optimizer, and a loop over the members' optimizers."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim import Optimizer, SparseAdam
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from shoal.core.errors import FusionError
-from shoal.fuse.optim.host_counts import HostCounts
+from shoal.fuse.constants import to_device
 from shoal.fuse.optim.param_state import StackedParam
 from shoal.fuse.optim.rule import kernel_takes
 from shoal.fuse.optim.table import RULES, has_unmodified_step
@@ -26,6 +26,10 @@ _ZERO_GRAD = Optimizer.zero_grad
 _HOOK_WRAPPER = Optimizer.profile_hook_step(_CLASSES_WITH_KERNEL[0].step).__code__
 _NO_GRAD_WRAPPER = _use_grad_for_differentiable(_CLASSES_WITH_KERNEL[0].step).__code__
 """Code of torch's wrappers around each `step`: the outer one for hooks and profiler, the inner one for `no_grad`."""
+
+
+_COUNTS = ("step", "mu_product")
+"""Entries of an optimizer's state whose values torch reads: where these are on a GPU, the host waits for each one."""
 
 
 def required_argument(owner: Any) -> str:
@@ -75,7 +79,7 @@ class UnfusedStep:
         self._optimizer = optimizer
         self._has_kernel: bool | None = None if type(optimizer) in _CLASSES_WITH_KERNEL else False
         on_gpu = any(param.is_cuda for group in optimizer.param_groups for param in group["params"])
-        self._counts = HostCounts(optimizer) if on_gpu and type(optimizer) in RULES else None
+        self._counts = _HostCounts(optimizer) if on_gpu and type(optimizer) in RULES else None
         self._wrapped: Callable[..., Any] | None = None
         self._unwrapped: Callable[..., Any] | None = None
 
@@ -220,3 +224,47 @@ class MemberLoop:
                         f"the optimizer of member {b}, {type(member).__qualname__}, replaced the memory of "
                         f"{param.path!r} instead of updating it in place; train this model alone"
                     )
+
+
+class _HostCounts:
+    """Shows an optimizer of torch its counts on the CPU, as torch keeps them, during a step of its own.
+
+    They are read from the GPU once, and once more after `forget` or a change in place.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._read: list[tuple[Tensor, int]] = []
+        """Counts on the GPU, [], and their versions, of which `_rows` holds the values."""
+        self._rows: tuple[Tensor, ...] = ()
+
+    def forget(self) -> None:
+        """Read the counts anew at the next step, since they were advanced in another way."""
+        self._read = []
+
+    @contextmanager
+    def shown(self, groups: Iterable[dict[str, Any]]) -> Iterator[None]:
+        """Context manager for a step in which torch reads the counts of some parameter groups."""
+        states = [self._optimizer.state.get(param, {}) for group in groups for param in group["params"]]
+        places = [(mine, name) for mine in states for name in _COUNTS if _on_gpu(mine.get(name))]
+        if not places:
+            yield
+            return
+        counts = [mine[name] for mine, name in places]
+        if [id(count) for count in counts] != [id(count) for count, _ in self._read] or any(
+            count._version != version for count, version in self._read
+        ):
+            self._rows = torch.stack(counts).cpu().unbind()
+        for (mine, name), row in zip(places, self._rows, strict=True):
+            mine[name] = row
+        try:
+            yield
+        finally:
+            for (mine, name), count in zip(places, counts, strict=True):
+                mine[name] = count
+            torch._foreach_copy_(counts, to_device(torch.stack(self._rows), counts[0].device).unbind())
+            self._read = [(count, count._version) for count in counts]
+
+
+def _on_gpu(count: object) -> bool:
+    return isinstance(count, Tensor) and count.is_cuda
