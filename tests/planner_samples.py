@@ -7,10 +7,10 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.resources import Ledger, Share
 from shoal.core.trial import Trial
-from shoal.planner.cache import PlanCache
 from shoal.planner.job_tracker import JobTracker
-from shoal.planner.planner import Placement, PlanInput, plan
-from shoal.planner.waiting import classes_of
+from shoal.planner.plan_input import Placement, PlanInput
+from shoal.planner.planner import plan
+from shoal.planner.waiting import WaitingClass
 
 GB = 10**9
 A, B, C = (FusionKey(name, "", 32) for name in "ABC")
@@ -95,6 +95,24 @@ def numbers(array):
     return [member.trial.number for member in array.members]
 
 
+def classes_of(members, alone=frozenset(), limits=None):
+    """The classes of waiting members with their keys, in the order of their first members."""
+    found, limits = {}, limits or {}
+    for each, key in members:
+        number = each.trial.number
+        alike = key, each.start, each.target, number in alone, limits.get(number)
+        found.setdefault(alike, []).append(each)
+    return [
+        WaitingClass(key, tuple(sorted(some, key=lambda each: each.trial.number)), 0, lone, limit)
+        for (key, _, _, lone, limit), some in found.items()
+    ]
+
+
+def place(waiting):
+    """Place of its first trial in the queue."""
+    return waiting.rank, waiting.members[0].trial.number
+
+
 class Turns:
     """Plans in turns, as the state machine makes them: the history and the arrivals of one are given to the next."""
 
@@ -105,8 +123,8 @@ class Turns:
     def plan(self, members, running, where, now, **changes) -> Placement:
         """Each waiting member comes with its key."""
         keys = {each.trial.number: (each, key) for each, key in members}
-        suspended = self.tracker.refresh_suspended(keys.get, now)
-        in_jobs = {each.trial.number for job in suspended for each in job.members}
+        self.tracker.refresh_suspended(keys.get, now)
+        in_jobs = {each.trial.number for job, _ in self.tracker.suspended.values() for each in job.members}
         free = [(each, key) for each, key in members if each.trial.number not in in_jobs]
         self.arrived = {each.trial.number: self.arrived.get(each.trial.number, now) for each, _ in free}
         classes = classes_of(free, changes.get("alone", frozenset()), changes.get("limits", {}))
@@ -114,10 +132,8 @@ class Turns:
             self.given,
             cluster=where,
             now=now,
-            waiting=sorted(classes, key=lambda each: each.place),
+            waiting=sorted(classes, key=place),
             running=running,
-            cache=PlanCache(),
-            suspended=suspended,
             history=self.tracker,
             arrived=self.arrived,
             **changes,

@@ -22,7 +22,7 @@ from shoal.data.datasets import DataSets
 from shoal.journal.view import JournalView
 from shoal.planner.grouping import Grouping
 from shoal.planner.partition import partition
-from shoal.planner.waiting import classes_of
+from shoal.planner.waiting import WaitingClass
 from shoal.worker.array_trainer import ArrayTrainer, WorkerState
 from shoal.worker.lane_scheduler import LaneScheduler
 from shoal.worker.profile import measure
@@ -60,8 +60,8 @@ class Chosen(Way):
         worker_state = WorkerState(task, sets, TrialCache(), place, Path(tempfile.mkdtemp()))
         device = next(iter(discover(str(place) if place.type == "cuda" else "cpu:1")))[1]
         profiles = {key: measure(worker_state, Array(key, tuple(some)), device.memory) for key, some in members.items()}
-        waiting = [(member, key) for key, some in members.items() for member in some]
-        arrays = partition(classes_of(waiting), lambda key, kind: profiles[key], [device], {}).arrays
+        waiting = [WaitingClass(key, tuple(some)) for key, some in members.items()]
+        arrays = partition(waiting, lambda key, kind: profiles[key], [device], {}).arrays
         groups = Grouping().groups(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
         self.packs = [
             (LaneScheduler(place), [ArrayTrainer("pack", array, worker_state) for array in group]) for group in groups

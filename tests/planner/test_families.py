@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from planner_samples import classes_of
 
 from shoal.core.array import FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.trial import Trial
-from shoal.planner.partition import by_family, families
-from shoal.planner.waiting import WaitingClass, classes_of, round_robin
+from shoal.planner.families import by_family, families
+from shoal.planner.waiting import WaitingClass, round_robin
 
 
 def key(structure: str, family: str = "adapters", data: str = "d") -> FusionKey:

@@ -12,10 +12,12 @@ from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.cost.estimate import seconds
+from shoal.planner.cache import PlanCache
 from shoal.planner.job_history import EarlierJob
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
+from shoal.planner.plan_input import PlanInput
 from shoal.planner.views import JobViews
-from shoal.schedule import JobState, TurnStats
+from shoal.schedule import Fifo, JobState, TurnStats
 
 NEED = {"cpu/1": Demand(0.4, 10, 1.0, 5.0)}
 (DEVICE,) = slots(1)
@@ -35,7 +37,9 @@ def told(name="job-1", *values, seconds=1.0):
 
 
 def views(tracker, now=0.0, known=lambda key, kind: None, groups=(), arrived=None):
-    return JobViews(tracker, known, {x.number: group for group in groups for x in group.trials}, arrived or {}, now)
+    by_number = {x.number: group for group in groups for x in group.trials}
+    given = PlanInput(Fifo(), known, cluster(DEVICE), now, groups=by_number, arrived=arrived or {})
+    return JobViews(given, tracker, PlanCache())
 
 
 def seen(tracker, one, now):
@@ -44,7 +48,8 @@ def seen(tracker, one, now):
 
 def refresh(tracker, there, now=0.0):
     """The suspended jobs if so many trials wait, each with its key."""
-    return list(tracker.refresh_suspended({each.trial.number: (each, key) for each, key in there}.get, now))
+    tracker.refresh_suspended({each.trial.number: (each, key) for each, key in there}.get, now)
+    return [job for job, _ in tracker.suspended.values()]
 
 
 def suspend(tracker, one, now, left=(1, 2)):
@@ -233,12 +238,18 @@ def test_a_changed_copy_leaves_the_history_as_it_is():
         tracker.begin(job(name), "cpu/1:0", None, 0.0)
     suspend(tracker, job("job-3"), 1.0)
     tracker.on_report(told("job-2", 3.0), 1.0)
+    tracker.restore([earlier("job-8"), earlier("job-9", (frozenset({3}),), suspended=False)])
     before = vars(tracker.copy())
     changed = tracker.copy()
     changed.begin(job("job-4", resumes="job-3"), "cpu/1:0", 0.5, 2.0)
     changed.set_share("job-1", 0.25)
     changed.request_preemption("job-1", AWAY, 2.0)
     changed.end_turn("job-2", 3.0)
+    changed.refuse_teams(A, "cpu/1")
+    changed.end_helper(replace(job("job-5"), assists="job-2"), DEVICE, Outcome.FINISHED)
+    changed.end(job("job-1"), Outcome.SUSPENDED, (1, 2), 4.0)
+    changed.dissolve("job-1")
+    changed.refresh_suspended(lambda number: (member(number), A), 5.0)
     assert vars(tracker) == before != vars(changed)
     assert tracker.take_quanta() == []
 

@@ -1,4 +1,5 @@
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from planner_samples import (
     A,
     B,
     C,
+    classes_of,
     known,
     member,
     numbers,
@@ -23,8 +25,7 @@ from planner_samples import (
 )
 
 from shoal.cost.estimate import memory
-from shoal.planner.partition import MOST_ARRAYS, partition
-from shoal.planner.waiting import classes_of
+from shoal.planner.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS, partition
 
 TRIED = replace(LINEAR, step_seconds={1: 1.0}, pending=60, first_size=8)
 TRIED_WHOLE = replace(TRIED, first_size=None)
@@ -227,7 +228,7 @@ def test_a_thousand_trials_are_cut():
 )
 def test_of_many_equal_arrays_the_first_are_cut_and_the_others_counted(known_profile, size):
     devices = slots(2)
-    most = MOST_ARRAYS[0] + 2 * MOST_ARRAYS[1]
+    most = MAX_ARRAYS + 2 * ARRAYS_PER_DEVICE
     found = partition(classes_of(waiting((A, 1000))), known(A=known_profile), devices, {})
     assert sizes(found.arrays) == [size] * most
     assert sorted(number for array in found.arrays for number in numbers(array)) == list(range(size * most))
@@ -235,7 +236,17 @@ def test_of_many_equal_arrays_the_first_are_cut_and_the_others_counted(known_pro
     assert (len(behind.members), times) == (size, 1000 / size - most)
 
 
-def test_trials_of_a_lower_rank_are_cut_first():
-    first, last = classes_of(waiting((A, 60)))[0], classes_of([(member(200 + i), A) for i in range(60)])[0]
+def test_of_classes_of_different_lengths_each_has_its_first_arrays_cut():
+    """A long trial behind hundreds of short ones is shown to the policy, and those behind count by their lengths."""
+    short, long = MAX_ARRAYS + ARRAYS_PER_DEVICE + 100, MAX_ARRAYS + ARRAYS_PER_DEVICE + 7
+    members = waiting((A, short, {"target": 1}), (A, long, {"target": 81}))
+    found = partition(classes_of(members), known(A=LINEAR), slots(1), {})
+    lengths = Counter(array.epochs for array in found.arrays)
+    assert lengths == {(1,): MAX_ARRAYS + ARRAYS_PER_DEVICE, (81,): MAX_ARRAYS + ARRAYS_PER_DEVICE}
+    assert {array.epochs: times for array, times in found.behind} == {(1,): 100, (81,): 7}
+
+
+def test_arrays_of_a_lower_rank_come_first():
+    first, last = classes_of(waiting((A, 3)))[0], classes_of([(member(200 + i), A) for i in range(3)])[0]
     found = partition([last, replace(first, rank=2)], known(A=LINEAR), slots(1), {})
-    assert [number for array in found.arrays for number in numbers(array)] == list(range(200, 236))
+    assert [number for array in found.arrays for number in numbers(array)] == [200, 201, 202, 0, 1, 2]

@@ -9,7 +9,10 @@ from shoal.core.demand import Demand, Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
+from shoal.planner.cache import PlanCache
+from shoal.planner.plan_input import PlanInput
 from shoal.planner.planning_context import PlanningContext, reservations
+from shoal.schedule import Fifo
 
 DEVICE = Device("cuda:0", "H200", 1000, cores=4)
 KEY, UNKNOWN = FusionKey("known", "", 32), FusionKey("unknown", "", 32)
@@ -22,11 +25,12 @@ def array(*numbers, key=KEY):
     return Array(key, tuple(Member(Trial(number, {}, number, 0), 0, 3) for number in numbers))
 
 
+def context(profiles):
+    return PlanningContext(PlanInput(Fifo(), profiles, Cluster((Node("one", 4, (DEVICE,)),))), PlanCache())
+
+
 def promised(job, join=(), profile=PROFILE):
-    turn = PlanningContext(
-        lambda key, kind: profile if key == KEY else None,
-        Cluster((Node("one", 4, (DEVICE,)),)),
-    )
+    turn = context(lambda key, kind: profile if key == KEY else None)
     found = reservations([(job, DEVICE)], {job.id: join} if join else {}, turn)
     assert set(found) <= {job.id}
     return found.get(job.id)
@@ -74,5 +78,5 @@ def test_a_job_keeps_its_initial_share_of_compute():
 
 
 def test_a_job_without_members_holds_its_memory():
-    turn = PlanningContext(lambda key, kind: PROFILE, Cluster((Node("one", 4, (DEVICE,)),)))
+    turn = context(lambda key, kind: PROFILE)
     assert turn.running_demand(job(), DEVICE) == Demand(1.0, 140, 1.0, 0.0)

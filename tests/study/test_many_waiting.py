@@ -13,12 +13,13 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.objective import Objective
+from shoal.core.request import Request
 from shoal.core.space import Space, grid
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing import NoPacking
-from shoal.planner.partition import MOST_ARRAYS
+from shoal.planner.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS
 from shoal.schedule.base import JobState, JobView, Plan
 from shoal.schedule.knapsack import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
@@ -63,6 +64,7 @@ class Study:
                 tuner=OversubscriptionTuner(kinds=()), grouping=Grouping(NoPacking()), key=key,
             )
         )  # fmt: skip
+        self.asked = 0
         self.core.step(Due.PROPOSE, 0.0)
 
     def plan(self, now: float) -> tuple[list[int], dict[int, str]]:
@@ -70,6 +72,11 @@ class Study:
         step = self.core.step(Due.PLAN, now)
         begun = [m.trial.number for x in step.commands if isinstance(x, StartJob) for m in x.job.members]
         return begun, {number: why for x in step.records if isinstance(x, Waiting) for number, why in x.reasons.items()}
+
+    def ask(self, verb: str, *trials: int) -> None:
+        """Let a person ask for something."""
+        self.asked += 1
+        self.core.step(Request(f"{self.asked}", verb, trials=trials), 0.0)
 
     def end(self, now: float) -> None:
         """End the running job, whose trial has trained its epoch."""
@@ -84,7 +91,7 @@ def test_of_a_thousand_programs_a_plan_is_shown_the_first() -> None:
     study = Study(1000, lambda trial: PROGRAM, lambda number: 60)
     begun, reasons = study.plan(0.0)
     assert begun == [0]
-    most = sum(MOST_ARRAYS)
+    most = MAX_ARRAYS + ARRAYS_PER_DEVICE
     assert study.policy.shown == [most]
     assert reasons == {
         **dict.fromkeys(range(1, most), "waits for a free device: cpu:0 is busy"),
@@ -116,3 +123,21 @@ def test_trials_behind_those_that_fit_nowhere_are_no_reason_of_their_own() -> No
     study = Study(1000, lambda trial: PROGRAM, lambda number: 101)
     with pytest.raises(DeviceError, match=r"^1000 trials can never start: can never run here: needs 0 MB"):
         study.plan(0.0)
+
+
+def test_reasons_of_trials_behind_do_not_outlast_their_cause() -> None:
+    study = Study(200, lambda trial: PROGRAM, lambda number: 60)
+    study.plan(0.0)
+    study.ask("pause study")
+    study.end(1.0)
+    assert set(study.plan(1.0)[1].values()) == {"the study is paused by a user"}
+    study.ask("resume study")
+    begun, reasons = study.plan(2.0)
+    most = MAX_ARRAYS + ARRAYS_PER_DEVICE
+    assert (begun, {number for number, why in reasons.items() if why == BEHIND}) == ([1], {*range(most + 1, 200)})
+    study.ask("pause", 199)
+    study.plan(3.0)
+    assert study.core.state.trials[199].reason == "paused by a user"
+    study.ask("resume", 199)
+    study.plan(4.0)
+    assert study.core.state.trials[199].reason == BEHIND

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from planner_samples import place
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job
@@ -121,7 +122,10 @@ NUMBERS = st.integers(0, 4)
 CHANGES = st.lists(
     st.tuples(
         st.sampled_from(
-            ["waits", "runs", "fails", "is paused", "goes on", "has a key", "is alone", "is limited", "is suspended"]
+            (
+                *("waits", "runs", "reports", "is promoted", "fails", "is paused", "goes on"),
+                *("has a key", "is alone", "is limited", "is suspended"),
+            )
         ),
         NUMBERS,
     ),
@@ -142,6 +146,11 @@ def test_the_classes_are_those_of_all_trials_that_wait(changes: list[tuple[str, 
                 trials.move(record, TrialState.PENDING)
             case "runs":
                 trials.begin("job", [Member(record.trial, 0, 9)])
+            case "reports":
+                trials.reported(Report(number, record.epoch + 1, {"loss": 1.0}, 1.0, TrialState.PAUSED))
+            case "is promoted" if record.state is TrialState.PAUSED:
+                record.target += 9
+                trials.move(record, TrialState.PENDING)
             case "fails":
                 trials.requeue("job", {number}, failed=True)
             case "is paused":
@@ -161,7 +170,7 @@ def test_the_classes_are_those_of_all_trials_that_wait(changes: list[tuple[str, 
         found = trials.classes(float(now))
         expected = [x for x in trials.waiting() if x.key is not None and x.number not in suspended]
         assert {m.trial.number for each in found for m in each.members} == {x.number for x in expected}
-        assert [each.place for each in found] == sorted(each.place for each in found)
+        assert [*map(place, found)] == sorted(map(place, found))
         for each in found:
             records = [trials[member.trial.number] for member in each.members]
             assert [x.number for x in records] == sorted(x.number for x in records)
@@ -169,6 +178,8 @@ def test_the_classes_are_those_of_all_trials_that_wait(changes: list[tuple[str, 
                 (each.rank, each.key, each.alone)
             }
             assert {trials.limits.get(x.number) for x in records} == {each.limit}
+            assert {(x.epoch, x.target - x.epoch) for x in records} == {(each.start, each.epochs)}
+            assert each.members == tuple(x.member for x in records)
         assert trials.arrived.keys() == {x.number for x in expected}
         waits = {x.number for x in trials if x.state is TrialState.PENDING and x.key is None}
         assert trials.without_key == waits

@@ -3,7 +3,8 @@
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing import PACKINGS, Cost, NoPacking, Packing, make_packing
 from shoal.planner.partition import Profiles
-from shoal.planner.planner import Placement, PlanInput, plan
+from shoal.planner.plan_input import Placement, PlanInput
+from shoal.planner.planner import plan
 
 __all__ = [
     "PACKINGS",

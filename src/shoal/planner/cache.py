@@ -7,10 +7,7 @@ __all__ = ["PlanCache"]
 
 
 class PlanCache:
-    """Values by what they follow from, while the costs of trials, the kinds of devices and the switch time stay equal.
-
-    No result of a plan depends on it.
-    """
+    """Caches values across plans, by name of a table. `refresh` clears it when what the values follow from changes."""
 
     def __init__(self) -> None:
         self._version: object = None

@@ -75,6 +75,7 @@ class JobTracker:
         copied = copy(self)
         copied.leaving, copied.running, copied.suspended = dict(self.leaving), dict(self.running), dict(self.suspended)
         copied.interrupted, copied._measured = dict(self.interrupted), list(self._measured)
+        copied._earlier, copied._helper_failures = list(self._earlier), self._helper_failures.copy()
         return copied
 
     def restore(self, jobs: Iterable[EarlierJob]) -> None:
@@ -90,10 +91,8 @@ class JobTracker:
         measured, self._measured = self._measured, []
         return measured
 
-    def refresh_suspended(
-        self, waiting: Callable[[int], tuple[Member, FusionKey] | None], now: float
-    ) -> tuple[Job, ...]:
-        """Give suspended jobs their present members, and return these jobs; one without members is removed.
+    def refresh_suspended(self, waiting: Callable[[int], tuple[Member, FusionKey] | None], now: float) -> None:
+        """Give suspended jobs their present members; a job without members is removed.
 
         `waiting` returns the member of a trial that waits, with its key; None if it does not wait.
         """
@@ -110,7 +109,6 @@ class JobTracker:
                 self.suspended[name] = (job, history)
             else:
                 self.changes += 1
-        return tuple(job for job, _ in self.suspended.values())
 
     def begin(self, job: Job, device: str, share: float | None, now: float, arrived: float | None = None) -> None:
         """Record that a job starts on a device; its first trial has waited since `arrived`, or arrives now."""

@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from heapq import heapreplace, merge
-from itertools import chain, islice, pairwise
+from heapq import heapreplace
+from itertools import chain, pairwise
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
@@ -14,7 +13,6 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.cost.estimate import (
-    MIN_WORK_TO_MEASURE,
     STEP_OVERHEAD_SECONDS,
     best_size,
     fetching,
@@ -27,15 +25,10 @@ from shoal.cost.estimate import (
 from shoal.planner.cache import PlanCache
 from shoal.planner.waiting import WaitingClass
 
-__all__ = ["Partition", "Profiles", "by_family", "families", "partition", "worth_mixing"]
+__all__ = ["MIN_FUSING_GAIN", "Partition", "Profiles", "partition", "worth_mixing"]
 
 Profiles = Callable[[FusionKey, str], Profile | None]
 """Profile of a key on a kind of device; None if it was never measured."""
-
-MIN_SECONDS_TO_PROFILE = 5.0
-"""A family is profiled as one array if its trials take at least this many seconds in separate arrays. On a GPU
-they take at least `MIN_WORK_TO_MEASURE`, since with less only a single member is timed."""
-
 
 MIN_MIXING_GAIN = 0.05
 """Least expected saving, as a share of the time, for fusing members at different epochs."""
@@ -49,19 +42,25 @@ MIN_SPLIT_GAIN = 0.25
 MAX_UNEVENNESS = 1.05
 """Makespan, relative to the mean load of the devices, from which a cut counts as even."""
 
-MOST_IN_VAIN = 32
+MAX_FAILED_SPLITS = 32
 """Number of cuts without a shorter makespan, twice that of groups at least, after which no further cut is tried."""
 
 SPLIT_DIVISOR = 32
 """A group of n arrays is cut into n // SPLIT_DIVISOR more at once, at least one more."""
 
 
-MOST_ARRAYS = 32, 4
-"""Number of arrays of one group that a plan cuts, and of further ones for each idle device. As their trials are alike,
-the plan needs no more of them: those that are left are as long, and start no sooner."""
+MAX_ARRAYS = 32
+"""Number of arrays of one class of trials that a plan makes. As these trials are alike, the plan needs no more of them:
+those that are left are as long, and start no sooner."""
 
-MOST_MEMBERS = 10_000, 32
-"""Number of members of one group that a plan cuts, and of further ones for each idle device."""
+ARRAYS_PER_DEVICE = 4
+"""Number of further arrays of a class for each idle device."""
+
+MAX_MEMBERS = 10_000
+"""Number of trials of one class of which a plan makes arrays."""
+
+MEMBERS_PER_DEVICE = 32
+"""Number of further trials of a class for each idle device."""
 
 
 class Partition(NamedTuple):
@@ -69,7 +68,7 @@ class Partition(NamedTuple):
 
     Args:
         arrays: In the order of service.
-        behind: An array of each group that has more trials than were cut, and how many further such arrays they are.
+        behind: For each class with more trials than were cut, an array of these, and how many such arrays they are.
     """
 
     arrays: list[Array]
@@ -92,7 +91,7 @@ def partition(
     efficient size allow. While there are fewer arrays than idle devices, an array takes longer than the mean load of a
     device, or the devices are loaded unevenly, the group with the longest array is cut into one more array if that
     saves time. Arrays of one group differ in size by at most one, and hold members of similar targets in the order of
-    their trial numbers. Of a large group only the first `MOST_ARRAYS` are cut, of members that are first in the queue.
+    their trial numbers. Of a large class only the first trials are cut; see `MAX_ARRAYS` and `MAX_MEMBERS`.
 
     Args:
         profiles: Profile of a key on a kind of device; a key without a profile gets arrays of one member.
@@ -119,12 +118,7 @@ def partition(
     ranks = {member.trial.number: each.rank for each in waiting if each.rank for member in each.members}
     arrays = [array for each in cut for array in each]
     arrays.sort(key=lambda array: min([(ranks.get(x.trial.number, 0), x.trial.number) for x in array.members]))
-    behind = [
-        (some[-1], group.behind / len(group.members) * len(some))
-        for group, some in zip(groups, cut, strict=True)
-        if group.behind
-    ]
-    return Partition(arrays, behind)
+    return Partition(arrays, [each for group in groups for each in group.behind])
 
 
 def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
@@ -163,8 +157,8 @@ class _ArrayCosts:
     """Costs of arrays, cached for equal arrays, of which there may be thousands."""
 
     def __init__(self, profiles: Profiles, devices: Sequence[Device], idle: int, cache: PlanCache) -> None:
-        self.most_arrays = MOST_ARRAYS[0] + MOST_ARRAYS[1] * idle
-        self.most_members = MOST_MEMBERS[0] + MOST_MEMBERS[1] * idle
+        self.max_arrays = MAX_ARRAYS + ARRAYS_PER_DEVICE * idle
+        self.max_members = MAX_MEMBERS + MEMBERS_PER_DEVICE * idle
         self._profiles = profiles
         self._device_counts = Counter((device.kind, device.memory) for device in devices)
         self._kind_counts = Counter(device.kind for device in devices)
@@ -219,34 +213,34 @@ def _harmonic_mean(weighted: Collection[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class _FusableGroup:
-    """Waiting members that may train as arrays of at most `largest`; of `behind` more the plan knows the number."""
+    """Waiting members that may train as arrays of at most `largest`; `behind` are those that are not cut."""
 
     key: FusionKey
     members: tuple[Member, ...]
     costs: _ArrayCosts
     largest: int
-    behind: int
+    behind: tuple[tuple[Array, float], ...]
 
     @classmethod
     def of(
         cls, key: FusionKey, classes: Sequence[WaitingClass], costs: _ArrayCosts, max_members: int | None = None
     ) -> "_FusableGroup":
-        first = _first(classes, costs.most_members)
-        largest = costs.largest(key, tuple([member.epochs for member in first]), max_members)
-        if len(first) > largest * costs.most_arrays:
-            first = _first(classes, largest * costs.most_arrays)
-        return cls(key, tuple(first), costs, largest, sum(len(x.members) for x in classes) - len(first))
+        largest = costs.largest(key, _epochs(_sorted_members(classes, costs.max_members)), max_members)
+        most = min(costs.max_members, largest * costs.max_arrays)
+        rest = [(Array(key, x.members[most : most + largest]), len(x.members) - most) for x in classes]
+        behind = tuple([(array, left / len(array.members)) for array, left in rest if left > 0])
+        return cls(key, _sorted_members(classes, most), costs, largest, behind)
 
     def with_members(self, other: "_FusableGroup") -> "_FusableGroup":
         """Return the group of the members of both."""
-        every = sorted((*self.members, *other.members), key=_length_and_number)
-        largest = self.costs.largest(self.key, tuple([member.epochs for member in every]), None)
-        return replace(self, members=tuple(every), largest=largest, behind=self.behind + other.behind)
+        every = tuple(sorted((*self.members, *other.members), key=_length_and_number))
+        largest = self.costs.largest(self.key, _epochs(every), None)
+        return replace(self, members=every, largest=largest, behind=(*self.behind, *other.behind))
 
     @property
-    def parts(self) -> float:
-        """Number of all its members over those that are cut."""
-        return 1 + self.behind / len(self.members)
+    def seconds_behind(self) -> float:
+        """Mean seconds of all arrays that are not cut, one after another."""
+        return sum(self.costs.times(self.key, array.epochs).mean * times for array, times in self.behind)
 
     @property
     def min_arrays(self) -> int:
@@ -270,12 +264,13 @@ class _FusableGroup:
         return [(self.costs.times(self.key, tuple(epochs[low:high])), 1) for low, high in self.bounds(count)]
 
 
-def _first(classes: Sequence[WaitingClass], most: int) -> list[Member]:
-    """Return the members of some classes that are first in the queue, at most so many, the shortest first."""
-    if sum(len(x.members) for x in classes) <= most:
-        return sorted(chain.from_iterable(x.members for x in classes), key=_length_and_number)
-    queue = merge(*([(x.rank, m.trial.number, m) for m in x.members[:most]] for x in classes))
-    return sorted((member for *_, member in islice(queue, most)), key=_length_and_number)
+def _sorted_members(classes: Sequence[WaitingClass], most: int) -> tuple[Member, ...]:
+    """Return the first members of each class, at most so many, the shortest first."""
+    return tuple(sorted(chain.from_iterable(x.members[:most] for x in classes), key=_length_and_number))
+
+
+def _epochs(members: Sequence[Member]) -> _Epochs:
+    return tuple([member.epochs for member in members])
 
 
 def _length_and_number(member: Member) -> tuple[int, int]:
@@ -335,14 +330,15 @@ class _ArraySplit:
 def _balance(groups: Sequence[_FusableGroup], loads: Sequence[Sequence[float]], idle: int) -> list[list[Array]]:
     """Cut the groups until the devices are evenly loaded, and return the cut with the least makespan on the way. While
     a running job ends last, no array is longer than the mean load of a device if a cut saves time."""
-    devices, load, last = sum(map(len, loads)), sum(map(sum, loads)), max(each[-1] for each in loads)
+    devices, last = sum(map(len, loads)), max(each[-1] for each in loads)
+    load = sum(map(sum, loads)) + sum(group.seconds_behind for group in groups)
     cuts = [_ArraySplit.of(group, group.min_arrays) for group in groups]
     count = sum(cut.count for cut in cuts)
     best, best_makespan = list(cuts), _makespan(cuts, loads) if count >= idle else inf
-    open_indices, in_vain = set(range(len(cuts))), 0
-    while open_indices and in_vain < max(MOST_IN_VAIN, 2 * len(cuts)):
+    open_indices, failed_splits = set(range(len(cuts))), 0
+    while open_indices and failed_splits < max(MAX_FAILED_SPLITS, 2 * len(cuts)):
         index = max(sorted(open_indices), key=lambda index: cuts[index].longest)
-        mean_load = (load + sum(cut.total * cut.group.parts for cut in cuts)) / devices
+        mean_load = (load + sum(cut.total for cut in cuts)) / devices
         if count >= idle and cuts[index].longest <= mean_load and best_makespan <= MAX_UNEVENNESS * mean_load:
             break
         finer = cuts[index].split_further()
@@ -357,9 +353,9 @@ def _balance(groups: Sequence[_FusableGroup], loads: Sequence[Sequence[float]], 
         makespan = _makespan(cuts, loads)
         # Where a running job ends last, no cut changes the makespan; that is no reason to leave an array as long.
         too_long = makespan <= last and max(cut.longest for cut in best) > mean_load
-        in_vain += 1
+        failed_splits += 1
         if before < idle or makespan < best_makespan or too_long:
-            best, best_makespan, in_vain = list(cuts), makespan, 0
+            best, best_makespan, failed_splits = list(cuts), makespan, 0
     return [cut.group.cut(cut.count) for cut in best]
 
 
@@ -384,74 +380,3 @@ def _makespan(cuts: Sequence[_ArraySplit], loads: Sequence[Sequence[float]]) -> 
         if end > last:
             last = end
     return last
-
-
-def by_family(
-    waiting: Sequence[WaitingClass],
-    profiles: Profiles,
-    kinds: Collection[str],
-    unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
-    relative_time: Callable[[AbstractSet[FusionKey]], float] = lambda keys: 1.0,
-) -> Sequence[WaitingClass]:
-    """Give the trials of a family the key of the family, if one array of them is faster than one per structure.
-
-    If the family has no profile, its trials also get its key once all its structures have profiles. It must gain on
-    each kind of device with profiles. All other trials keep their keys. Without a change it is `waiting` itself.
-    """
-    chosen: set[FusionKey] = set()
-    for family, classes in families(waiting).items():
-        found = [_is_faster_as_family(family, classes, profiles, unmeasurable, kind, relative_time) for kind in kinds]
-        known = [gains for gains in found if gains is not None]
-        if known and all(known):
-            chosen.add(family)
-    if not chosen:
-        return waiting
-    return [replace(x, family=x.key.family_key) if _may_join(x, chosen) else x for x in waiting]
-
-
-def _may_join(waiting: WaitingClass, families: AbstractSet[FusionKey]) -> bool:
-    return bool(waiting.key.family) and waiting.shares and waiting.key.family_key in families
-
-
-def families(waiting: Sequence[WaitingClass]) -> dict[FusionKey, list[WaitingClass]]:
-    """Return the trials of each family of at least two structures, by the key of the family."""
-    found: dict[FusionKey, list[WaitingClass]] = {}
-    for each in waiting:
-        if each.key.family and each.shares:
-            found.setdefault(each.key.family_key, []).append(each)
-    return {family: classes for family, classes in found.items() if len({each.key for each in classes}) > 1}
-
-
-def _is_faster_as_family(
-    family: FusionKey,
-    classes: Sequence[WaitingClass],
-    profiles: Profiles,
-    unmeasurable: AbstractSet[tuple[FusionKey, str]],
-    kind: str,
-    relative_time: Callable[[AbstractSet[FusionKey]], float],
-) -> bool | None:
-    """Return whether one array is faster on a kind of device, or worth profiling; None if profiles are missing."""
-    counts = Counter[FusionKey]()
-    for each in classes:
-        counts[each.key] += len(each.members)
-    known = {key: profile for key in counts if (profile := profiles(key, kind)) is not None}
-    if len(known) < len(counts) or (family, kind) in unmeasurable:
-        return None
-    family_profile = profiles(family, kind)
-    if family_profile is None:
-        epochs = sum(each.pending for each in classes) / counts.total()
-        work = sum(count * epochs * seconds(known[key], [1]) for key, count in counts.items())
-        on_gpu = any(profile.first_size is None for profile in known.values())
-        return work >= (MIN_WORK_TO_MEASURE if on_gpu else MIN_SECONDS_TO_PROFILE)
-    if best_size(family_profile, counts.total()) == 1:
-        return False
-    steps = relative_time(counts.keys()) * sum(
-        count * _seconds_per_member(known[key], count) for key, count in counts.items()
-    )
-    return counts.total() * _seconds_per_member(family_profile, counts.total()) <= (1 - MIN_FUSING_GAIN) * steps
-
-
-def _seconds_per_member(profile: Profile, members: int) -> float:
-    """Return the seconds of a step per member, for `members` in arrays of the most efficient size."""
-    size = best_size(profile, members)
-    return (step_seconds(profile, size) + STEP_OVERHEAD_SECONDS) / size

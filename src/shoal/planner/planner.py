@@ -1,104 +1,32 @@
 """The plan: one turn of planning, from waiting trials to arrays to jobs to devices, as a pure function."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from math import inf
 from types import MappingProxyType
 
-from shoal.core.array import Array, FusionKey
-from shoal.core.demand import Demand
+from shoal.core.array import Array
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose, job_id
 from shoal.core.resources import Ledger, Share
 from shoal.core.trial import TrialGroup
 from shoal.planner.admission import admit
 from shoal.planner.cache import PlanCache
-from shoal.planner.grouping import Grouping
-from shoal.planner.job_tracker import JobTracker, PreemptionRequest
+from shoal.planner.families import by_family
+from shoal.planner.job_tracker import PreemptionRequest
 from shoal.planner.limits import jobs_to_restart, limit_placed
-from shoal.planner.partition import Partition, Profiles, by_family, partition
-from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext, reservations
+from shoal.planner.partition import Partition, partition
+from shoal.planner.plan_input import Placement, PlanInput
+from shoal.planner.planning_context import PlanningContext, reservations
 from shoal.planner.views import JobViews
-from shoal.planner.waiting import ResourceLimit, WaitingClass
-from shoal.schedule.base import Action, JobView, Policy, Resize, Resume, Start, Stop, Suspend
+from shoal.planner.waiting import WaitingClass
+from shoal.schedule.base import Action, JobView, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.check import check_plan, feasible
 
-__all__ = ["Placement", "PlanInput", "WaitingWork", "plan"]
-
-
-@dataclass(frozen=True)
-class PlanInput:
-    """All that a plan depends on.
-
-    Args:
-        waiting: Classes of waiting trials, first in the queue first, without those of suspended jobs.
-        running: All jobs that hold devices, oldest first, with their current members.
-        suspended: Suspended jobs, with their current members.
-        history: History of all jobs.
-        now: Time in seconds, for the policy.
-        next_job: Number of the next job that starts.
-        elastic: Whether the members of a running array can change, and can be at different epochs.
-        teams: Whether a job may have several devices.
-        trained_epochs: Epochs that trials of a key have trained.
-        limits_shares: Whether the processes of jobs that share a device are limited to their parts of its compute.
-        alone: Numbers of trials that failed together with others: each trains in a job of its own.
-        limits: Number of a trial that ran out of memory -> its limit.
-        unmeasurable: Pairs of key and kind of device whose profile job failed; it is not repeated.
-        costs_version: Changes with the profiles.
-        groups: Number of a trial -> its group.
-        arrived: Number of a waiting trial -> time at which it began to wait.
-    """
-
-    policy: Policy
-    profiles: Profiles
-    cluster: Cluster
-    now: float = 0.0
-    waiting: Sequence[WaitingClass] = ()
-    running: Sequence[tuple[Job, Device]] = ()
-    suspended: Sequence[Job] = ()
-    history: JobTracker = field(default_factory=JobTracker)
-    next_job: int = 1
-    grouping: Grouping = field(default_factory=Grouping)
-    fuse: bool = True
-    elastic: bool = True
-    teams: bool = False
-    trained_epochs: Callable[[FusionKey], int] = lambda key: 0
-    limits_shares: Callable[[Device], bool] = lambda device: False
-    alone: AbstractSet[int] = frozenset()
-    limits: Mapping[int, ResourceLimit] = field(default_factory=dict)
-    unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset()
-    costs_version: int = 0
-    cache: PlanCache = field(default_factory=PlanCache, compare=False)
-    groups: Mapping[int, TrialGroup] = field(default_factory=dict)
-    arrived: Mapping[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The result of a plan: the jobs to start, and the reasons why other trials wait.
-
-    Args:
-        starts: Jobs to start, with their devices; helpers follow their leaders. The trials of a profile job are a
-            sample and still wait.
-        refusals: Number of the trial -> reason, for waiting trials that are in no training job of `starts` and join no
-            running job. Trials behind these have none; see `Partition`.
-        history: History of all jobs once this is carried out.
-        next_job: Number of the next job that starts after these.
-        wake: Latest time of the next plan; inf: only after a change.
-    """
-
-    starts: tuple[tuple[Job, Device], ...]
-    refusals: Mapping[int, str]
-    joins: Mapping[str, tuple[Array, ...]]
-    preemptions: Mapping[str, PreemptionRequest]
-    reservations: Mapping[str, Demand]
-    history: JobTracker
-    next_job: int
-    wake: float
+__all__ = ["WaitingWork", "plan"]
 
 
 @dataclass
@@ -111,43 +39,35 @@ class _Draft:
     wake: float = inf
 
 
-def plan(given: PlanInput) -> Placement:
+def plan(given: PlanInput, cache: PlanCache | None = None) -> Placement:
     """Fuse waiting trials into arrays, pack arrays into jobs, and place the jobs by the policy.
 
     Keys without a profile are profiled first, each on an idle device of every kind. An array without a device joins a
     running job if that saves time. Arrays that do not start are discarded: the next plan fuses and packs all trials
-    that wait then. A suspended job keeps its arrays until the policy resumes it. Equal arguments have equal results,
-    and nothing that is given is changed.
+    that wait then. A suspended job keeps its arrays until the policy resumes it.
+
+    Equal arguments have equal results, and nothing that is given is changed but the cache, on which no result depends.
+
+    Args:
+        cache: What earlier plans have computed; None: nothing.
+
+    Raises:
+        PolicyError: The policy has returned an illegal plan.
     """
-    return _Planning(given).plan()
+    return _Planning(given, cache or PlanCache()).plan()
 
 
 class _Planning:
     """One turn of planning. It changes its own copy of the history."""
 
-    def __init__(self, given: PlanInput) -> None:
+    def __init__(self, given: PlanInput, cache: PlanCache) -> None:
         self.given = given
         self.history = given.history.copy()
-        given.cache.refresh((given.costs_version, given.history.switch_seconds, _kinds(given.cluster)))
-        self.views = JobViews(
-            self.history,
-            given.profiles,
-            given.groups,
-            given.arrived,
-            given.now,
-            teams=given.teams,
-            cache=given.cache,
-        )
-        self.context = PlanningContext(
-            given.profiles,
-            given.cluster,
-            unmeasurable=given.unmeasurable,
-            limits=given.limits,
-            max_members=PROFILE_MEMBERS if given.fuse else 1,
-            trained_epochs=given.trained_epochs,
-            limits_shares=given.limits_shares,
-            cache=given.cache,
-        )
+        self.suspended = [job for job, _ in given.history.suspended.values()]
+        self.cache = cache
+        cache.refresh((given.profiles, given.costs_version, given.history.switch_seconds, _devices(given.cluster)))
+        self.views = JobViews(given, self.history, cache)
+        self.context = PlanningContext(given, cache)
         self.draft = _Draft()
         self.numbers = count(given.next_job)
         self.unshared = given.alone | given.limits.keys()
@@ -231,7 +151,7 @@ class _Planning:
         if not ready:
             return Partition([], [])
         busy = _seconds_until_free(running)
-        return partition(ready, given.profiles, devices, busy, given.elastic, given.fuse, given.cache)
+        return partition(ready, given.profiles, devices, busy, given.elastic, given.fuse, self.cache)
 
     def _groups(self, arrays: Sequence[Array], running: Sequence[JobView]) -> list[tuple[Array, ...]]:
         given, busy = self.given, _seconds_until_free(running)
@@ -247,12 +167,12 @@ class _Planning:
         """Ask the policy for a plan, and apply its feasible part. Only groups that start become jobs with an id."""
         given, context, draft, cluster = self.given, self.context, self.draft, self.given.cluster
         candidates = {f"waiting-{index}": group for index, group in enumerate(groups)}
-        suspended = [self.views.suspended(job, context.demands(job.arrays)) for job in given.suspended]
+        suspended = [self.views.suspended(job, context.demands(job.arrays)) for job in self.suspended]
         views = [
             *self.views.by_arrival([*running, *suspended]),
             *(self.views.waiting(name, context.demands(group), group) for name, group in candidates.items()),
         ]
-        candidates |= {job.id: job.arrays for job in given.suspended}
+        candidates |= {job.id: job.arrays for job in self.suspended}
         plan = given.policy.plan(views, cluster, given.now)
         check_plan(plan, views, cluster, given.now)
         feasible_part = feasible(plan, views, cluster, self.history.leaving)
@@ -320,7 +240,7 @@ class _Planning:
         self.history.set_share(action.job, action.share)
         self.draft.shares[action.job] = action.share
         helpers = _teams(held, self.history.leaving).get(leader.id, {})
-        for name in helpers.keys() - set(action.devices):
+        for name in [name for name in helpers if name not in action.devices]:
             self._request_preemption(helpers[name], PreemptionRequest(False, f"{leader.id} goes on without {name}"))
         self._add_helpers(leader, [x for x in action.devices[1:] if x not in helpers])
 
@@ -364,10 +284,9 @@ class _Planning:
         return {member.trial.number: reasons[each.fused_key] for each in unmeasured for member in each.members}
 
 
-def _kinds(cluster: Cluster) -> Mapping[object, int]:
-    """Return how many healthy devices are alike."""
-    devices = (device for _, device in cluster if device.healthy)
-    return Counter((device.kind, device.memory, device.capacity, device.cores) for device in devices)
+def _devices(cluster: Cluster) -> object:
+    """Return a value that is equal for clusters on which trials cost the same."""
+    return tuple([(x.kind, x.memory, x.capacity, x.cores) for _, x in cluster if x.healthy])
 
 
 def _teams(held: Sequence[tuple[Job, Device]], leaving: Container[str]) -> dict[str, dict[str, str]]:

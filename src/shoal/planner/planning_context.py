@@ -1,18 +1,18 @@
 """State of one turn of planning: ready trials, profile samples, demands, and reservations of running jobs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from types import MappingProxyType
 
 from shoal.core.array import Array, FusionKey
 from shoal.core.demand import Demand, Profile
-from shoal.core.device import Cluster, Device
+from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import MIN_WORK_TO_MEASURE, packed_demand, share_to_measure
 from shoal.planner.cache import PlanCache
-from shoal.planner.partition import Profiles
-from shoal.planner.waiting import ResourceLimit, WaitingClass, round_robin
+from shoal.planner.plan_input import PlanInput
+from shoal.planner.waiting import WaitingClass, round_robin
 from shoal.schedule.refusals import no_device
 
 __all__ = ["PROFILE_MEMBERS", "PlanningContext", "reservations"]
@@ -33,30 +33,19 @@ takes some steps, some ten seconds on a GPU."""
 class PlanningContext:
     """Decides for one turn which members may run, which keys are profiled first, and the demand of a job.
 
-    As many more epochs of a key are expected as its trials have trained. Shares of devices count if `limits_shares`.
+    As many more epochs of a key are expected as its trials have trained. Shares of devices count if processes are
+    limited to them.
     """
 
-    def __init__(
-        self,
-        profiles: Profiles,
-        cluster: Cluster,
-        *,
-        unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
-        limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
-        max_members: int = PROFILE_MEMBERS,
-        trained_epochs: Callable[[FusionKey], int] = lambda key: 0,
-        limits_shares: Callable[[Device], bool] = lambda device: False,
-        cache: PlanCache | None = None,
-    ) -> None:
-        cache = cache or PlanCache()
-        self.limits_shares = limits_shares
-        self.cluster = cluster
-        self.devices = [device for _, device in cluster if device.healthy]
-        self._profiles = profiles
-        self._unmeasurable = unmeasurable
-        self._limits = limits
-        self._max_members = max_members
-        self._trained_epochs = trained_epochs
+    def __init__(self, given: PlanInput, cache: PlanCache) -> None:
+        self.cluster = given.cluster
+        self.devices = [device for _, device in given.cluster if device.healthy]
+        self._limits_shares = given.limits_shares
+        self._profiles = given.profiles
+        self._unmeasurable = given.unmeasurable
+        self._limits = given.limits
+        self._max_members = PROFILE_MEMBERS if given.fuse else 1
+        self._trained_epochs = given.trained_epochs
         self._device_of_kind = {device.kind: device for device in self.devices}  # by kind
         self._ready: dict[FusionKey, bool] = {}
         self._demands: dict[object, Mapping[str, Demand]] = cache.table("demands")
@@ -111,7 +100,7 @@ class PlanningContext:
         found: list[tuple[tuple[Array, ...], Device, float | None]] = []
         begun = set(measuring)
         for device in idle if samples else ():
-            if not self.limits_shares(device):
+            if not self._limits_shares(device):
                 continue
             for sample in samples:
                 pair = (sample.key, device.kind)

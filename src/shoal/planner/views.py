@@ -9,13 +9,12 @@ from shoal.core.array import Array
 from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
-from shoal.core.trial import TrialGroup
 from shoal.cost.estimate import fetching, seconds
 from shoal.cost.scaling import Scaling, multi_device_scaling, shared_device_scaling
 from shoal.planner.cache import PlanCache
 from shoal.planner.job_history import JobHistory, MemberSummary
 from shoal.planner.job_tracker import JobTracker
-from shoal.planner.partition import Profiles
+from shoal.planner.plan_input import PlanInput
 from shoal.schedule.base import JobState, JobView
 
 __all__ = ["JobViews"]
@@ -26,33 +25,16 @@ that are measured, must fit."""
 
 
 class JobViews:
-    """Builds the views of jobs for one plan.
+    """Builds the views of jobs for one plan; they show the history as it is when each is built."""
 
-    Args:
-        tracker: History of the jobs; the views show it as it is when each is built.
-        groups: Number of a trial -> its group.
-        arrived: Number of a trial -> time at which it began to wait.
-        teams: Whether a job may have several devices.
-    """
-
-    def __init__(
-        self,
-        tracker: JobTracker,
-        profiles: Profiles,
-        groups: Mapping[int, TrialGroup],
-        arrived: Mapping[int, float],
-        now: float,
-        *,
-        teams: bool = False,
-        cache: PlanCache | None = None,
-    ) -> None:
-        self._tracker = tracker
-        self._profiles = profiles
-        self._groups = groups
-        self._arrived = arrived
-        self._now = now
-        self._teams = teams
-        self._scalings: dict[object, Scaling] = (cache or PlanCache()).table("scalings")  # one per kind of job
+    def __init__(self, given: PlanInput, history: JobTracker, cache: PlanCache) -> None:
+        self._history = history
+        self._profiles = given.profiles
+        self._groups = given.groups
+        self._arrived = given.arrived
+        self._now = given.now
+        self._teams = given.teams
+        self._scalings: dict[object, Scaling] = cache.table("scalings")  # one per kind of job
 
     def arrived(self, arrays: Sequence[Array]) -> float:
         """Return the time at which the first member of some arrays began to wait."""
@@ -65,7 +47,7 @@ class JobViews:
         Preemptible are training jobs that have reported since their start, so that they make progress between two
         suspensions.
         """
-        history, demands = self._tracker.running[job.id], {device.kind: demand}
+        history, demands = self._history.running[job.id], {device.kind: demand}
         view = JobView(
             job.id,
             demands,
@@ -74,7 +56,7 @@ class JobViews:
             share=history.share,
             turn_since=history.turn_since,
             ran=history.ran + self._now - history.since,
-            preemptible=job.purpose is Purpose.TRAIN and history.has_reported and job.id not in self._tracker.leaving,
+            preemptible=job.purpose is Purpose.TRAIN and history.has_reported and job.id not in self._history.leaving,
             **history.view_fields,
             **self._fields(demands, job.arrays, on_several=bool(further)),
         )
@@ -85,14 +67,14 @@ class JobViews:
 
     def suspended(self, job: Job, demand: Mapping[str, Demand]) -> JobView:
         """The view of a suspended job."""
-        _, history = self._tracker.suspended[job.id]
+        _, history = self._history.suspended[job.id]
         fields = history.view_fields | self._fields(demand, job.arrays)
         return JobView(job.id, demand, JobState.SUSPENDED, ran=history.ran, **fields)
 
     def waiting(self, name: str, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> JobView:
         """The view of a job that no engine has begun, or that ran under an earlier engine."""
         fields: dict[str, Any] = {"since": self.arrived(arrays)}
-        if interrupted := self._tracker.interrupted:
+        if interrupted := self._history.interrupted:
             trials = frozenset(member.trial.number for array in arrays for member in array.members)
             if earlier := interrupted.get(trials):
                 fields |= JobHistory.restored(earlier, self._now).view_fields | {"ran": earlier.ran} | fields
@@ -100,8 +82,8 @@ class JobViews:
 
     def by_arrival(self, views: Sequence[JobView]) -> list[JobView]:
         """Return the views by arrival of their jobs; ties keep the given order."""
-        tracker = self._tracker
-        histories = {**tracker.running, **{name: history for name, (_, history) in tracker.suspended.items()}}
+        known = self._history
+        histories = {**known.running, **{name: history for name, (_, history) in known.suspended.items()}}
         return sorted(views, key=lambda view: histories[view.id].arrived if view.id in histories else view.since)
 
     def _fields(
@@ -115,8 +97,8 @@ class JobViews:
             "budget": summary.budget,
             "epoch": summary.epoch,
             "scaling": self._scaling(demand, arrays, on_several),
-            "switch_seconds": self._tracker.switch_seconds,
-            "best": self._tracker.best,
+            "switch_seconds": self._history.switch_seconds,
+            "best": self._history.best,
         }
 
     def _critical_path(
@@ -170,10 +152,10 @@ class JobViews:
                 scaling = replace(scaling, grows=scaling.grows and (lasts or on_several))
             found.append(scaling)
         worst = min(found, key=lambda scaling: (scaling.sharing, -scaling.alpha), default=Scaling(1.0))
-        return replace(worst, resize_seconds=self._tracker.switch_seconds)
+        return replace(worst, resize_seconds=self._history.switch_seconds)
 
     def _may_have_team(self, array: Array, kind: str) -> bool:
-        return self._teams and not array.key.opaque and self._tracker.may_have_team(array.key, kind)
+        return self._teams and not array.key.opaque and self._history.may_have_team(array.key, kind)
 
 
 def _max_sharing(demand: Demand) -> int:

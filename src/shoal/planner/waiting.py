@@ -1,14 +1,12 @@
 """Waiting trials as classes: trials that are alike in everything on which a plan depends."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from types import MappingProxyType
 
 from shoal.core.array import FusionKey, Member
 
-__all__ = ["ResourceLimit", "WaitingClass", "classes_of", "round_robin"]
+__all__ = ["ResourceLimit", "WaitingClass", "round_robin"]
 
 
 @dataclass(frozen=True)
@@ -62,31 +60,9 @@ class WaitingClass:
         return len(self.members) * self.epochs
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Place of its first trial in the queue."""
-        return self.rank, self.members[0].trial.number
-
-    @property
     def shares(self) -> bool:
         """Whether its trials may train in one process with others."""
         return not self.alone and self.limit is None
-
-
-def classes_of(
-    waiting: Iterable[tuple[Member, FusionKey]],
-    alone: AbstractSet[int] = frozenset(),
-    limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
-) -> list[WaitingClass]:
-    """Return the classes of waiting members with their keys, in the order of their first members."""
-    found: dict[tuple[FusionKey, int, int, bool, ResourceLimit | None], list[Member]] = {}
-    for member, key in waiting:
-        number = member.trial.number
-        place = key, member.start, member.target, number in alone, limits.get(number)
-        found.setdefault(place, []).append(member)
-    return [
-        WaitingClass(key, tuple(sorted(members, key=lambda member: member.trial.number)), 0, lone, limit)
-        for (key, _, _, lone, limit), members in found.items()
-    ]
 
 
 def round_robin(waiting: Sequence[WaitingClass], most: int) -> list[Member]:

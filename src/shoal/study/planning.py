@@ -23,7 +23,8 @@ from shoal.core.errors import AlgorithmError, DeviceError
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.planner.limits import memory_limit
-from shoal.planner.planner import Placement, plan
+from shoal.planner.plan_input import Placement, PlanInput
+from shoal.planner.planner import plan
 from shoal.remedy import command
 from shoal.schedule.refusals import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
@@ -39,6 +40,9 @@ HORIZON = 128
 
 CLASSES_PER_DEVICE = 8
 """Number of classes of waiting trials that a plan considers beyond the horizon, for each idle device."""
+
+AWAITS_SIGNATURES = "waits for the fusion signatures of other trials"
+"""Waiting reason of trials whose keys are known, while a job finds those of others."""
 
 BEHIND = "waits for trials ahead of it in the queue"
 """Waiting reason of trials behind those that a plan considers."""
@@ -106,14 +110,16 @@ def place(state: StudyState, now: float) -> None:
     version = _plan_version(state), cluster, held
     if version == state.last_plan and now < min(state.last_plan_time + state.config.replan_seconds, state.wake):
         return
-    _explain(state, held)
-    if not _explain_unknown(state, cluster):
+    reasons = held | _unknown_reasons(state, cluster)
+    if _awaits_signatures(state):
+        _explain(state, dict.fromkeys([x.number for x in state.trials.waiting()], AWAITS_SIGNATURES) | reasons)
         state.last_plan = None
         return
-    placement = _plan_within_horizon(state, cluster, now)
+    placement = _plan_within_horizon(state, cluster, now, look_further=version != state.last_plan)
+    reasons |= placement.refusals
     state.tracker, state.next_job, state.wake = placement.history, placement.next_job, placement.wake
     state.step.record(*state.tracker.take_quanta())
-    _explain(state, placement.refusals)
+    _explain(state, reasons)
     state.last_plan, state.last_plan_time = None if placement.starts or placement.joins else version, now
     for job, leave in placement.preemptions.items():
         state.step.record(JobLeaving(job, leave.reason))
@@ -125,34 +131,38 @@ def place(state: StudyState, now: float) -> None:
     _limit_memory(state)
     for job, arrays in placement.joins.items():
         _join(state, job, arrays)
-    _explain(state, dict.fromkeys(state.trials.unexplained, BEHIND))
+    if others := state.trials.explain_others(reasons, BEHIND):
+        state.step.record(Waiting(others))
 
 
-def _plan_within_horizon(state: StudyState, cluster: Cluster, now: float) -> Placement:
-    """Plan for the first classes of waiting trials, and for twice as many while a device stays idle."""
-    idle, horizon = len(state.idle()), HORIZON
+def _plan_within_horizon(state: StudyState, cluster: Cluster, now: float, *, look_further: bool) -> Placement:
+    """Plan for the first classes of waiting trials, and for twice as many while a device stays idle, if that may help.
+
+    A suspended job gets its present members before.
+    """
+    given, idle, horizon = _plan_input(state, cluster, now), len(state.idle()), HORIZON
     while True:
         most = horizon + CLASSES_PER_DEVICE * idle
-        placement, more_wait = _plan(state, cluster, now, most)
-        if placement.starts or not idle or not more_wait:
+        waiting = state.trials.classes(now, most)
+        placement = plan(replace(given, waiting=waiting), state.cache)
+        if placement.starts or not idle or len(waiting) < most or not look_further:
             return placement
         horizon *= 2
 
 
-def _explain_unknown(state: StudyState, cluster: Cluster) -> bool:
-    """Explain why trials without a key wait; return whether to plan for the others before their keys are known."""
-    unknown = state.trials.in_order(state.trials.without_key)
-    if not unknown:
-        return True
+def _unknown_reasons(state: StudyState, cluster: Cluster) -> dict[int, str]:
+    """Return why the trials without a key wait, by number."""
     can_run = any(device.healthy for _, device in cluster)
     why = "its fusion signature is not known yet" if can_run else no_device(cluster)
-    _explain(state, dict.fromkeys([x.number for x in unknown], why))
+    return dict.fromkeys([x.number for x in state.trials.in_order(state.trials.without_key)], why)
+
+
+def _awaits_signatures(state: StudyState) -> bool:
+    """Return whether a job is about to find keys, for which the plan waits."""
+    if not state.trials.without_key:
+        return False
     asked = in_signature_jobs(job for job, _ in state.running.values())
-    if not any(x.number in asked for x in unknown):
-        return True
-    others = [x.number for x in state.trials.waiting() if x.key is not None]
-    _explain(state, dict.fromkeys(others, "waits for the fusion signatures of other trials"))
-    return False
+    return not asked.isdisjoint(state.trials.without_key - state.trials.paused)
 
 
 def _group_waiting_text(state: StudyState, held: TrialRecord) -> str:
@@ -171,17 +181,12 @@ def _explain(state: StudyState, reasons: Mapping[int, str]) -> None:
         state.step.record(Waiting(changed))
 
 
-def _plan(state: StudyState, cluster: Cluster, now: float, most: int | None = None) -> tuple[Placement, bool]:
-    """Plan for the first `most` classes (None: all) of waiting trials and all that runs; return whether more may wait.
-
-    A suspended job gets its present members before.
-    """
-    suspended = state.tracker.refresh_suspended(state.trials.waits, now)
-    state.trials.suspend(suspended)
+def _plan_input(state: StudyState, cluster: Cluster, now: float) -> PlanInput:
+    """Return what a plan follows from, but for the waiting trials; suspended jobs get their present members before."""
+    state.tracker.refresh_suspended(state.trials.waits, now)
+    state.trials.suspend([job for job, _ in state.tracker.suspended.values()])
     running = [(state.trials.present(job), cluster.device(device.name)) for job, device in state.running.values()]
-    waiting = state.trials.classes(now, most)
-    given = replace(state.plan_input(cluster, now), waiting=waiting, running=running, suspended=suspended)
-    return plan(given), len(waiting) == most
+    return replace(state.plan_input(cluster, now), running=running)
 
 
 def _plan_version(state: StudyState) -> object:
@@ -255,12 +260,13 @@ def check_progress(state: StudyState, now: float) -> None:
     if state.fleet.all_removed:
         return
     waiting = state.trials.waiting()
-    reasons = Counter(x.reason for x in waiting if not x.reason.startswith(BEHIND))
+    reasons = Counter(x.reason for x in waiting if x.number in state.trials.explained)
     reason, trials = min(reasons.items(), key=lambda each: (-each[1], each[0]))
-    trials += len(waiting) - reasons.total()
+    trials += len(waiting) - reasons.total()  # those behind them
     if state.fleet.can_recover:
         best_case = state.fleet.best_case
-        at_best, _ = _plan(state, best_case, now)
+        given = _plan_input(state, best_case, now)
+        at_best = plan(replace(given, waiting=state.trials.classes(now)))
         unknown = any(x.key is None for x in waiting)
         if at_best.starts or (unknown and any(device.healthy for _, device in best_case)):
             return

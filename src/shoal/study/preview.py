@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from shoal.core.array import Array, FusionKey, Member
+from shoal.core.array import Array
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose
@@ -14,8 +14,8 @@ from shoal.planner.packing.base import Candidate, NoPacking, PackingContext
 from shoal.planner.packing.groups import memory_needed
 from shoal.planner.packing.prediction import predicted
 from shoal.planner.partition import Profiles
-from shoal.planner.planner import PlanInput, plan
-from shoal.planner.waiting import classes_of
+from shoal.planner.plan_input import PlanInput
+from shoal.planner.planner import plan
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
 from shoal.schedule.knapsack import Fifo
 from shoal.schedule.refusals import bytes_text
@@ -148,14 +148,13 @@ def preview(state: StudyState) -> Preview:
     signatures, config = state.signatures, state.config
     node, device = next(iter(state.fleet.cluster))
     failed: dict[str, list[int]] = {}
-    waiting: list[tuple[Member, FusionKey]] = []
     for record in state.trials.waiting():
-        key = record.key
-        if key is not None and state.profiles.estimate(key, device.kind) is not None:
-            waiting.append((record.member, key))
-        else:
-            reason = "was not measured" if key is None else signatures.reasons.get(key, "was not measured")
+        if record.key is None or state.profiles.estimate(record.key, device.kind) is None:
+            reason = "was not measured"
+            if record.key is not None:
+                reason = signatures.reasons.get(record.key, reason)
             failed.setdefault(reason, []).append(record.number)
+    waiting = [x for x in state.trials.classes(0.0) if state.profiles.estimate(x.key, device.kind) is not None]
     apart = Grouping(NoPacking(), config.history.relative_times)
 
     def planned(grouping: Grouping, fuse: bool) -> _Jobs:
@@ -171,14 +170,15 @@ def preview(state: StudyState) -> Preview:
             unmeasurable=signatures.unmeasurable,
         )
         while left:
-            placement = plan(replace(given, waiting=classes_of(left)))
+            placement = plan(replace(given, waiting=left))
             started = [job.arrays for job, _ in placement.starts if job.purpose is Purpose.TRAIN]
             if not started:
                 jobs.refused = placement.refusals
                 break
             jobs.groups += started
             begun = {member.trial.number for arrays in started for array in arrays for member in array.members}
-            left = [(member, key) for member, key in left if member.trial.number not in begun]
+            rest = [(x, tuple([m for m in x.members if m.trial.number not in begun])) for x in left]
+            left = [replace(x, members=members) for x, members in rest if members]
         return jobs
 
     plans = {

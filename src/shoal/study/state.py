@@ -21,7 +21,7 @@ from shoal.cost.store import ProfileStore
 from shoal.planner.cache import PlanCache
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker
-from shoal.planner.planner import PlanInput
+from shoal.planner.plan_input import PlanInput
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.devices import DeviceTracker
@@ -221,7 +221,6 @@ class StudyState:
             trained_epochs=self.signatures.trained,
             limits_shares=config.limits_shares,
             costs_version=self.profiles.changes,
-            cache=self.cache,
             alone=trials.train_alone,
             limits=trials.limits,
             unmeasurable=self.signatures.unmeasurable,

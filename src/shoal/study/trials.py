@@ -13,7 +13,7 @@ from shoal.planner.waiting import ResourceLimit, WaitingClass
 
 __all__ = ["TrialRecord", "TrialTable", "completed_without_algorithm"]
 
-_Place = tuple[int, FusionKey, int, int, bool, ResourceLimit | None]
+_ClassKey = tuple[int, FusionKey, int, int, bool, ResourceLimit | None]
 """What the trials of a `WaitingClass` have in common."""
 
 _number = attrgetter("trial.number")
@@ -95,16 +95,18 @@ class TrialTable:
         self.changes = 0
         self.unexplained: set[int] = set()
         """Numbers of waiting trials without a recorded reason."""
+        self.explained: set[int] = set()
+        """Numbers of waiting trials with a reason of their own, instead of that others are ahead in the queue."""
         self.without_key: set[int] = set()
         """Numbers of waiting trials without a fusion key."""
         self._all: dict[int, TrialRecord] = {}
         self._waiting: set[int] = set()
         self._suspended: frozenset[int] = frozenset()  # trials of suspended jobs
-        self._place_of: dict[int, _Place] = {}
-        self._filed: set[int] = set()  # trials that were put into a class since the last call of `classes`
-        self._classes: dict[_Place, list[Member]] = {}  # each by number
-        self._heads: list[tuple[tuple[int, int], _Place]] = []  # rank and first number of each class, ascending
-        self._frozen: dict[_Place, WaitingClass] = {}  # cache of the classes that have not changed
+        self._class_of: dict[int, _ClassKey] = {}
+        self._new_in_class: set[int] = set()  # trials that were put into a class since the last call of `classes`
+        self._classes: dict[_ClassKey, list[Member]] = {}  # each by number
+        self._heads: list[tuple[tuple[int, int], _ClassKey]] = []  # rank and first number of each class, ascending
+        self._snapshots: dict[_ClassKey, WaitingClass] = {}  # cache of the classes that have not changed
         self._members: dict[str, set[int]] = {}  # id of a job -> its trials, also ended ones until it lets them go
         self._present: dict[
             str, tuple[Job, Job]
@@ -137,7 +139,8 @@ class TrialTable:
         else:
             self._waiting.discard(number)
             self.unexplained.discard(number)
-        self._file([number])
+            self.explained.discard(number)
+        self._reclassify([number])
         if state.final and state is not TrialState.FAILED:  # a failed trial may be retried
             record.reported_states.clear()
 
@@ -156,33 +159,33 @@ class TrialTable:
         """Set the fusion keys of trials."""
         for number, key in keys.items():
             self._all[number].key = key
-        self._file(keys)
+        self._reclassify(keys)
 
     def isolate(self, record: TrialRecord) -> None:
         """Let a trial train in a job of its own."""
         self.train_alone.add(record.number)
-        self._file([record.number])
+        self._reclassify([record.number])
 
     def limit(self, record: TrialRecord, limit: ResourceLimit) -> None:
         """Limit the array or the device of a trial."""
         self.limits[record.number] = limit
-        self._file([record.number])
+        self._reclassify([record.number])
 
     def pause(self, numbers: Collection[int]) -> None:
         """Let trials wait until they are released."""
         self.paused.update(numbers)
-        self._file(numbers)
+        self._reclassify(numbers)
 
     def release(self, numbers: Collection[int]) -> None:
         """Let paused trials go on."""
         self.paused.difference_update(numbers)
-        self._file(numbers)
+        self._reclassify(numbers)
 
     def suspend(self, jobs: Iterable[Job]) -> None:
         """Take the trials of all suspended jobs out of the classes, and put those of other jobs back."""
         numbers = frozenset(member.trial.number for job in jobs for member in job.members)
         changed, self._suspended = numbers ^ self._suspended, numbers
-        self._file(changed)
+        self._reclassify(changed)
 
     def begin(self, job: str, members: Iterable[Member]) -> None:
         """Set the state of members of a job to RUNNING."""
@@ -233,7 +236,7 @@ class TrialTable:
         self.train_alone.discard(record.number)
         self.limits.pop(record.number, None)
         record.failure_note, record.last_cause = "", None
-        self._file([record.number])
+        self._reclassify([record.number])
 
     def retry(self, record: TrialRecord) -> None:
         """Make a failed trial wait again from its last reported epoch, with its failures cleared."""
@@ -251,6 +254,14 @@ class TrialTable:
             if reason != record.reason:
                 record.reason = changed[number] = reason
         self.unexplained.difference_update(reasons)
+        self.explained.update(reasons)
+        return changed
+
+    def explain_others(self, explained: Collection[int], reason: str) -> dict[int, str]:
+        """Give all waiting trials but those that were just explained this reason; returns those that have changed."""
+        others = (self.unexplained | self.explained).difference(explained)
+        changed = self.explain(dict.fromkeys(others, reason))
+        self.explained -= others
         return changed
 
     def present(self, job: Job) -> Job:
@@ -324,20 +335,20 @@ class TrialTable:
         jobs, in the order of their first trials in the queue.
         """
         found: list[WaitingClass] = []
-        for _, place in self._heads[:most]:
-            if place not in self._frozen:
-                rank, key, _, _, alone, limit = place
-                self._frozen[place] = WaitingClass(key, tuple(self._classes[place]), rank, alone, limit)
-            found.append(self._frozen[place])
-        for number in self._filed & self._place_of.keys():
+        for _, class_key in self._heads[:most]:
+            if class_key not in self._snapshots:
+                rank, key, _, _, alone, limit = class_key
+                self._snapshots[class_key] = WaitingClass(key, tuple(self._classes[class_key]), rank, alone, limit)
+            found.append(self._snapshots[class_key])
+        for number in self._new_in_class & self._class_of.keys():
             self.arrived.setdefault(number, now)
-        self._filed.clear()
+        self._new_in_class.clear()
         return found
 
-    def _file(self, numbers: Iterable[int]) -> None:
+    def _reclassify(self, numbers: Iterable[int]) -> None:
         """Put trials into the classes in which they belong now."""
         for number in numbers:
-            record, before = self._all[number], self._place_of.pop(number, None)
+            record, before = self._all[number], self._class_of.pop(number, None)
             waits = number in self._waiting
             (self.without_key.add if waits and record.key is None else self.without_key.discard)(number)
             if before is not None:
@@ -345,7 +356,7 @@ class TrialTable:
             if record.key is None or not waits or number in self.paused or number in self._suspended:
                 self.arrived.pop(number, None)
                 continue
-            place = (
+            key = (
                 self._rank(record),
                 record.key,
                 record.epoch,
@@ -353,23 +364,23 @@ class TrialTable:
                 number in self.train_alone,
                 self.limits.get(number),
             )
-            self._place_of[number] = place
-            self._filed.add(number)
-            self._change(place, partial(insort, x=record.member, key=_number))
+            self._class_of[number] = key
+            self._new_in_class.add(number)
+            self._change(key, partial(insort, x=record.member, key=_number))
 
-    def _change(self, place: _Place, change: Callable[[list[Member]], object]) -> None:
+    def _change(self, key: _ClassKey, change: Callable[[list[Member]], object]) -> None:
         """Change the members of a class, and its place in the order of classes."""
-        members = self._classes.setdefault(place, [])
+        members = self._classes.setdefault(key, [])
         before = members[:1]
         change(members)
-        self._frozen.pop(place, None)
+        self._snapshots.pop(key, None)
         if before != members[:1]:
             for head in before:
-                del self._heads[bisect_left(self._heads, (place[0], head.trial.number), key=itemgetter(0))]
+                del self._heads[bisect_left(self._heads, (key[0], head.trial.number), key=itemgetter(0))]
             for head in members[:1]:
-                insort(self._heads, ((place[0], head.trial.number), place), key=itemgetter(0))
+                insort(self._heads, ((key[0], head.trial.number), key), key=itemgetter(0))
         if not members:
-            del self._classes[place]
+            del self._classes[key]
 
     def _rank(self, record: TrialRecord) -> int:
         return 2 * record.failures + (record.number in self.common_failures)

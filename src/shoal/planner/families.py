@@ -1,0 +1,89 @@
+"""Families: trials of several structures that train as one partially fused array."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from shoal.core.array import FusionKey
+from shoal.core.demand import Profile
+from shoal.cost.estimate import MIN_WORK_TO_MEASURE, STEP_OVERHEAD_SECONDS, best_size, seconds, step_seconds
+from shoal.planner.partition import MIN_FUSING_GAIN, Profiles
+from shoal.planner.waiting import WaitingClass
+
+__all__ = ["by_family", "families"]
+
+MIN_SECONDS_TO_PROFILE = 5.0
+"""A family is profiled as one array if its trials take at least this many seconds in separate arrays. On a GPU
+they take at least `MIN_WORK_TO_MEASURE`, since with less only a single member is timed."""
+
+
+def by_family(
+    waiting: Sequence[WaitingClass],
+    profiles: Profiles,
+    kinds: Collection[str],
+    unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
+    relative_time: Callable[[AbstractSet[FusionKey]], float] = lambda keys: 1.0,
+) -> Sequence[WaitingClass]:
+    """Give the trials of a family the key of the family, if one array of them is faster than one per structure.
+
+    If the family has no profile, its trials also get its key once all its structures have profiles. It must gain on
+    each kind of device with profiles. All other trials keep their keys. Without a change it is `waiting` itself.
+    """
+    chosen: set[FusionKey] = set()
+    for family, classes in families(waiting).items():
+        found = [_is_faster_as_family(family, classes, profiles, unmeasurable, kind, relative_time) for kind in kinds]
+        known = [gains for gains in found if gains is not None]
+        if known and all(known):
+            chosen.add(family)
+    if not chosen:
+        return waiting
+    return [replace(x, family=x.key.family_key) if _may_join(x, chosen) else x for x in waiting]
+
+
+def _may_join(waiting: WaitingClass, chosen: AbstractSet[FusionKey]) -> bool:
+    return bool(waiting.key.family) and waiting.shares and waiting.key.family_key in chosen
+
+
+def families(waiting: Sequence[WaitingClass]) -> dict[FusionKey, list[WaitingClass]]:
+    """Return the trials of each family of at least two structures, by the key of the family."""
+    found: dict[FusionKey, list[WaitingClass]] = {}
+    for each in waiting:
+        if each.key.family and each.shares:
+            found.setdefault(each.key.family_key, []).append(each)
+    return {family: classes for family, classes in found.items() if len({each.key for each in classes}) > 1}
+
+
+def _is_faster_as_family(
+    family: FusionKey,
+    classes: Sequence[WaitingClass],
+    profiles: Profiles,
+    unmeasurable: AbstractSet[tuple[FusionKey, str]],
+    kind: str,
+    relative_time: Callable[[AbstractSet[FusionKey]], float],
+) -> bool | None:
+    """Return whether one array is faster on a kind of device, or worth profiling; None if profiles are missing."""
+    counts = Counter[FusionKey]()
+    for each in classes:
+        counts[each.key] += len(each.members)
+    known = {key: profile for key in counts if (profile := profiles(key, kind)) is not None}
+    if len(known) < len(counts) or (family, kind) in unmeasurable:
+        return None
+    family_profile = profiles(family, kind)
+    if family_profile is None:
+        epochs = sum(each.pending for each in classes) / counts.total()
+        work = sum(count * epochs * seconds(known[key], [1]) for key, count in counts.items())
+        on_gpu = any(profile.first_size is None for profile in known.values())
+        return work >= (MIN_WORK_TO_MEASURE if on_gpu else MIN_SECONDS_TO_PROFILE)
+    if best_size(family_profile, counts.total()) == 1:
+        return False
+    steps = relative_time(counts.keys()) * sum(
+        count * _seconds_per_member(known[key], count) for key, count in counts.items()
+    )
+    return counts.total() * _seconds_per_member(family_profile, counts.total()) <= (1 - MIN_FUSING_GAIN) * steps
+
+
+def _seconds_per_member(profile: Profile, members: int) -> float:
+    """Return the seconds of a step per member, for `members` in arrays of the most efficient size."""
+    size = best_size(profile, members)
+    return (step_seconds(profile, size) + STEP_OVERHEAD_SECONDS) / size
