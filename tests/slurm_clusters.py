@@ -70,6 +70,19 @@ def fake_cluster(directory: Path, monkeypatch: pytest.MonkeyPatch, nodes: Sequen
         subprocess.run([directory / "bin" / "scancel", *left], check=True)
 
 
+@contextmanager
+def end_ray() -> Iterator[None]:
+    """End the Ray of this process, and restore its variables in the environment."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+
+
 NODES = ("ash", "beech", "cedar")
 
 _CONFIGURATION = """

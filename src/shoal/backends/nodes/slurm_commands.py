@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import IO
 
 from shoal.core.errors import BackendError
 
@@ -48,19 +48,19 @@ class SlurmNode:
     cpus: int
     gpus: int
 
-    def srun(self, command: Sequence[str], **output: Any) -> "subprocess.Popen[str]":
-        """Start a step of one task there, with all CPUs and GPUs, beside all other steps."""
+    def srun(self, command: Sequence[str], output: IO[str]) -> "subprocess.Popen[str]":
+        """Start a step of one task there, with all CPUs and GPUs, beside all other steps; its input is a pipe."""
         job = ["srun", f"--jobid={os.environ['SLURM_JOB_ID']}", "--overlap"]
         share = [f"--cpus-per-task={self.cpus}", f"--gpus-per-node={self.gpus}"]
         place = ["--nodes=1", "--ntasks=1", f"--nodelist={self.name}"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | output
         return subprocess.Popen(
             [*job, *place, *share, *command],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
             text=True,
             env=_environment(),
             start_new_session=True,  # Ctrl-C is for the engine
-            **pipes,
         )
 
 
