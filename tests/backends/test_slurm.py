@@ -14,7 +14,7 @@ import local_scripts as scripts
 import psutil
 import pytest
 from processes import alive, gone
-from slurm_clusters import FakeCluster, end_ray, fake_cluster
+from slurm_clusters import FakeCluster, end_ray, end_steps, fake_cluster
 
 import shoal.backends.nodes.slurm
 from shoal.backends.base import Backend, Ended, Outcome, Reported, WorkerContext
@@ -44,11 +44,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClust
     """A cluster of two nodes; this process is in no allocation."""
     monkeypatch.setattr("shoal.backends.nodes.slurm._WATCH_SECONDS", 0.2)
     monkeypatch.setattr(Slurm, "_sbatch", None)
-    monkeypatch.setattr(Slurm, "_steps", {})
     with fake_cluster(tmp_path / "slurm", monkeypatch, ["ash", "beech"]) as made:
         yield made
-    for step in Slurm._steps.values():
-        step._srun.communicate()
+    end_steps()
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ class Slurm(Ray):
                         f"{COMMAND_SECONDS:.0f} s; see: sinfo -N -l"
                     )
             time.sleep(_PAUSE_SECONDS)
-        return cls.find_on([node for node, _ in found], devices)
+        return cls.find_on([replace(node, name=step.name) for node, step in found], devices)
 
     def nodes(self) -> list[RayNode]:
         """The nodes of the study that are there now; ask Slurm for those that are missing."""

@@ -56,6 +56,7 @@ class ClusterHead:
         """Folder for the output of nodes."""
         token = token_hex(32)
         _use_token(folder.path, token)
+        before = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(
                 address="local",
@@ -71,6 +72,8 @@ class ClusterHead:
         except (OSError, RuntimeError, ValueError) as error:
             folder.close()
             raise BackendError(f"Ray could not start the head of a cluster on this machine: {error}") from error
+        if signal.getsignal(signal.SIGTERM) is not before:  # Ray would let it raise SystemExit
+            signal.signal(signal.SIGTERM, before)
         self._address = ray.get_runtime_context().gcs_address
         self.contact = json.dumps({"address": self._address, "token": token, "versions": versions()})
         """What a node needs to join, in one line; it is secret."""
@@ -119,6 +122,7 @@ def be_node() -> None:
             "num-cpus": ThisMachine().cores() if cores is None else cores,
             "num-gpus": len(gpus),
             "object-store-memory": _STORE_BYTES,
+            "include-log-monitor": "false",
             "temp-dir": folder.path / "r",
         }
         cli.main(["start", *(f"--{name}={value}" for name, value in options.items()), "--block"])
