@@ -22,7 +22,6 @@ from shoal.backends.nodes.messages import NodeEnded
 from shoal.backends.nodes.ray import Ray, RayNode, living_nodes
 from shoal.backends.nodes.slurm_cluster import ClusterHead, be_node
 from shoal.backends.nodes.slurm_commands import (
-    COMMAND_SECONDS,
     SlurmNode,
     allocation,
     cancel,
@@ -39,6 +38,8 @@ _log = logging.getLogger("shoal.backends")
 
 _WATCH_SECONDS = 5.0
 """Seconds between two looks at steps that have ended, and at the jobs in Slurm's queue."""
+_JOIN_SECONDS = 180.0
+"""Longest wait for the nodes of an allocation, which import Ray, perhaps from a slow file system."""
 _PAUSE_SECONDS = 0.1
 _SLURM_ENDED = frozenset({"CANCELLED", "DEADLINE", "NODE_FAIL", "PREEMPTED", "REVOKED", "TIMEOUT"})
 """States of jobs that Slurm has ended, so that their agents are not to blame."""
@@ -151,7 +152,7 @@ class Slurm(Ray):
         for node in wanted:
             cls._start_step(node)
         steps = [cls._steps[node.name] for node in wanted]
-        deadline = time.monotonic() + COMMAND_SECONDS
+        deadline = time.monotonic() + _JOIN_SECONDS
         while len(found := _joined(steps)) < len(steps):
             for step in steps:
                 if end := step.ended():
@@ -159,7 +160,7 @@ class Slurm(Ray):
                 if time.monotonic() > deadline and not step.joined:
                     raise BackendError(
                         f"node {step.name} of the allocation has not joined the Ray cluster of the engine for "
-                        f"{COMMAND_SECONDS:.0f} s; see: sinfo -N -l"
+                        f"{_JOIN_SECONDS:.0f} s; see: sinfo -N -l"
                     )
             time.sleep(_PAUSE_SECONDS)
         return cls.find_on([replace(node, name=step.name) for node, step in found], devices)

@@ -14,7 +14,6 @@ from typing import IO
 from shoal.core.errors import BackendError
 
 __all__ = [
-    "COMMAND_SECONDS",
     "SlurmNode",
     "allocated_nodes",
     "allocation",
@@ -32,7 +31,7 @@ _MOST_NODES = 10_000
 _RESERVED = ("array", "wait", "wrap", "test-only")
 """Options of `sbatch` that Shoal says itself, or that make one job of several."""
 
-COMMAND_SECONDS = 60.0
+_COMMAND_SECONDS = 60.0
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "FORGOTTEN", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
@@ -174,7 +173,7 @@ def _run(*command: str, text: str = "") -> str:
             input=text,
             capture_output=True,
             text=True,
-            timeout=COMMAND_SECONDS,
+            timeout=_COMMAND_SECONDS,
             env=_environment(),
             check=False,
         )
