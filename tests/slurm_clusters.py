@@ -12,11 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shoal.backends.nodes.slurm import Slurm
 
 PROGRAMS = ("srun", "sbatch", "squeue", "scancel", "scontrol")
 
@@ -68,6 +70,30 @@ def fake_cluster(directory: Path, monkeypatch: pytest.MonkeyPatch, nodes: Sequen
     yield made
     if left := [job for job, values in made.jobs().items() if values["state"] in ("PENDING", "RUNNING")]:
         subprocess.run([directory / "bin" / "scancel", *left], check=True)
+
+
+@contextmanager
+def end_ray() -> Iterator[None]:
+    """End the Ray of this process, with the nodes of its allocation, and restore its variables in the environment."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        end_steps()
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def end_steps() -> None:
+    """End the nodes of the allocation."""
+    for step in Slurm._steps.values():
+        assert step._srun.stdin is not None
+        with suppress(BrokenPipeError):
+            step._srun.stdin.close()
+    while Slurm._steps:
+        Slurm._steps.popitem()[1]._srun.wait()
 
 
 NODES = ("ash", "beech", "cedar")

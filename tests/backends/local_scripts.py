@@ -49,6 +49,11 @@ def waits(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     wait_for_stop(control)
 
 
+def reports_when_stopped(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
+    yield from waits(job, device, control)
+    yield pids(job)
+
+
 def waits_with_child(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as child:
         yield measured(job, worker=os.getpid(), server=os.getppid(), child=child.pid)

@@ -102,6 +102,30 @@ def test_a_node_whose_agent_is_killed_loses_its_jobs_and_no_other_does(tmp_path:
         assert end_of(backend, "two").outcome is Outcome.STOPPED
 
 
+def test_a_node_that_is_about_to_end_is_left_once_its_jobs_are_saved(tmp_path: Path) -> None:
+    with scripted(PatientNodes, tmp_path, scripts.reports_when_stopped) as backend:
+        assert isinstance(backend, PipeNodes)
+        first_reports(backend, "one", "two")
+        backend.drain("ash", "its time is over")
+        assert backend.condition(ASH).healthy, "its job would be killed"
+        backend.start(scripted_job("late"), ASH)
+        events = events_until_ended(backend, ["one", "late"])
+        assert [type(event) for event in events["one"]] == [Reported, Ended]
+        assert [type(event) for event in events["late"]] == [Ended]
+        for job in ("one", "late"):
+            end = events[job][-1]
+            assert isinstance(end, Ended)
+            assert end.outcome is Outcome.LOST
+            assert end.message.startswith("node ash is gone: its time is over\n")
+        assert backend.condition(ASH).reason.endswith(": its time is over")
+        while "ash" in backend._links:
+            assert backend.poll(0.1) == []
+        assert backend.condition(ASH).reason == "node ash is gone: its time is over"
+        assert backend._deaths["ash"] == 0
+        backend.stop("two")
+        assert end_of(backend, "two").outcome is Outcome.STOPPED
+
+
 def test_a_study_without_any_node_left_ends_with_the_reasons(tmp_path: Path) -> None:
     with scripted(PipeNodes, tmp_path, scripts.waits) as backend:
         assert isinstance(backend, PipeNodes)

@@ -4,6 +4,7 @@ import queue
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,21 @@ def test_an_address_stands_for_the_cluster_that_it_reached(
     address: str | None, connected_by: tuple[str, str], same: bool
 ) -> None:
     assert is_address_of(address, "10.0.0.1:6379", connected_by) is same
+
+
+def test_what_is_not_installed_is_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "Ray":
+            raise metadata.PackageNotFoundError(name)
+        return "2.0"
+
+    right = versions() | {"torch": "2.0", "Ray": "2.60.0"}
+    monkeypatch.setattr("shoal.backends.nodes.inventory.metadata.version", version)
+    assert version_fault("ash", versions(), right) == (
+        "node ash has Ray none, and the engine has Ray 2.60.0; install the same versions of Python, torch, Ray and "
+        "Shoal on all nodes"
+    )
+    assert not version_fault("ash", versions())
 
 
 @pytest.mark.parametrize(

@@ -3,33 +3,40 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
-import cloudpickle
 import local_scripts as scripts
 import psutil
 import pytest
-from processes import gone
-from slurm_clusters import FakeCluster, fake_cluster
+from processes import alive, gone
+from slurm_clusters import FakeCluster, end_ray, end_steps, fake_cluster
 
+import shoal.backends.nodes.slurm
 from shoal.backends.base import Backend, Ended, Outcome, Reported, WorkerContext
-from shoal.backends.nodes.inventory import versions
 from shoal.backends.nodes.slurm import Slurm
 from shoal.backends.nodes.slurm_commands import SlurmNode, allocated_nodes, requested_nodes
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, DeviceError
 from shoal.testing.backends import BACKEND_CHECKS, Devices, MakeBackend, events_until_ended, scripted, scripted_job
 
+ray = pytest.importorskip("ray")
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
+
 ASH, BEECH = DEVICES = (Device("ash/cpu:0", "cpu/1", 2**30), Device("beech/cpu:0", "cpu/1", 2**30))
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_of_the_module() -> Iterator[None]:
+    """The head of a cluster is that of all tests here."""
+    with end_ray():
+        yield
 
 
 @pytest.fixture
@@ -39,6 +46,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClust
     monkeypatch.setattr(Slurm, "_sbatch", None)
     with fake_cluster(tmp_path / "slurm", monkeypatch, ["ash", "beech"]) as made:
         yield made
+    end_steps()
 
 
 @pytest.fixture
@@ -70,12 +78,13 @@ def with_nodes(worker_context: WorkerContext) -> Slurm:
     return backend
 
 
-@pytest.mark.in_turns(5)
+@pytest.mark.in_turns
 @pytest.mark.usefixtures("allocation")
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.__name__)
 def test_nodes_of_an_allocation_keep_the_contract(
     check: Callable[[MakeBackend, Path, Devices], None], tmp_path: Path
 ) -> None:
+    Slurm.discover("auto")
     check(Slurm, tmp_path / "study", DEVICES)
 
 
@@ -91,9 +100,7 @@ def test_nodes_of_batch_jobs_keep_the_contract(
 
 def test_a_step_says_what_it_takes_of_its_node(allocation: FakeCluster, tmp_path: Path) -> None:
     with closing(with_nodes(context(tmp_path))):
-        (agent,) = agents("ash", tmp_path)
-        assert os.getsid(agent.pid) != os.getsid(0), "Ctrl-C of a terminal goes to all processes of its session"
-    assert gone(agent.pid)
+        assert os.getsid(node_process("ash").pid) != os.getsid(0), "Ctrl-C of a terminal goes to its whole session"
     for node, call in zip(["ash", "beech"], sorted(allocation.calls("srun")), strict=True):
         options = ["--jobid=12", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}"]
         assert call[:7] == [*options, "--cpus-per-task=1", "--gpus-per-node=0"]
@@ -109,52 +116,72 @@ def test_a_batch_job_has_its_options_and_is_one_node(slurm: FakeCluster, tmp_pat
     test, *calls = slurm.calls("sbatch")
     own, given = ["--job-name=shoal", "--nodes=1"], ["--partition=main", "--comment=of two words"]
     assert test == [*own, "--test-only", "--wrap=true", *given]
-    log = tmp_path / "logs" / "agent-%j.log"
+    log = tmp_path / "logs" / "node-%j.log"
     assert calls == [[*own, "--parsable", "--no-requeue", f"--output={log}", f"--error={log}", *given]] * 3
     # the one that waits may begin when the first ends, and end by itself before it is cancelled
     assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
 
 
-def test_the_key_is_for_its_user_alone_and_is_gone_after_the_run(allocation: FakeCluster, tmp_path: Path) -> None:
-    with closing(Slurm(context(tmp_path))):
-        (file,) = (tmp_path / "agents").glob("*.key")
+STRANGER = """
+import sys
+from ray._raylet import GcsClient
+print(len(GcsClient(address=sys.argv[1]).get_all_node_info()))
+"""
+
+
+def test_who_has_no_token_is_refused_and_files_are_for_their_user_alone(slurm: FakeCluster, tmp_path: Path) -> None:
+    Slurm.connect(sbatch="--nodes=2")
+    with closing(with_nodes(context(tmp_path))):
+        (file,) = (tmp_path / "agents").glob("*.contact")
         assert file.stat().st_mode & 0o777 == 0o600
-        key = json.loads(file.read_text())["key"]
-        assert not any(key in word for call in allocation.calls("srun") for word in call)
+        contact = json.loads(file.read_text())
+        scripts_of_jobs = [path.read_text() for path in slurm.directory.glob("jobs/*.sh")]
+        assert not any(contact["token"] in text for text in [*scripts_of_jobs, str(slurm.calls("sbatch"))])
+        assert Slurm._head is not None
+        homes = [Slurm._head.logs, *(Path(ray_folder(node_process(node))).parent for node in ("ash", "beech"))]
+        assert {home.stat().st_mode & 0o777 for home in homes} == {0o700}
+        for token, status in ((None, 1), ("0" * 64, 1), (contact["token"], 0)):
+            mode = (
+                {"RAY_AUTH_MODE": "disabled"} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", STRANGER, contact["address"]],
+                env=os.environ | mode,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == status, done.stderr
+            assert status == 0 or "InvalidAuthToken" in done.stderr
     assert not list((tmp_path / "agents").iterdir())
 
 
-@pytest.mark.usefixtures("allocation")
-def test_strangers_and_agents_of_other_runs_are_refused(tmp_path: Path) -> None:
-    waiting = WorkerContext(tmp_path, cloudpickle.dumps(scripts.waits), runner="shoal.testing.backends:follow")
-    with closing(with_nodes(waiting)) as backend:
-        (file,) = (tmp_path / "agents").glob("*.key")
-        contact = json.loads(file.read_text())
-        address = ("127.0.0.1", contact["port"])
-        with socket.create_connection(address), pytest.raises(AuthenticationError):  # a stranger that says nothing
-            Client(address, authkey=b"the key of another run")
-        with Client(address, authkey=bytes.fromhex(contact["key"])) as old:
-            assert isinstance(old, Connection)
-            about = {"launch": "1", "node": "ash", "cores": 1, "gpus": [], "versions": versions()}
-            old.send_bytes(json.dumps(about).encode())  # that of ash has called
-            with pytest.raises(EOFError):
-                old.recv()
-        backend.start(scripted_job("one"), ASH)
-        backend.kill("one")
-        assert end_of(backend, "one").outcome is Outcome.CRASHED
+def node_process(node: str) -> psutil.Process:
+    """The process of a node of this process's cluster that has joined or is to."""
+    found = [each for each in psutil.process_iter() if _is_node(each, node)]
+    (mine,) = (each for each in found if each.ppid() not in {other.pid for other in found})
+    return mine
 
 
-def agents(node: str, directory: Path) -> list[psutil.Process]:
-    """The processes of a study's agents on a node, without those that they have forked."""
-    found = [each for each in psutil.process_iter() if _is_agent(each, node, directory)]
-    return [each for each in found if each.ppid() not in [other.pid for other in found]]
-
-
-def _is_agent(process: psutil.Process, node: str, directory: Path) -> bool:
+def _is_node(process: psutil.Process, node: str) -> bool:
     with suppress(psutil.Error):
-        command = process.cmdline()
-        return str(directory) in command and process.environ().get("SLURMD_NODENAME") == node
+        environment = process.environ()
+        mine = environment.get("FAKE_SLURM") == os.environ["FAKE_SLURM"]
+        return mine and environment.get("SLURMD_NODENAME") == node and "be_node" in " ".join(process.cmdline())
     return False
+
+
+def ray_folder(node: psutil.Process) -> str:
+    """The folder of Ray of a node, in the arguments of its processes."""
+    words = [word for each in node.children(recursive=True) for word in each.cmdline()]
+    return next(word.partition("=")[2] for word in words if word.startswith(("--temp-dir=", "--temp_dir=")))
+
+
+def agent_process(node: str) -> psutil.Process:
+    """The process of an agent on a node."""
+    found = [x for x in node_process(node).children(recursive=True) if "ray::RayAgent" in " ".join(x.cmdline())]
+    (agent,) = (each for each in found if each.ppid() not in {other.pid for other in found})
+    return agent
 
 
 def first_report(backend: Backend, job: str, device: Device) -> int:
@@ -175,16 +202,20 @@ def end_of(backend: Backend, job: str) -> Ended:
 
 
 @pytest.mark.usefixtures("allocation")
-def test_a_killed_agent_loses_its_jobs_and_another_one_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [agent_process, node_process], ids=["agent", "node"])
+def test_a_killed_agent_or_node_loses_its_jobs_and_starts_again(
+    killed: Callable[[str], psutil.Process], tmp_path: Path
+) -> None:
+    Slurm.discover("auto")
     with scripted(Slurm, tmp_path, scripts.waits) as backend:
         assert isinstance(backend, Slurm)
         worker = first_report(backend, "one", ASH)
         first_report(backend, "two", BEECH)
-        (agent,) = agents("ash", tmp_path)
-        agent.kill()
+        killed("ash").kill()
         lost = end_of(backend, "one")
         assert lost.outcome is Outcome.LOST
-        assert lost.message.startswith("node ash is gone: srun: error: ash: task 0: Killed\n")
+        assert lost.message.startswith("node ash is gone: ")
+        assert killed is agent_process or "srun: error: ash: task 0: Killed" in lost.message
         assert gone(worker)
         poll_until(backend, lambda: "ash" in backend._inventories)
         assert first_report(backend, "again", ASH) != worker
@@ -195,21 +226,31 @@ def test_a_killed_agent_loses_its_jobs_and_another_one_starts(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("allocation")
-def test_a_killed_engine_leaves_no_process(tmp_path: Path) -> None:
-    code = f"import sys; sys.path[:] = {sys.path}; import test_slurm; test_slurm.hold_a_job({str(tmp_path)!r})"
+def test_of_two_clusters_on_the_same_nodes_one_ends_with_its_killed_engine(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path[:] = {sys.path}; import test_slurm; test_slurm.hold_a_job({str(tmp_path / 'other')!r})"
+    )
+    (tmp_path / "other").mkdir()
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as engine:
         assert engine.stdout is not None
-        worker = int(engine.stdout.readline())
-        (agent,) = agents("ash", tmp_path)
-        engine.kill()
-    assert gone(worker)
-    assert gone(agent.pid)
+        worker, *others = map(int, engine.stdout.readline().split())
+        Slurm.discover("auto")
+        with scripted(Slurm, tmp_path / "study", scripts.waits) as backend:
+            first_report(backend, "one", ASH)
+            engine.kill()
+            assert all(gone(each) for each in (worker, *others))
+            backend.stop("one")
+            assert end_of(backend, "one").outcome is Outcome.STOPPED
 
 
 def hold_a_job(directory: str) -> None:
-    """Be an engine, and print the process of its job."""
+    """Be an engine, and print the process of its job, and those of its nodes."""
+    Slurm.connect()
+    Slurm.discover("auto")
     with scripted(Slurm, Path(directory), scripts.waits) as backend:
-        print(first_report(backend, "one", ASH), flush=True)
+        worker = first_report(backend, "one", ASH)
+        nodes = [psutil.Process(step._srun.pid) for step in Slurm._steps.values()]
+        print(worker, *(each.pid for node in nodes for each in node.children(recursive=True)), flush=True)
         signal.pause()
 
 
@@ -222,11 +263,34 @@ def test_a_cancelled_job_is_replaced_and_its_trials_are_lost_not_failed(slurm: F
         subprocess.run(["scancel", "100"], check=True)
         lost = end_of(backend, "one")
         assert lost.outcome is Outcome.LOST
-        assert "node ash is gone: its Slurm job 100 has ended (CANCELLED)" in lost.message
+        assert lost.message.startswith("node ash is gone: ")
         assert gone(worker)
         poll_until(backend, lambda: backend._inventories)
         assert list(slurm.jobs()) == ["100", "101"]
         assert backend._deaths["ash"] == 0
+        first_report(backend, "again", ASH)
+
+
+def test_a_node_that_is_warned_of_its_end_is_left_with_its_jobs_saved_and_is_replaced(
+    slurm: FakeCluster, tmp_path: Path
+) -> None:
+    Slurm.connect(sbatch="--nodes=1")
+    with scripted(Slurm, tmp_path, scripts.reports_when_stopped) as backend:
+        assert isinstance(backend, Slurm)
+        poll_until(backend, lambda: backend._inventories)
+        first_report(backend, "one", ASH)
+        warned = node_process("ash")
+        warned.terminate()
+        *reports, lost = events_until_ended(backend, ["one"])["one"]
+        assert [type(event) for event in reports] == [Reported], "it was not stopped with a last report"
+        assert isinstance(lost, Ended)
+        assert lost.outcome is Outcome.LOST
+        assert lost.message.startswith("node ash is gone: Ray was told so, by SIGTERM to `ray start`")
+        poll_until(backend, lambda: not alive(warned.pid))
+        poll_until(backend, lambda: backend._inventories)
+        assert list(slurm.jobs()) == ["100", "101"]
+        assert backend._deaths["ash"] == 0
+        assert backend.condition(ASH).healthy
         first_report(backend, "again", ASH)
 
 
@@ -235,7 +299,7 @@ def test_a_node_with_another_share_has_another_name(tmp_path: Path) -> None:
     """Its first GPU may be another one than that of an earlier job there."""
     Slurm.connect(sbatch="--nodes=1")
     with closing(Slurm(context(tmp_path))) as backend:
-        backend._shares["ash"] = [8, ["GPU-1"]]
+        backend._shares["ash"] = "eight cores and a GPU"
         poll_until(backend, lambda: backend._inventories)
         assert [device.name for _, device in backend.find("auto")] == ["ash-2/cpu:0"]
 
@@ -243,14 +307,14 @@ def test_a_node_with_another_share_has_another_name(tmp_path: Path) -> None:
 def test_a_study_ends_when_no_job_can_become_a_node(
     slurm: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/no-such-python")
     Slurm.connect(sbatch="--nodes=2")
+    monkeypatch.setattr(sys, "executable", "/bin/no-such-python")
     with (
         closing(Slurm(context(tmp_path))) as backend,
         pytest.raises(
             BackendError,
-            match=r"no node can run jobs any more: job 100: it ended \(FAILED\) before its agent had "
-            r"called: .*/bin/no-such-python: not found Log: .*agent-100.log; job 101: ",
+            match=r"no node can run jobs any more: job 100: it ended \(FAILED\) before it had joined: "
+            r".*/bin/no-such-python: not found Log: .*node-100.log; job 101: ",
         ),
     ):
         poll_until(backend, lambda: False)
@@ -263,7 +327,7 @@ def test_a_pending_job_that_is_cancelled_is_not_asked_for_again(slurm: FakeClust
         subprocess.run(["scancel", "102"], check=True)
         poll_until(backend, lambda: len(backend._jobs) == 2)
         assert backend._wanted == 2
-        assert {node: set(agents(node, tmp_path)) != set() for node in ("ash", "beech")} == {"ash": True, "beech": True}
+        assert {agent_process(node).is_running() for node in ("ash", "beech")} == {True}
     assert list(slurm.jobs()) == ["100", "101", "102"]
 
 
@@ -284,37 +348,56 @@ def test_nodes_that_cannot_run_shoal_are_named_before_a_study_begins(
     with pytest.raises(BackendError, match=r"node beech of the allocation cannot run Shoal: .*Unable to create step"):
         Slurm.discover("auto")
     allocation.set_down()
-    mine = {"Python": "3.11.7", "torch": "2.0.0", "Shoal": "0.1.0"}
-    monkeypatch.setattr("shoal.backends.nodes.inventory.versions", lambda: mine)
-    with pytest.raises(DeviceError, match=r"node ash has .*torch .*, and the engine has .*torch 2\.0\.0.*; install"):
+    change_versions(monkeypatch, torch="2.0.0")
+    with pytest.raises(
+        BackendError, match=r"node .* Shoal: node .* has torch .*, and the engine has torch 2\.0\.0; inst"
+    ):
         Slurm.discover("auto")
 
 
-def test_an_agent_of_other_versions_is_refused_when_it_calls(
-    slurm: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def change_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    """Let nodes find other versions of the engine than its own."""
+    assert Slurm._head is not None
+    contact = json.loads(Slurm._head.contact)
+    monkeypatch.setattr(Slurm._head, "contact", json.dumps(contact | {"versions": contact["versions"] | versions}))
+
+
+def test_nodes_of_another_ray_are_refused(slurm: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Slurm.connect(sbatch="")
-    mine = {"Python": "3.11.7", "torch": "2.0.0", "Shoal": "0.1.0"}
-    monkeypatch.setattr("shoal.backends.nodes.inventory.versions", lambda: mine)
+    change_versions(monkeypatch, Ray="2.0.0")
     with (
         closing(Slurm(context(tmp_path))) as backend,
-        pytest.raises(BackendError, match=r"node ash cannot be used: node ash has .*torch .*, and the engine has "),
+        pytest.raises(
+            BackendError,
+            match=r"no node can run jobs any more: job 100: .*: node ash has Ray .*, and the engine has Ray 2\.0\.0; "
+            "install the same versions of Python, torch, Ray and Shoal on all nodes",
+        ),
     ):
         poll_until(backend, lambda: False)
     assert len(slurm.jobs()) == 1
 
 
-@pytest.mark.usefixtures("allocation")
-def test_a_directory_that_nodes_do_not_share_is_an_error(tmp_path: Path) -> None:
-    class Elsewhere(Slurm):
-        def _command(self, launch: str) -> list[str]:
-            return [word.replace(str(tmp_path), "/nowhere") for word in super()._command(launch)]
+@pytest.mark.usefixtures("slurm")
+def test_no_ray_and_another_cluster_of_the_process_are_errors_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    Slurm.connect(sbatch="")
+    assert ray.is_initialized()
+    monkeypatch.setattr(Slurm, "_head", None)
+    with pytest.raises(BackendError, match=r"starts one of its own; call ray\.shutdown\(\) first"):
+        Slurm.connect(sbatch="")
+    monkeypatch.setattr("shoal.backends.nodes.ray.find_spec", lambda name: None)
+    with pytest.raises(BackendError, match=r"back end 'slurm' needs Ray, which is not installed\. .*: pip install ray"):
+        Slurm.connect(sbatch="")
 
+
+@pytest.mark.usefixtures("slurm")
+def test_a_directory_that_nodes_do_not_share_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Slurm.connect(sbatch="")
+    elsewhere = ["/nowhere", "a.contact"]
+    command = shoal.backends.nodes.slurm._command
+    monkeypatch.setattr("shoal.backends.nodes.slurm._command", lambda label, *study: command(label, *elsewhere))
     with (
-        closing(Elsewhere(context(tmp_path))) as backend,
-        pytest.raises(
-            BackendError, match="cannot be used: the directory /nowhere of the study is not shared by all nodes: node "
-        ),
+        closing(Slurm(context(tmp_path))) as backend,
+        pytest.raises(BackendError, match="the directory /nowhere of the study is not shared by all nodes: node ash "),
     ):
         poll_until(backend, lambda: False)
 

@@ -42,6 +42,19 @@ def test_a_place_whose_path_is_too_long_for_sockets_is_not_used(
         assert mine.path.parent == Path("/tmp")
 
 
+def test_one_for_longer_names_has_a_shorter_path_and_is_removed_as_well(place: Path) -> None:
+    owner = OWNER.replace("TemporaryFolder()", f"TemporaryFolder({len(str(place)) - 1})")
+    with subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        theirs = Path(process.stdout.readline().strip())
+        assert theirs.parent == Path("/tmp")
+        remove_abandoned()
+        assert theirs.exists()
+        process.kill()
+    remove_abandoned()
+    assert not theirs.exists()
+
+
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(place: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

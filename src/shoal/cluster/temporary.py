@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import tempfile
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,11 +21,14 @@ class TemporaryFolder:
     """A new directory of this process, with a short path; `close`, or the next run of Shoal, removes it.
 
     Its process holds a lock on it, which marks it as in use.
+
+    Args:
+        most_bytes: Longest path of its parent; if the usual one is longer, the directory is in /tmp.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = _MAX_PATH_BYTES) -> None:
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=_parent_folder()))
+            self.path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=_parent_folder(most_bytes)))
             try:
                 self._lock = _lock(self.path)
             except FileNotFoundError:  # another process removed it as abandoned before the lock
@@ -50,7 +54,8 @@ class TemporaryFolder:
 
 def remove_abandoned() -> None:
     """Remove the directories of killed processes of this user; those of running processes are locked."""
-    for path in _parent_folder().glob(f"{_prefix()}*"):
+    parents = {_parent_folder(_MAX_PATH_BYTES), Path("/tmp")}
+    for path in chain.from_iterable(parent.glob(f"{_prefix()}*") for parent in parents):
         try:
             found = path.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -63,10 +68,10 @@ def remove_abandoned() -> None:
         lock.release()
 
 
-def _parent_folder() -> Path:
+def _parent_folder(most_bytes: int) -> Path:
     """Return the folder of temporary directories; /tmp if sockets in the usual one would have too long paths."""
     place = tempfile.gettempdir()
-    return Path(place if len(os.fsencode(place)) <= _MAX_PATH_BYTES else "/tmp")
+    return Path(place if len(os.fsencode(place)) <= most_bytes else "/tmp")
 
 
 def _prefix() -> str:

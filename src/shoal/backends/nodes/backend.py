@@ -58,10 +58,11 @@ class Nodes(Backend):
         self._states: dict[str, NodeState] = {}
         self._lost: dict[str, str] = {}  # node -> reason
         self._failed: set[str] = set()  # nodes that get no other agent
+        self._draining: dict[str, str] = {}  # node that is about to end -> reason
         self._deaths: Counter[str] = Counter()  # node -> ends of its agents since its last finished job
         self._needed: set[str] = set()  # nodes that the study began with and that have not joined
         self._polled = False
-        self._nodes: dict[str, str] = {}  # running job -> its node
+        self._devices: dict[str, Device] = {}  # running job -> its device
         self._events: list[Event] = []
         self._closed = False
         write_probe(worker_context.directory, self.run_id)
@@ -102,6 +103,14 @@ class Nodes(Backend):
         """Return whether a node has no agent now and may get one."""
         return node not in self._links and node not in self._failed
 
+    def drain(self, node: str, reason: str) -> None:
+        """Stop the jobs of a node that is about to end. They end as lost, and the agent once they have ended."""
+        if node in self._links and node not in self._draining:
+            self._draining[node] = reason
+            _log.info("node %s is about to end: %s", node, reason)
+            for job in self._jobs_on(node):
+                self.stop(job)
+
     @property
     def starting(self) -> bool:
         """Whether no node's workers have their modules imported yet."""
@@ -111,14 +120,14 @@ class Nodes(Backend):
         """Send the job to the agent of the device's node; on a node that was just lost it ends as lost."""
         if self._closed:
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
-        if job.id in self._nodes:
+        if job.id in self._devices:
             raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
         if not device.node:
             raise BackendError(f"job {job.id!r} cannot start: {device.name!r} names no node, as in 'ash/{device.name}'")
-        if device.node not in self._links:
+        if device.node not in self._links or device.node in self._draining:
             self._events.append(self._lost_end(job.id, device.node))
             return
-        self._nodes[job.id] = device.node
+        self._devices[job.id] = device
         self._links[device.node].send(StartJob(job, replace(device, name=device.local_name)))
 
     def stop(self, job: str) -> None:
@@ -127,10 +136,10 @@ class Nodes(Backend):
 
     def kill(self, job: str) -> None:
         """Send the kill to the job's agent; a job whose agent has not started ends at once."""
-        node = self._nodes.get(job)
-        if node is not None and self._links[node].withdraw(job):
-            del self._nodes[job]
-            self._events.append(Ended(job, Outcome.CRASHED, f"it was ended before node {node} had started it"))
+        device = self._devices.get(job)
+        if device is not None and self._links[device.node].withdraw(job):
+            del self._devices[job]
+            self._events.append(Ended(job, Outcome.CRASHED, f"it was ended before node {device.node} had started it"))
         else:
             self._send(job, KillJob(job))
 
@@ -171,6 +180,8 @@ class Nodes(Backend):
         if node not in self._inventories or node in self._lost:  # its agent, or another one, is starting
             soon = node not in self._lost and time.monotonic() < self._since.get(node, 0.0) + _JOIN_SECONDS
             return Condition() if soon else Condition(False, f"node {node}: {self.waiting_reason(node)}")
+        if node in self._draining and device.name not in {each.name for each in self._devices.values()}:
+            return Condition(False, f"node {node} is about to end: {self._draining[node]}")
         there = {each.name for _, each in self._inventories[node].cluster}
         if device.local_name not in there:
             return Condition(False, f"node {node} no longer has it")
@@ -186,6 +197,7 @@ class Nodes(Backend):
         self._polled = True
         while not self._closed:
             self.look_for_nodes()
+            self._end_drained()
             waits = not self._events and (self._links or self.nodes_return)
             self._take_messages(max(0.0, deadline - time.monotonic()) if waits else 0.0)
             if self._events:
@@ -201,7 +213,7 @@ class Nodes(Backend):
     def close(self) -> None:
         """End all agents with their jobs. May be called twice."""
         self._closed = True
-        self._nodes.clear()
+        self._devices.clear()
         for link in self._links.values():
             link.end()
         while self._links:
@@ -209,8 +221,11 @@ class Nodes(Backend):
         remove_probes(self.worker_context.directory, self.run_id)
 
     def _send(self, job: str, command: BackendCommand) -> None:
-        if job in self._nodes:
-            self._links[self._nodes[job]].send(command)
+        if job in self._devices:
+            self._links[self._devices[job].node].send(command)
+
+    def _jobs_on(self, node: str) -> list[str]:
+        return [job for job, device in self._devices.items() if device.node == node]
 
     def _take_messages(self, timeout: float) -> None:
         """Take all messages that are there; wait for the first one."""
@@ -231,12 +246,21 @@ class Nodes(Backend):
                 self._states[link.node] = message
             case NodeEnded():
                 self._lose(link, message)
-            case _ if message.job in self._nodes:
+            case _ if message.job in self._devices:
                 if isinstance(message, Ended):
-                    del self._nodes[message.job]
+                    del self._devices[message.job]
                     if message.outcome is Outcome.FINISHED:
                         del self._deaths[link.node]
+                    elif message.outcome is Outcome.STOPPED and link.node in self._draining:
+                        message = self._lost_end(message.job, link.node)
                 self._events.append(message)
+
+    def _end_drained(self) -> None:
+        """End the agents of nodes that are about to end, once no job runs there; that is no death of theirs."""
+        for node, reason in list(self._draining.items()):
+            if not self._jobs_on(node):
+                self._lose(self._links[node], NodeEnded(reason))
+                del self._deaths[node]
 
     def _join(self, link: NodeLink, joined: NodeJoined) -> None:
         """Take in a node if it has the same versions, the directory and devices of the study; else lose it."""
@@ -253,19 +277,15 @@ class Nodes(Backend):
 
     def _lose(self, link: NodeLink, end: NodeEnded, *, absent: bool = False) -> None:
         """End the jobs of a node whose agent has ended."""
-        node, reason = link.node, end.reason
-        self._deaths[node] += 1
-        if not end.failed and self._deaths[node] >= _MOST_DEATHS:
-            reason = f"{_MOST_DEATHS} of its agents ended without a finished job in between, the last one: {reason}"
+        node = link.node
         link.close()
         del self._links[node]
         self._states.pop(node, None)
         self._inventories.pop(node, None)
-        self._lost[node] = reason
-        if end.failed or self._deaths[node] >= _MOST_DEATHS:
-            self._failed.add(node)
-        for job in [job for job, place in self._nodes.items() if place == node]:
-            del self._nodes[job]
+        self._draining.pop(node, None)
+        reason = self._count_death(node, end)
+        for job in self._jobs_on(node):
+            del self._devices[job]
             self._events.append(self._lost_end(job, node))
         quiet = absent and not names_nodes(self.worker_context.devices)
         if end.failed and node in self._needed and not quiet and not self._inventories:
@@ -274,8 +294,21 @@ class Nodes(Backend):
         self._needed.discard(node)
         _log.log(logging.INFO if quiet else logging.WARNING, "node %s is gone: %s", node, reason)
 
+    def _count_death(self, node: str, end: NodeEnded) -> str:
+        """Record that an agent has ended, and return the reason; one that failed, or died too often, was the last."""
+        self._deaths[node] += 1
+        last = end.failed or self._deaths[node] >= _MOST_DEATHS
+        self._lost[node] = end.reason
+        if last and not end.failed:
+            self._lost[node] = (
+                f"{_MOST_DEATHS} of its agents ended without a finished job in between, the last one: {end.reason}"
+            )
+        if last:
+            self._failed.add(node)
+        return self._lost[node]
+
     def _lost_end(self, job: str, node: str) -> Ended:
-        reason = self._lost.get(node, "it has no agent")
+        reason = self._draining.get(node) or self._lost.get(node, "it has no agent")
         log = log_path(self.worker_context.directory, job)
         return Ended(job, Outcome.LOST, f"node {node} is gone: {reason}\nLog: {log}")
 

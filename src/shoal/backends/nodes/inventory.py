@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -35,20 +36,27 @@ class NodeInventory:
 
 
 def versions() -> dict[str, str]:
-    """Versions that must be equal on all nodes, by name."""
-    return {"Python": platform.python_version(), "torch": metadata.version("torch"), "Shoal": VERSION}
+    """Versions that must be equal on all nodes, by name; "none" where a package is not installed."""
+    found = {"Python": platform.python_version(), "torch": "none", "Ray": "none", "Shoal": VERSION}
+    for name in ("torch", "Ray"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
-def version_fault(node: str, found: Mapping[str, str]) -> str:
-    """How the versions of a node, as of `versions`, differ from those of this process; "" if they are equal."""
-    own = versions()
+def version_fault(node: str, found: Mapping[str, str], wanted: Mapping[str, str] | None = None) -> str:
+    """How the versions of a node, as of `versions`, differ from those of the engine; "" if they are equal.
+
+    `wanted` are the versions of the engine; None: this process is the engine.
+    """
+    own = versions() if wanted is None else wanted
     wrong = [f"{name} {found.get(name, 'none')}" for name in own if found.get(name) != own[name]]
     right = [f"{name} {own[name]}" for name in own if found.get(name) != own[name]]
     if not wrong:
         return ""
     return (
         f"node {node} has {', '.join(wrong)}, and the engine has {', '.join(right)}; install the same versions of "
-        "Python, torch and Shoal on all nodes"
+        "Python, torch, Ray and Shoal on all nodes"
     )
 
 

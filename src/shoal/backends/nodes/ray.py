@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain, count
 from typing import Any, ClassVar
@@ -22,7 +22,15 @@ from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 from shoal.core.job import WorkerContext
 
-__all__ = ["Ray", "RayAgent", "is_address_of"]
+__all__ = [
+    "Ray",
+    "RayAgent",
+    "RayNode",
+    "check_address",
+    "check_ray",
+    "is_address_of",
+    "living_nodes",
+]
 
 _log = logging.getLogger("shoal.backends")
 
@@ -30,7 +38,7 @@ _CONNECT_SECONDS = 5.0
 """Longest wait for a TCP connection to the address of a cluster; Ray itself tries for minutes."""
 _INVENTORY_SECONDS = 60.0
 """Longest wait for the inventory of a node, whose process imports Shoal."""
-_WATCH_SECONDS = 3.0
+_WATCH_SECONDS = 1.0
 """Seconds between two looks at Ray's list of nodes; Ray sends no events of nodes."""
 
 _ANSWER_SECONDS = 5.0
@@ -49,6 +57,7 @@ class RayNode:
     id: str
     cpus: int
     gpus: int
+    labels: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 class RayAgent:
@@ -308,10 +317,9 @@ class Ray(Nodes):
     _actors: ClassVar[NodeActors] = NodeActors()
 
     def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
-        self.connect()
         super().__init__(worker_context, lease)
         self._ids: dict[str, str] = {}  # node with an agent -> Ray's id of the node
-        self._only_gpus = worker_context.devices == "auto" and _have_gpus(_nodes({}))
+        self._only_gpus = worker_context.devices == "auto" and _have_gpus(living_nodes({}))
         self._watched = float("-inf")
         self._waiting: dict[str, str] = {}  # node -> text of its wait since the last look
         self.look_for_nodes()
@@ -329,8 +337,7 @@ class Ray(Nodes):
             BackendError: Ray is not installed, or no cluster answers at the address.
         """
         super().connect(sbatch=sbatch)
-        if find_spec("ray") is None:
-            raise BackendError("back end 'ray' needs Ray, which is not installed. Install it with: pip install ray")
+        check_ray("ray")
         import ray
 
         if ray.is_initialized():
@@ -342,7 +349,7 @@ class Ray(Nodes):
                 )
             return
         address = ray_address or os.environ.get("RAY_ADDRESS") or None
-        _check_address(address)
+        check_address(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -354,8 +361,11 @@ class Ray(Nodes):
     @classmethod
     def discover(cls, devices: str | Sequence[str]) -> Cluster:
         """Find devices on all nodes of the cluster, which must have the same versions."""
-        cls.connect()
-        nodes = _nodes({})
+        return cls.find_on(living_nodes({}), devices)
+
+    @classmethod
+    def find_on(cls, nodes: Sequence[RayNode], devices: str | Sequence[str]) -> Cluster:
+        """Find devices on nodes, which must have the same versions."""
         check_nodes([node.name for node in nodes], devices)
         only_gpus = devices == "auto" and _have_gpus(nodes)
         settings = {node: devices_on(node.name, devices) for node in nodes if node.gpus or not only_gpus}
@@ -363,13 +373,21 @@ class Ray(Nodes):
         found = cls._actors.inventories(settings, _INVENTORY_SECONDS)
         return cluster_of(found, devices)
 
+    def nodes(self) -> Sequence[RayNode]:
+        """The nodes of the study that are there now; those that have an agent keep their names."""
+        return living_nodes(self._ids)
+
     def look_for_nodes(self) -> None:
-        """Start agents on nodes that have none, at most every few seconds."""
+        """Start agents on nodes that have none, at most every second."""
         if time.monotonic() < self._watched + _WATCH_SECONDS:
             return
         self._watched = time.monotonic()
         self._waiting.clear()
-        for node in _nodes(self._ids):
+        draining = _from_ray("which nodes are about to end", lambda state: state.get_draining_nodes())
+        for node in self.nodes():
+            if node.id in draining:
+                self.drain(node.name, "Ray was told so, by SIGTERM to `ray start` for example")
+                continue
             mine = (node.gpus or not self._only_gpus) and devices_on(node.name, self.worker_context.devices) != []
             if mine and self.usable(node.name):
                 self._ids[node.name] = node.id
@@ -383,6 +401,12 @@ class Ray(Nodes):
         return self._waiting[node]
 
 
+def check_ray(backend: str) -> None:
+    """Check that Ray is installed, which a back end of this name needs."""
+    if find_spec("ray") is None:
+        raise BackendError(f"back end {backend!r} needs Ray, which is not installed. Install it with: pip install ray")
+
+
 def is_address_of(address: str | None, connected: str, connected_by: tuple[str, str]) -> bool:
     """Whether an address that a user gives stands for the cluster that this process is connected to.
 
@@ -392,7 +416,7 @@ def is_address_of(address: str | None, connected: str, connected_by: tuple[str, 
     return address in (None, "auto", connected) or (address, connected) == connected_by
 
 
-def _nodes(known: Mapping[str, str]) -> list[RayNode]:
+def living_nodes(known: Mapping[str, str]) -> list[RayNode]:
     """The living nodes that have cores or GPUs for Ray.
 
     A node has the name that it was given with `--node-name`, else that of its host. Of several nodes of one name the
@@ -411,7 +435,7 @@ def _nodes(known: Mapping[str, str]) -> list[RayNode]:
             candidates = chain([base], (f"{base}-{number}" for number in count(2)))
             names[node["NodeID"]] = next(name for name in candidates if name not in names.values())
     return sorted(
-        (RayNode(names[node["NodeID"]], node["NodeID"], *_cpus_and_gpus(node)) for node in nodes),
+        (RayNode(names[node["NodeID"]], node["NodeID"], *_cpus_and_gpus(node), node["Labels"]) for node in nodes),
         key=lambda node: node.name,
     )
 
@@ -424,7 +448,7 @@ def _cpus_and_gpus(node: Mapping[str, Any]) -> tuple[int, int]:
     return int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0))
 
 
-def _check_address(address: str | None) -> None:
+def check_address(address: str | None) -> None:
     """Check that something answers at an address, which Ray would try for minutes."""
     if address in (None, "auto", "local"):
         return

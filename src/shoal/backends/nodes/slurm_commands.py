@@ -9,12 +9,11 @@ import subprocess
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import IO
 
 from shoal.core.errors import BackendError
 
 __all__ = [
-    "COMMAND_SECONDS",
     "SlurmNode",
     "allocated_nodes",
     "allocation",
@@ -32,7 +31,7 @@ _MOST_NODES = 10_000
 _RESERVED = ("array", "wait", "wrap", "test-only")
 """Options of `sbatch` that Shoal says itself, or that make one job of several."""
 
-COMMAND_SECONDS = 60.0
+_COMMAND_SECONDS = 60.0
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "FORGOTTEN", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
@@ -48,19 +47,19 @@ class SlurmNode:
     cpus: int
     gpus: int
 
-    def srun(self, command: Sequence[str], **output: Any) -> "subprocess.Popen[str]":
-        """Start a step of one task there, with all CPUs and GPUs, beside all other steps."""
+    def srun(self, command: Sequence[str], output: IO[str]) -> "subprocess.Popen[str]":
+        """Start a step of one task there, with all CPUs and GPUs, beside all other steps; its input is a pipe."""
         job = ["srun", f"--jobid={os.environ['SLURM_JOB_ID']}", "--overlap"]
         share = [f"--cpus-per-task={self.cpus}", f"--gpus-per-node={self.gpus}"]
         place = ["--nodes=1", "--ntasks=1", f"--nodelist={self.name}"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | output
         return subprocess.Popen(
             [*job, *place, *share, *command],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
             text=True,
             env=_environment(),
             start_new_session=True,  # Ctrl-C is for the engine
-            **pipes,
         )
 
 
@@ -174,7 +173,7 @@ def _run(*command: str, text: str = "") -> str:
             input=text,
             capture_output=True,
             text=True,
-            timeout=COMMAND_SECONDS,
+            timeout=_COMMAND_SECONDS,
             env=_environment(),
             check=False,
         )

@@ -1,0 +1,168 @@
+"""The Ray cluster of a study on nodes of Slurm: its head runs beside the engine, and Slurm starts its nodes."""
+
+import atexit
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from secrets import token_hex
+
+from shoal.backends.nodes.inventory import version_fault, versions
+from shoal.backends.nodes.probe import agent_probe_fault
+from shoal.backends.nodes.ray import check_address, check_ray
+from shoal.cluster.machine import ThisMachine, own_addresses
+from shoal.cluster.temporary import TemporaryFolder
+from shoal.core.errors import BackendError
+
+__all__ = ["ClusterHead", "be_node"]
+
+_PARENT_BYTES = 7
+"""Longest path of the parent of Ray's folder: Ray adds up to 70 bytes to the path of a socket, which may have 107."""
+_STORE_BYTES = 80_000_000
+"""Memory of the object store of a node, which holds messages and no data; Ray asks for at least 75 MB."""
+_VARIABLES = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # it would end an agent
+    "RAY_enable_worker_prestart": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",  # a node ends so long after the head
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "90",  # a node that is warned of its end waits for its jobs so long
+}
+
+
+class ClusterHead:
+    """The head of a Ray cluster of this process, which is connected to it; nodes join with its address and token.
+
+    The head listens on free ports, has no CPU for jobs, and ends with this process. Its files are in a folder of mode
+    0700.
+    """
+
+    def __init__(self) -> None:
+        check_ray("slurm")
+        import ray
+
+        if ray.is_initialized():
+            raise BackendError(
+                f"this process is connected to the Ray cluster at {ray.get_runtime_context().gcs_address!r}, and back "
+                "end 'slurm' starts one of its own; call ray.shutdown() first"
+            )
+        folder = TemporaryFolder(_PARENT_BYTES)
+        self.logs = folder.path
+        """Folder for the output of nodes."""
+        token = token_hex(32)
+        _use_token(folder.path, token)
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(
+                address="local",
+                num_cpus=0,
+                num_gpus=0,
+                object_store_memory=_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                _node_ip_address=own_addresses()[0],
+                _temp_dir=str(folder.path / "r"),
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            folder.close()
+            raise BackendError(f"Ray could not start the head of a cluster on this machine: {error}") from error
+        if signal.getsignal(signal.SIGTERM) is not before:  # Ray would let it raise SystemExit
+            signal.signal(signal.SIGTERM, before)
+        self._address = ray.get_runtime_context().gcs_address
+        self.contact = json.dumps({"address": self._address, "token": token, "versions": versions()})
+        """What a node needs to join, in one line; it is secret."""
+        atexit.register(folder.close)
+        atexit.register(ray.shutdown)
+
+    @property
+    def alive(self) -> bool:
+        """Whether this process is connected to the cluster."""
+        import ray
+
+        return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._address)
+
+    def write_contact(self, file: Path) -> None:
+        """Write the contact into a new file, which only its user can read."""
+        _write_secret(file, self.contact)
+
+
+def be_node() -> None:
+    """Be a node of a cluster; arguments: its label and, in a batch job, the study's directory and the engine's file.
+
+    Without these the contact is the first line of the standard input, and the node ends at the end of the input. A node
+    that cannot be used says why in its last line.
+    """
+    label, *study = sys.argv[2:]
+    node = os.environ["SLURMD_NODENAME"]
+    cores, gpus, fault = _share()
+    if fault := fault or (agent_probe_fault(Path(study[0]), node, study[1]) if study else ""):
+        sys.exit(fault)
+    about = json.loads((Path(study[0]) / "agents" / study[1]).read_text() if study else sys.stdin.readline())
+    if fault := version_fault(node, versions(), about["versions"]):
+        sys.exit(fault)
+    check_address(about["address"])
+    share = hashlib.sha256(json.dumps([cores, gpus]).encode()).hexdigest()[:16]
+    with TemporaryFolder(_PARENT_BYTES) as folder:
+        _use_token(folder.path, about["token"])
+        if not study:
+            threading.Thread(target=_end_with_input, args=(folder.path,), daemon=True).start()
+        from ray.scripts.scripts import cli
+
+        options = {
+            "address": about["address"],
+            "node-ip-address": own_addresses()[0],
+            "node-name": node,
+            "labels": f"shoal-launch={label},shoal-node={node},shoal-share={share}",
+            "num-cpus": ThisMachine().cores() if cores is None else cores,
+            "num-gpus": len(gpus),
+            "object-store-memory": _STORE_BYTES,
+            "include-log-monitor": "false",
+            "temp-dir": folder.path / "r",
+        }
+        cli.main(["start", *(f"--{name}={value}" for name, value in options.items()), "--block"])
+
+
+def _share() -> tuple[int | None, list[str], str]:
+    """Return the cores and the UUIDs of the GPUs that Slurm gives this process, and a fault; hide GPUs of others."""
+    cores, gpus = os.environ.get("SLURM_CPUS_ON_NODE"), os.environ.get("SLURM_GPUS_ON_NODE") or "0"
+    if gpus == "0":
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    found = ThisMachine().gpus().gpus
+    fault = ""
+    if found and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        fault = (
+            f"Slurm gives this job {gpus} GPUs here and does not say which, as CUDA_VISIBLE_DEVICES is not set; "
+            "gres.conf must name their files"
+        )
+    return int(cores) if cores else None, [gpu.uuid for gpu in found], fault
+
+
+def _end_with_input(folder: Path) -> None:
+    """End this process and those of Ray when the engine has ended; they are the process group of the task."""
+    sys.stdin.read()
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _use_token(folder: Path, token: str) -> None:
+    """Let Ray in this process and its children use a token, of a file in a folder, and no other one."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    _write_secret(folder / "token", token)
+    os.environ.pop("RAY_AUTH_TOKEN", None)
+    os.environ.update(_VARIABLES, RAY_AUTH_TOKEN_PATH=str(folder / "token"))
+    Config.initialize("")  # Ray has read the variables and a token when it was imported
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _write_secret(file: Path, text: str) -> None:
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as output:
+        output.write(text)
+        output.flush()
+        os.fsync(output.fileno())
