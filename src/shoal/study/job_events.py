@@ -65,12 +65,8 @@ def handle_reports(state: StudyState, event: Reported, now: float) -> None:
     observe(state, event.job, event.reports)
     job, device = state.running[event.job]
     state.signatures.count_epoch(report.trial for report in event.reports)
-    seen = state.interference.epoch(event, state.trials.has_waiting)
-    if seen is not None:
-        state.profiles.observe(seen, job, device)
-    if (alone := state.interference.epoch_alone(event.job)) is not None:
-        state.profiles.observe_epoch_alone(job.arrays[0].key, device.kind, *alone)
-    state.profiles.observe_ratios(state.config.tuner.best_ratios)
+    if (times := state.interference.epoch(event)) is not None:
+        state.profiles.observe(times, job, device)
 
 
 def _with_losses(state: StudyState, event: Reported) -> Reported:

@@ -105,7 +105,7 @@ def place(state: StudyState, now: float) -> None:
         # The job is about to end, and its process, which has built trials, is then free to train them.
         _explain(state, dict.fromkeys(state.trials.unexplained, "waits for the end of a measurement"))
         return
-    cluster = state.interference.cluster(state.fleet.cluster)
+    cluster = state.fleet.cluster
     held = {x.number: f"{PAUSED}{_group_waiting_text(state, x)}" for x in state.trials.paused_waiting()}
     version = _plan_version(state), cluster, held
     if version == state.last_plan and now < min(state.last_plan_time + state.config.replan_seconds, state.wake):
