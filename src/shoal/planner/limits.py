@@ -1,16 +1,13 @@
-"""Limits of the processes of jobs that share a device, and restarts of jobs whose limits are out of date."""
+"""Limits of the processes of jobs that share a device."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shoal.core.device import Device
 from shoal.core.job import Job
-from shoal.cost.estimate import share_speed
-from shoal.planner.job_tracker import PreemptionRequest
-from shoal.schedule.base import JobView
 
-__all__ = ["jobs_to_restart", "limit_placed", "memory_limit"]
+__all__ = ["limit_placed", "memory_limit"]
 
 MEMORY_SLACK = 1.25
 """Memory limit of a job as a multiple of its demand, which is an estimate, before `UNMEASURED_BYTES`."""
@@ -44,35 +41,6 @@ def memory_limit(job: Job, device: Device, jobs: int) -> int:
     return int(job.demand.memory * MEMORY_SLACK) + UNMEASURED_BYTES
 
 
-def jobs_to_restart(
-    held: _Placed, placed: _Placed, views: Sequence[JobView], shares: Mapping[str, float | None]
-) -> dict[str, PreemptionRequest]:
-    """Return requests to jobs that would gain more from a process with another limit than a restart costs.
-
-    A job may use more than its limit if it has its device to itself, or if the policy has given it a larger share. What
-    it gains follows from its measured speeds on shares, or else from its measured slow-down beside others.
-    """
-    jobs_on, view_of = _jobs_on(held, placed), {view.id: view for view in views}
-    requests: dict[str, PreemptionRequest] = {}
-    for job, device in held:
-        view = view_of.get(job.id)
-        if job.limit is None or view is None or not view.preemptible or not device.compute > 0:
-            continue
-        share = shares.get(job.id, view.share)
-        allowed = job.limit if share is None else min(1.0, share / device.compute)
-        if jobs_on[device.name] == 1:
-            allowed = 1.0
-        saved = view.demand[device.kind].seconds * (
-            _slowdown(job, view, job.limit) - _slowdown(job, view, max(allowed, job.limit))
-        )
-        if saved > view.switch_seconds:
-            text = (
-                f"restarted, as it may use {allowed:.0%} of {device.name} and its process is limited to {job.limit:.0%}"
-            )
-            requests[job.id] = PreemptionRequest(True, text)
-    return requests
-
-
 def _jobs_on(held: _Placed, placed: _Placed) -> Counter[str]:
     return Counter(device.name for _, device in (*held, *placed))
 
@@ -81,12 +49,3 @@ def _reserved(job: Job, device: Device) -> float | None:
     if job.demand is None or not device.compute > 0 or job.demand.compute >= device.compute:
         return None
     return job.demand.compute / device.compute
-
-
-def _slowdown(job: Job, view: JobView, share: float) -> float:
-    """Return the time of a job on a share of its device over its time on the whole device."""
-    if len(job.arrays) == 1 and (profile := job.arrays[0].profile) is not None:
-        speed = share_speed(profile, len(job.arrays[0].members), share)
-        if speed is not None:
-            return 1 / speed
-    return view.scaling.factor(share)
