@@ -17,10 +17,10 @@ from shoal.planner.admission import admit
 from shoal.planner.cache import PlanCache
 from shoal.planner.families import by_family
 from shoal.planner.job_tracker import PreemptionRequest
-from shoal.planner.limits import limit_placed
 from shoal.planner.partition import Partition, partition
 from shoal.planner.plan_input import Placement, PlanInput
 from shoal.planner.planning_context import PlanningContext, reservations
+from shoal.planner.shares import limit_placed
 from shoal.planner.views import JobViews
 from shoal.planner.waiting import WaitingClass
 from shoal.schedule.base import Action, JobView, Resize, Resume, Start, Stop, Suspend

@@ -1,5 +1,24 @@
-"""Measurement of interference: epochs of jobs alone and beside others on a device, from their reports."""
+"""Shares of devices: the limits that a share sets to the process of a job, and the measurement of its cost.
 
+A job holds one `Share` (`core.resources`) of each of its devices: compute, memory and cores. The terms of the papers
+and of MPS are views of the compute. They follow from two measurements in the `Profile` of an array: `share_speeds`, the
+speed of a process on a part of an empty device, and `crowding`, the time of an epoch beside other jobs over that alone.
+
+    term               view of a share                              follows from
+    HyperSack, c_p     reserved, unless the policy names a share:   `share_speeds`: least share with 95 % of the
+                       `cost.estimate.compute`                      speed; else the part of the device in use
+    HyperSack, r       capacity of a device over its compute:       not measured: set by the user
+                       `Device.oversubscription`
+    Fluid, c and 1/c   most jobs on a device, and least share:      `crowding`: last number of jobs that paid;
+                       `Scaling.sharing`                            else 1 / c_p
+    Fluid, α           cost: time on share w over that on all of    `crowding`: fitted; else 1, which means no cost
+                       the device, α^(1/w - 1): `Scaling.factor`
+    MPS, percentage    limit of a process, for its life:            share that the job reserved when it started,
+                       `Job.limit`                                  if beside others: `limit_placed`
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import final
@@ -12,13 +31,59 @@ from shoal.core.resources import ROUNDING
 from shoal.cost.estimate import compute
 from shoal.cost.store import EpochTimes
 
-__all__ = ["InterferenceTracker"]
+__all__ = ["CrowdingMeter", "limit_placed", "memory_limit"]
+
+MEMORY_SLACK = 1.25
+"""Memory limit of a job as a multiple of its demand, which is an estimate, before `UNMEASURED_BYTES`."""
+
+UNMEASURED_BYTES = 512 << 20
+"""Bytes that each limit adds to the demand, which counts live tensors: for workspaces of libraries, memory pools of
+recorded steps, and fragmentation."""
+
+_Placed = Sequence[tuple[Job, Device]]
 
 MIN_EPOCHS = 2
 """Number of epochs per measurement. The shortest counts, because other programs may have disturbed one of them."""
 
 SLACK = 0.1
 """Largest relative difference between a share and an equal part of a device."""
+
+
+def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device], bool]) -> list[tuple[Job, Device]]:
+    """Limit each starting job that shares its device to its reservation; a job alone on its device has no limit.
+
+    A limit of compute holds as long as the process lives. A job that began alone keeps all of the compute when others
+    start beside it, which have limits.
+
+    Args:
+        placed: Starting jobs, with their devices.
+        held: Running jobs, with their devices.
+        limits_shares: Whether processes on a device can be limited to a part of its compute, as by MPS.
+
+    Returns:
+        The starting jobs with `limit` (None: all of the compute) and `memory_limit` (bytes; 0: none).
+    """
+    jobs_on = Counter(device.name for _, device in (*held, *placed))
+    limited = []
+    for job, device in placed:
+        count = jobs_on[device.name]
+        limit = _reserved(job, device) if count > 1 and limits_shares(device) else job.limit
+        limited.append((replace(job, limit=limit, memory_limit=memory_limit(job, device, count)), device))
+    return limited
+
+
+def memory_limit(job: Job, device: Device, jobs: int) -> int:
+    """Return the bytes that a job may use of a GPU that so many jobs hold; 0 for no limit, as if it is alone there."""
+    if jobs <= 1 or not device.is_cuda or job.demand is None or not job.demand.memory:
+        return 0
+    return int(job.demand.memory * MEMORY_SLACK) + UNMEASURED_BYTES
+
+
+def _reserved(job: Job, device: Device) -> float | None:
+    """Return the part of the compute of a device that a job reserves; None for all of it, or if unknown."""
+    if job.demand is None or not device.compute > 0 or job.demand.compute >= device.compute:
+        return None
+    return job.demand.compute / device.compute
 
 
 @dataclass
@@ -44,7 +109,7 @@ class _MeasuredDevice:
 
 
 @final
-class InterferenceTracker:
+class CrowdingMeter:
     """Measures epochs of jobs beside others on their devices, and alone, for the profile store (Fluid: α and c).
 
     An epoch counts if the job has reported an earlier one since the last change of the jobs on the device, of the

@@ -15,7 +15,7 @@ from shoal.core.event import Reported
 from shoal.core.job import Job
 from shoal.core.trial import Report
 from shoal.cost.store import EpochTimes
-from shoal.study.interference import InterferenceTracker
+from shoal.planner.shares import CrowdingMeter
 
 PROFILE = profile({1: 0.1, 2: 0.15}, compute=0.5)
 GPU, OTHER_GPU = (Device(name, "H200", 2**30) for name in ("cuda:0", "cuda:1"))
@@ -34,7 +34,7 @@ def reported(job: str, seconds: float, members: int = 1) -> Reported:
 Step = Job | str | tuple[str, float] | tuple[str, float, int]
 
 
-def play(meter: InterferenceTracker, story: Iterable[Step], device: Device = GPU) -> list[EpochTimes | None]:
+def play(meter: CrowdingMeter, story: Iterable[Step], device: Device = GPU) -> list[EpochTimes | None]:
     """What epochs measure: a job starts on the device, one ends, or an epoch of a job took a number of seconds.
 
     The third of an epoch is the number of its members.
@@ -97,18 +97,18 @@ STORIES = {
 def test_what_epochs_measure_alone_and_beside_others(
     story: tuple[Step, ...], expected: list[EpochTimes | None]
 ) -> None:
-    assert play(InterferenceTracker(), story) == expected
+    assert play(CrowdingMeter(), story) == expected
 
 
 def test_epochs_alone_are_those_of_the_kind_of_device() -> None:
-    meter = InterferenceTracker()
+    meter = CrowdingMeter()
     play(meter, (*ONE, "a"))
     assert play(meter, (FIRST, SECOND, *([("a", 3.0)] * 3)), OTHER_KIND)[-1] == EpochTimes(2, 1, 3.0)
     assert play(meter, (FIRST, SECOND, *([("a", 3.0)] * 3)), OTHER_GPU)[-1] == EpochTimes(2, 1, 3.0, 1.0)
 
 
 def test_a_job_that_becomes_a_pack_still_crowds_the_device() -> None:
-    meter = InterferenceTracker()
+    meter = CrowdingMeter()
     seen = play(meter, (FIRST, SECOND, *([("a", 1.5)] * 3)))
     meter.change(replace(PACK, id="b"))
     for number in range(3):
@@ -119,7 +119,7 @@ def test_a_job_that_becomes_a_pack_still_crowds_the_device() -> None:
 
 
 def test_members_at_different_epochs_are_not_a_measure() -> None:
-    meter = InterferenceTracker()
+    meter = CrowdingMeter()
     play(meter, (PAIR, SECOND))
     mixed = Reported("pair", (Report(0, 1, {}, 1.0), Report(1, 2, {}, 1.0)))
     assert [meter.epoch(mixed) for _ in range(4)] == [None] * 4

@@ -10,8 +10,8 @@ from shoal.core.demand import Demand
 from shoal.core.event import Reported, TurnStats
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Report
-from shoal.planner.limits import UNMEASURED_BYTES, limit_placed, memory_limit
 from shoal.planner.planning_context import SHARES_WORTH_SECONDS
+from shoal.planner.shares import UNMEASURED_BYTES, limit_placed, memory_limit
 from shoal.schedule import WFD, JobState, Plan, Policy, Refusal, Resize, Start
 
 GPU, OTHER = slots(2, "H200")
