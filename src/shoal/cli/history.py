@@ -11,6 +11,7 @@ from rich.text import Text
 from shoal.cli.options import AsJson, print_json, print_message, print_table
 from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
+from shoal.core.resources import bytes_text
 from shoal.cost.history import (
     Record,
     delete_records,
@@ -19,7 +20,6 @@ from shoal.cost.history import (
     records,
 )
 from shoal.reporting.text import config_text, rounded, structure_text
-from shoal.schedule.refusals import bytes_text
 
 __all__ = ["history_app", "history_table", "record_json", "tasks_table"]
 

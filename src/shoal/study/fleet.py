@@ -8,7 +8,7 @@ from typing import Any
 from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError, PolicyError
-from shoal.schedule.refusals import bytes_text
+from shoal.core.resources import bytes_text
 
 __all__ = ["REMOVED", "Finder", "Fleet"]
 

@@ -21,12 +21,12 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import AlgorithmError, DeviceError
 from shoal.core.job import Job, JobUpdate, Purpose
+from shoal.core.resources import no_device
 from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.planner.plan_input import Placement, PlanInput
 from shoal.planner.planner import plan
 from shoal.planner.shares import memory_limit
 from shoal.remedy import command
-from shoal.schedule.refusals import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
 from shoal.study.job_events import observe
 from shoal.study.signatures import in_signature_jobs
