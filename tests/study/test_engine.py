@@ -1142,6 +1142,19 @@ def test_a_task_that_cannot_be_loaded_after_a_resume_fails_no_trial(purpose: Pur
     assert TrialState.COMPLETE in {row[2] for row in stage.outcome()}
 
 
+def test_a_policy_is_shown_the_oversubscription_of_the_fleet(stage: Stage) -> None:
+    seen: set[float] = set()
+
+    class Look(Fifo):
+        def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+            seen.update(device.capacity for _, device in cluster)
+            return super().plan(jobs, cluster, now)
+
+    with closing(stage.open()) as journal:
+        stage.engine(journal, backend(), Look(), fleet=Fleet(cluster(1), oversubscription=2.5)).run()
+    assert seen == {2.5}
+
+
 def unsteady(*numbers: int, epoch: int = 1) -> Script:
     """These trials fail in that epoch, whose loss is not a number."""
 
