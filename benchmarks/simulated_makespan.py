@@ -3,8 +3,7 @@
 Each policy's ratio is the makespan of `fifo`, one job a device, divided by its own. The bound is that ratio for the
 least makespan that the measured share curves allow (`makespan_bound.py`, a linear program). Demands and sources
 stand in scenarios/sp1.toml to sp4_mixed.toml; the paper's ratios are those that it prints, for its own models and
-devices. Oversubscription is the paper's for an A100, 3; "wfd, tuned" begins at 1 and finds it while it runs, and is
-not judged.
+devices. Oversubscription is the paper's for an A100, 3.
 
     python benchmarks/simulated_makespan.py [--data ../shared/data] [--policies wfd auto] [--quick]
 """
@@ -12,7 +11,6 @@ not judged.
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import baselines
@@ -38,7 +36,6 @@ PAPER = {
     "sp4_mixed": {"wfd": 3.9},
 }
 """HyperSack's speed-ups over one job per GPU, by scenario."""
-TUNED = "wfd, tuned"
 
 
 def main() -> int:
@@ -53,9 +50,8 @@ def main() -> int:
         alone = scenario.simulate("fifo").makespan
         figures[space] = {"fifo": 1.0, "bound": alone / least}
         print(f"{space:9} {'fifo':14} {alone:8.1f} s {1:7.2f} {alone / least:7.2f}")
-        tuned = replace(scenario, tuned=tuple({device.kind for _, device in scenario.cluster}))
-        for policy in (*options.policies, TUNED):
-            makespan = (tuned.simulate("wfd") if policy == TUNED else scenario.simulate(policy)).makespan
+        for policy in options.policies:
+            makespan = scenario.simulate(policy).makespan
             figures[space][policy] = alone / makespan
             paper = PAPER[space].get(policy, "")
             print(

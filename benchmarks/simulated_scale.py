@@ -34,7 +34,6 @@ from shoal.core.space import Space, choice, uniform
 from shoal.core.trial import Report, Trial, TrialState, derive_seed
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
@@ -128,7 +127,6 @@ class Simulation:
                 history=History(folder / "history.sqlite"),
                 devices=DeviceTracker(Fleet(cluster_of(devices)), lambda names: Cluster(()), HangDetector(), folder),
                 retries=2,
-                tuner=OversubscriptionTuner(kinds=()),
                 grouping=Grouping(),
             )
         )

@@ -141,7 +141,7 @@ def test_a_shell_completes_commands_and_names(shoal, line, completions, tmp_path
         pytest.param(["run", "."], "directory", id="file is a directory"),
         pytest.param(["run", __file__, "--lr", "1"], "--lr", id="option that is not ours"),
         pytest.param(["run", __file__, "--policy", "wdf"], "wfd", id="unknown policy"),
-        pytest.param(["run", __file__, "--oversubscription", "half"], "not a number", id="ratio that is no number"),
+        pytest.param(["run", __file__, "--oversubscription", "half"], "--oversubscription", id="ratio of no number"),
         pytest.param(["resume", ".", "--backend", "pbs"], "local", id="unknown back end"),
         pytest.param(["run", __file__, "--seed", "x"], "--seed", id="seed is not a number"),
         pytest.param(["status", "missing"], "missing", id="directory does not exist"),

@@ -7,9 +7,8 @@
 - program     the same as "input", as a plain PyTorch program that reports: its demand is measured from outside
 
 "by trial" is the policy `water_filling`: how many jobs share a slot (Fluid's c) follows from their measured demand,
-and where only one fits by demand, from a trial of two (Fluid, section 4.2.2). The tuner of oversubscription is no row,
-since it leaves CPU slots alone. Nothing is fused or packed, and each study has a job history of its own, empty at
-first.
+and where only one fits by demand, from a trial of two (Fluid, section 4.2.2). Nothing is fused or packed, and each
+study has a job history of its own, empty at first.
 """
 
 from collections.abc import Callable, Mapping, Sequence

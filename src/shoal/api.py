@@ -58,7 +58,6 @@ from shoal.reporting.progress import progress, summary
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.text import batch_text, epochs_text
 from shoal.schedule.base import Policy
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import check_losses, check_objective_of_study, make_policy
 from shoal.sources import Edit, edits, project_files, sources, written_since_start
 from shoal.study.config import EngineConfig
@@ -100,7 +99,7 @@ def tune(
     ray_address: str | None = None,
     sbatch: str | None = None,
     sharing: str = "auto",
-    oversubscription: float | Literal["auto"] = "auto",
+    oversubscription: float = 1.0,
     directory: Path | str | None = None,
     seed: int = 0,
     data_seed: int | Literal["trial"] | None = None,
@@ -140,9 +139,7 @@ def tune(
             by default it runs on the nodes of the Slurm job that it is in.
         sharing: How jobs share a GPU: with NVIDIA's MPS ("mps"), without it ("plain"), or with MPS if possible
             ("auto").
-        oversubscription: Factor by which jobs may reserve more compute than a device has, at least 1; "auto" finds the
-            factor of each kind of GPU. It starts from what earlier studies found, and again from 1 once a job reports
-            that they have not measured alone.
+        oversubscription: Factor by which jobs may reserve more compute than a device has, at least 1.
         directory: Directory of the study; by default a new one below `runs`. In a job that Slurm has started again, a
             study that is there is resumed.
         seed: Seed of everything that is random.
@@ -242,12 +239,11 @@ def tune(
     where = backend_class(chosen["backend"])
     where.connect(chosen["ray_address"], chosen["sbatch"])
     options = run_options(
-        Fleet(where.discover(chosen["devices"]), chosen["devices"]),
+        Fleet(where.discover(chosen["devices"]), chosen["devices"], oversubscription=chosen["oversubscription"]),
         make_policy(chosen["policy"], spec["objective"]),
         chosen["packing"],
         where,
         chosen["sharing"],
-        chosen["oversubscription"],
         chosen["show_progress"],
         chosen["page"],
     )
@@ -275,7 +271,7 @@ def resume(
     ray_address: str | None = None,
     sbatch: str | None = None,
     sharing: str | None = None,
-    oversubscription: float | Literal["auto"] | None = None,
+    oversubscription: float | None = None,
     show_progress: bool = True,
     page: bool = False,
     accept_changes: bool = False,
@@ -325,13 +321,15 @@ def resume(
         with _another_named(directory):
             followed = make_policy(policy or load_strategy(spec["policy"]), spec.get("objective", "makespan"))
             packed = make_packing(packing or load_strategy(spec["packing"]))
+        ratio = spec.get("oversubscription", 1.0) if oversubscription is None else oversubscription
         options = run_options(
-            Fleet(where.discover(devices), devices) if devices else Fleet.from_record(record, where.discover),
+            Fleet(where.discover(devices), devices, oversubscription=ratio)
+            if devices
+            else Fleet.from_record(record, where.discover, oversubscription=ratio),
             followed,
             packed,
             where,
             sharing or spec["sharing"],
-            spec.get("oversubscription", "auto") if oversubscription is None else oversubscription,
             show_progress,
             page,
         )
@@ -461,15 +459,12 @@ def _run(journal: Journal, algorithm: Algorithm, options: RunOptions, *, measure
 
 def _engine_config(journal: Journal, options: RunOptions, backend: Backend, measure: bool) -> EngineConfig:
     spec, history = journal.study, History(environment=environment())
-    shared = {device.kind for _, device in options.fleet.found if device.is_cuda and options.backend.concurrent}
-    fixed = None if options.oversubscription == "auto" else float(options.oversubscription)
     return EngineConfig(
         options.fleet,
         MeasureOnly() if measure else options.policy,
         backend,
         history,
         spec["retries"],
-        OversubscriptionTuner(kinds=shared, known=history.ratios, fixed=fixed),
         Grouping(options.packing, history.relative_times, journal.space.axes(), spec["seed"]),
         spec["fuse"],
         spec["hang_seconds"],

@@ -8,12 +8,12 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from shoal.algorithms.base import Algorithm
 from shoal.backends.base import Backend
 from shoal.backends.gpu_sharing import check_sharing
-from shoal.core.errors import AlgorithmError, ShoalError, TaskError
+from shoal.core.errors import AlgorithmError, PolicyError, ShoalError, TaskError
 from shoal.core.space import Space
 from shoal.paths import check_path
 from shoal.pickling import dumped, loaded, register_original, why_not_loaded
@@ -21,7 +21,6 @@ from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
 from shoal.process_settings import unheld
 from shoal.schedule.base import Policy
-from shoal.schedule.oversubscription import check_oversubscription
 from shoal.study.fleet import Fleet
 from shoal.worker.failures import user_traceback
 
@@ -221,7 +220,6 @@ class RunOptions:
     packing: Packing
     backend: type[Backend]
     sharing: str
-    oversubscription: float | Literal["auto"]
     show_progress: bool
     page: bool
 
@@ -232,12 +230,13 @@ def run_options(
     packing: str | Packing,
     backend: type[Backend],
     sharing: str,
-    oversubscription: float | Literal["auto"],
     show_progress: bool,
     page: bool,
 ) -> RunOptions:
     """The options with names replaced by the objects that they stand for."""
     packs = make_packing(packing)
     check_sharing(sharing, fleet.found, processes=backend.concurrent)
-    check_oversubscription(oversubscription, processes=backend.concurrent)
-    return RunOptions(fleet, policy, packs, backend, sharing, oversubscription, show_progress, page)
+    if fleet.oversubscription > 1 and not backend.concurrent:
+        ratio = f"oversubscription={fleet.oversubscription:g}"
+        raise PolicyError(f"{ratio} needs a process for each job; use backend='local', or leave it out")
+    return RunOptions(fleet, policy, packs, backend, sharing, show_progress, page)

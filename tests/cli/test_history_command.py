@@ -152,28 +152,23 @@ def test_as_json(known):
         "pending": None,
         "share_speeds": {},
         "crowding": {"2": 1.5},
-        "epoch_seconds": {},
     }
 
 
-def test_shares_and_ratios_are_shown_and_cleared(known):
+def test_shares_are_shown_and_cleared(known):
     history = History(environment=environment())
-    history.put_ratio("NVIDIA [H200]", 2.5)
-    History(environment="torch 1").put_ratio("NVIDIA [H200]", 4.0)
     history.put("f" * 32, "", 8, "NVIDIA [H200]", replace(PROFILE, share_speeds={16: {0.5: 0.97, 0.25: 0.6}}))
     lines = [line.rstrip() for line in shoal().stdout.splitlines()]
-    assert lines[-2] == "oversubscription: NVIDIA [H200] 2.5"
     below = lines.index("ffffffff, batches of 8") + 1
     assert [line.strip() for line in lines[below : below + 1]] == [
         "NVIDIA [H200]: 60% of its speed on 25% of the device, 97% on 50%; 2 side by side take 1.5x"
     ]
     shown = json.loads(shoal("--json").stdout)
-    assert shown["oversubscription"] == {"NVIDIA [H200]": 2.5}
     (profile,) = [each["profile"] for each in shown["records"] if each["structure"] == "f" * 32]
     assert profile["share_speeds"] == {"16": {"0.25": 0.6, "0.5": 0.97}}
     done = shoal("clear", "--kind", "NVIDIA [H200]")
-    assert "in one process, and 2 ratios of oversubscription, from" in done.stderr
-    assert json.loads(shoal("--json").stdout)["oversubscription"] == {}
+    assert "of structures in one process, from" in done.stderr
+    assert not any(each["kind"] == "NVIDIA [H200]" for each in json.loads(shoal("--json").stdout)["records"])
 
 
 def test_nothing_is_known_yet(tmp_path):

@@ -191,16 +191,6 @@ def test_the_demand_of_compute_follows_from_throughput(speeds, members, demand):
 
 
 @pytest.mark.parametrize(
-    ("share", "speed"),
-    [(0.125, 0.4), (0.25, 0.8), (0.375, 0.9), (0.5, 1.0), (0.8, 1.0), (1.0, 1.0), (2.0, 1.0)],
-)
-def test_speeds_between_measured_shares(share, speed):
-    found = Profile({1: 1.0}, 1, 0, 0, 1, compute=0.9, cores=1.0, share_speeds=SPEEDS)
-    assert estimate.share_speed(found, 1, share) == pytest.approx(speed)
-    assert estimate.share_speed(Profile({1: 1.0}, 1, 0, 0, 1, 0.9, 1.0), 1, share) is None
-
-
-@pytest.mark.parametrize(
     ("speeds", "share"),
     [
         pytest.param({}, 0.5, id="first a half"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.demand import Profile
-from shoal.cost.history import History, cache_directory, delete_records, oversubscription_ratios
+from shoal.cost.history import History, cache_directory
 
 PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 100, 10, 0.5, 1.0)
 KEY = ("structure", "data", 32, "cpu/1")
@@ -55,23 +55,9 @@ def test_relative_times_belong_to_pairs_on_a_kind_of_device(tmp_path):
     assert History(path, environment="torch 2").relative_times("cpu/1") == {}
 
 
-def test_a_ratio_belongs_to_a_kind_of_device(tmp_path):
-    path = tmp_path / "history.sqlite"
-    history = History(path, environment="torch 1")
-    for kind, ratio in (("A100", 2.0), ("H100", 1.5), ("A100", 3.0)):
-        history.put_ratio(kind, ratio)
-    assert history.ratios == History(path, environment="torch 1").ratios == {"A100": 3.0, "H100": 1.5}
-    assert History(path, environment="torch 2").ratios == {}
-    assert oversubscription_ratios(path, "torch 1") == {"A100": 3.0, "H100": 1.5}
-    assert oversubscription_ratios(tmp_path / "none.sqlite", "torch 1") == {}
-    assert delete_records(path, structure="a") == (0, 0, 0)
-    assert delete_records(path, kind="A100") == (0, 0, 1)
-    assert History(path, environment="torch 1").ratios == {"H100": 1.5}
-
-
 def test_speeds_on_shares_are_kept(tmp_path):
     path = tmp_path / "history.sqlite"
-    shares = replace(PROFILE, share_speeds={1: {0.5: 1.0, 0.25: 0.75}, 16: {0.5: 0.75}}, epoch_seconds={16: 2.5})
+    shares = replace(PROFILE, share_speeds={1: {0.5: 1.0, 0.25: 0.75}, 16: {0.5: 0.75}})
     History(path).put(*KEY, shares)
     assert History(path).get(*KEY) == shares
 

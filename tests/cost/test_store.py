@@ -116,19 +116,6 @@ def test_a_profile_job_on_a_share_adds_its_speed_there() -> None:
     assert after(store, Profiled("four", A, KNOWN), job=PROFILE) == second, "a new profile keeps them"
 
 
-def test_epochs_alone_are_kept_without_a_new_plan() -> None:
-    store = knowing(KNOWN)
-    before = store.changes
-    for members, seconds in ((2, 4.0), (4, 5.0), (2, 3.95), (4, 4.0)):
-        store.observe_epoch_alone(A, "H200", members, seconds)
-    store.observe_epoch_alone(B, "H200", 2, 1.0)
-    assert store.estimate(A, "H200") == replace(KNOWN, epoch_seconds={2: 4.0, 4: 4.0})
-    assert (store.estimate(B, "H200"), store.changes) == (None, before)
-    measured = after(store, Profiled("two", A, FOUND), job=PROFILE)
-    assert measured is not None
-    assert measured.epoch_seconds == {2: 4.0, 4: 4.0}, "a new profile keeps them"
-
-
 def test_a_training_job_adds_to_what_was_measured() -> None:
     expected = replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0}, reload_seconds=0.5)
     expected = replace(expected, recorded_gain={4: 3.0, 8: 2.0}, record_seconds=0.2)

@@ -201,7 +201,7 @@ WRONG = {
         "= 2.5",
         "= -1",
         10,
-        "`oversubscription` must be a number from 1e-06 to 1,000,000,000,000 or 'tuned', got -1",
+        "`oversubscription` must be a number from 1e-06 to 1,000,000,000,000, got -1",
     ),
     "an unknown policy": ('"wfd"', '"wdf"', 1, "got 'wdf' (did you mean 'wf'?)"),
     "an unknown model": ("learning_rates", 'models = "nett"\nlearning_rates', 22, "there is no model 'nett'"),

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulate_samples import DEVICE, REAL, needs_data, structure, tables
+from simulate_samples import DEVICE, REAL, cluster, needs_data, simulation, structure, tables
 
 from shoal.backends.virtual_job import VirtualJob
 from shoal.core.array import Array, FusionKey, Member
@@ -11,6 +11,7 @@ from shoal.core.demand import Demand
 from shoal.core.errors import ScenarioError
 from shoal.core.job import Job
 from shoal.core.trial import Trial
+from shoal.schedule.knapsack import WFD
 from shoal.simulate.curves import read_task
 from shoal.simulate.slowdown import SLOWDOWNS, divide_in_proportion, read_curves
 
@@ -135,3 +136,10 @@ def test_the_real_tables():
         assert speeds[-1] == 1.0
         assert 0 < curve.saturation <= 1
     assert curves["resnet/64"].speed(1 / 7) == pytest.approx(0.0283 / 0.0489)
+
+
+def test_jobs_that_stand_still_or_take_no_time_do_not_keep_a_simulation_from_ending():
+    two = [structure("a"), structure("b")]
+    still = simulation(two, cluster(1), WFD(), slowdown=lambda device, jobs: [0.0] * len(jobs)).run()
+    assert set(still.waiting) == {"job/0", "job/1"}
+    assert len(simulation([structure("a", seconds=0)], cluster(1), WFD()).run().completion) == 1

@@ -13,7 +13,6 @@ from shoal.core.space import Space, grid
 from shoal.core.trial import Report
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
@@ -37,7 +36,7 @@ class Machine:
             CoreConfig(
                 Path("study"), {}, (Objective("loss", "min"),), algorithm, make_policy("fifo"), history,
                 DeviceTracker(Fleet(GPU), lambda names: GPU, None, Path("study")), retries=2,
-                tuner=OversubscriptionTuner(kinds=()), grouping=Grouping(), key=lambda _: FusionKey("net", "data", 32),
+                grouping=Grouping(), key=lambda _: FusionKey("net", "data", 32),
             )
         )  # fmt: skip
         self.plan(0.0)

@@ -52,12 +52,11 @@ from shoal.cost.history import History
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
-from shoal.planner.packing import NoPacking, Packing
+from shoal.planner.packing import Packing
 from shoal.reporting.progress import SilentProgress
 from shoal.results import Study
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
 from shoal.schedule.knapsack import Fifo
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
@@ -307,16 +306,14 @@ class Stage:
         backend: Backend,
         policy: Policy | None = None,
         retries: int = 2,
-        tuned: Sequence[str] = (),
         packing: Packing | None = None,
         **others: Any,
     ) -> Engine:
         algorithm = self.make()
         algorithm.bind(self.space, metric="loss", mode="min", seed=0, data_seed=0)
         history = History(self.directory / "history.sqlite")
-        tuner = OversubscriptionTuner(kinds=tuned)
         grouping = Grouping(packing)
-        setting = EngineConfig(Fleet(cluster(self.slots)), policy or Fifo(), backend, history, retries, tuner, grouping)
+        setting = EngineConfig(Fleet(cluster(self.slots)), policy or Fifo(), backend, history, retries, grouping)
         return Engine(journal, algorithm, replace(setting, **others), SilentProgress())
 
     def run(self, backend: Backend, policy: Policy | None = None, retries: int = 2) -> None:
@@ -1145,71 +1142,17 @@ def test_a_task_that_cannot_be_loaded_after_a_resume_fails_no_trial(purpose: Pur
     assert TrialState.COMPLETE in {row[2] for row in stage.outcome()}
 
 
-@pytest.mark.parametrize(("tuned", "expected"), [((), {1.0}), (("cpu",), {1.0, 1.5})])
-def test_the_oversubscription_follows_from_what_jobs_report(
-    tuned: Sequence[str], expected: set[float], tmp_path: Path
-) -> None:
-    """Two trials of different models, one after the other on one slot, each in epochs that take next to no time."""
+def test_a_policy_is_shown_the_oversubscription_of_the_fleet(stage: Stage) -> None:
     seen: set[float] = set()
 
-    class Look(Policy):
+    class Look(Fifo):
         def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
-            seen.update(device.oversubscription for _, device in cluster)
-            return Fifo().plan(jobs, cluster, now)
+            seen.update(device.capacity for _, device in cluster)
+            return super().plan(jobs, cluster, now)
 
-    def script(job: Job) -> list[Event]:
-        match job.purpose:
-            case Purpose.SIGNATURE:
-                keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
-                return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
-            case Purpose.TRAIN:
-                said = [Reported(each.job, (replace(each.reports[0], seconds=1e-9),)) for each in reports(job)]
-                return [*said, Ended(job.id, Outcome.FINISHED)]
-        return well(job)
-
-    stage = Stage(tmp_path / "study", lambda: Grid(12), Space({"x": grid([1.0, 2.0])}))
     with closing(stage.open()) as journal:
-        stage.engine(journal, backend(script), Look(), tuned=tuned, packing=NoPacking()).run()
-    assert seen == expected
-    assert History(tmp_path / "study" / "history.sqlite").ratios == dict.fromkeys(tuned, 1.0)
-
-
-def test_a_second_study_begins_with_the_oversubscription_of_the_first(tmp_path: Path) -> None:
-    """The ratio stays for the models that the history has, and is 1 for others, whose speed alone is not known."""
-    path = tmp_path / "history.sqlite"
-
-    def ratios(name: str, structure: str) -> list[float]:
-        """The ratios of the plans of a study, without repetitions; its epochs take a second."""
-        seen: list[float] = []
-
-        class Look(Policy):
-            def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
-                seen.extend(device.oversubscription for _, device in cluster)
-                return Fifo().plan(jobs, cluster, now)
-
-        def script(job: Job) -> list[Event]:
-            match job.purpose:
-                case Purpose.SIGNATURE:
-                    keys = {m.trial.number: replace(KEY, structure=structure) for m in job.members}
-                    return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
-                case Purpose.TRAIN:
-                    said = [Reported(each.job, (replace(each.reports[0], seconds=1.0),)) for each in reports(job)]
-                    return [*said, Ended(job.id, Outcome.FINISHED)]
-            return well(job)
-
-        history = History(path)
-        tuner = OversubscriptionTuner(kinds=["cpu"], known=history.ratios)
-        stage = Stage(tmp_path / name, lambda: Grid(4), Space({"x": grid([1.0, 2.0])}))
-        with closing(stage.open()) as journal:
-            others = {"history": history, "tuner": tuner, "fuse": False}
-            stage.engine(journal, backend(script), Look(), packing=NoPacking(), **others).run()
-        return list(dict.fromkeys(seen))
-
-    assert ratios("first", "net") == [1.0]
-    assert History(path).get("net", KEY.data, KEY.batch_size, "cpu").epoch_seconds == {1: 1.0}  # type: ignore[union-attr]
-    History(path).put_ratio("cpu", 2.5)  # as a longer study would have found it
-    assert ratios("second", "net") == [2.5]
-    assert ratios("third", "another net") == [2.5, 1.0]
+        stage.engine(journal, backend(), Look(), fleet=Fleet(cluster(1), oversubscription=2.5)).run()
+    assert seen == {2.5}
 
 
 def unsteady(*numbers: int, epoch: int = 1) -> Script:

@@ -1,12 +1,14 @@
 """Which devices a study has, as tables of what happens to them; no machine is looked at."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device, Node
-from shoal.core.errors import DeviceError
+from shoal.core.errors import DeviceError, PolicyError
 from shoal.study.devices import DISCOVERY_SECONDS, DeviceWatch
 from shoal.study.fleet import Fleet
 
@@ -66,6 +68,32 @@ def test_what_a_monitor_sees_is_how_the_device_is(condition: Condition, healthy:
     assert fleet.best_case == gpus(0, 1)
     fleet.apply({"cuda:1": Condition()})
     assert fleet.cluster == gpus(0, 1), "it has returned"
+
+
+def test_oversubscription_raises_the_capacity_of_all_devices_that_the_fleet_ever_has() -> None:
+    fleet = Fleet(find(["cuda:0"]), ["cuda:0"], oversubscription=2.5)
+    fleet.add(["cuda:1"], find)
+    fleet.adopt(Cluster((replace(gpus(3).nodes[0], name="ash"),)))
+    fleet.apply({"cuda:1": LOST})
+    for cluster in (fleet.cluster, fleet.best_case, fleet.with_held_memory, fleet.found):
+        assert [(x.name, x.capacity) for _, x in cluster] == [("cuda:0", 2.5), ("cuda:1", 2.5), ("cuda:3", 2.5)]
+    assert fleet.can_recover
+    fleet.apply({})
+    assert not fleet.can_recover
+    again = Fleet.from_record(fleet.record(), find, oversubscription=3)
+    assert [device.capacity for _, device in again.cluster] == [3.0, 3.0], "another run may have another one"
+
+
+def test_without_oversubscription_devices_keep_the_capacity_of_their_own() -> None:
+    where = gpus(0).map(lambda device: replace(device, oversubscription=2.0))
+    assert Fleet(where).found is where
+    assert [device.capacity for _, device in Fleet(where, oversubscription=1.5).cluster] == [3.0]
+
+
+@pytest.mark.parametrize("value", [0.99, 0, -1, float("nan"), float("inf"), True, "2", None, "auto"], ids=repr)
+def test_an_oversubscription_is_a_number_of_at_least_1(value: Any) -> None:
+    with pytest.raises(PolicyError, match=f"`oversubscription` must be a number of at least 1, got {value!r}"):
+        Fleet(gpus(0), oversubscription=value)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from shoal.planner.packing import NoPacking
 from shoal.planner.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS
 from shoal.schedule.base import JobState, JobView, Plan
 from shoal.schedule.knapsack import Fifo
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
 from shoal.study.event import Due
@@ -61,7 +60,7 @@ class Study:
         self.core = StudyCore(
             CoreConfig(
                 Path("study"), {}, (Objective("loss", "min"),), algorithm, self.policy, history, devices, retries=2,
-                tuner=OversubscriptionTuner(kinds=()), grouping=Grouping(NoPacking()), key=key,
+                grouping=Grouping(NoPacking()), key=key,
             )
         )  # fmt: skip
         self.asked = 0

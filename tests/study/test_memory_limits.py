@@ -11,7 +11,7 @@ from shoal.core.command import Step, UpdateJob
 from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job, JobUpdate
-from shoal.planner.limits import UNMEASURED_BYTES
+from shoal.planner.shares import UNMEASURED_BYTES
 from shoal.study.planning import _limit_memory
 from shoal.study.state import RunningJobs
 from shoal.testing.backends import scripted_job

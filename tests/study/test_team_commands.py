@@ -24,7 +24,6 @@ from shoal.planner.grouping import Grouping
 from shoal.planner.packing import NoPacking
 from shoal.planner.planner import plan
 from shoal.schedule.base import Action, JobState, JobView, Plan, Policy, Refusal, Resize, Start, Suspend
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.event import Due, Shutdown
@@ -74,8 +73,7 @@ class Machine:
         self.core = StudyCore(
             CoreConfig(
                 Path("study"), self.study, (Objective("loss", "min"),), algorithm, self.policy, history, tracker,
-                retries=2, tuner=OversubscriptionTuner(kinds=()), grouping=Grouping(NoPacking()), fuse=False,
-                key=key_of, teams=True,
+                retries=2, grouping=Grouping(NoPacking()), fuse=False, key=key_of, teams=True,
             )
         )  # fmt: skip
         self.records: list[object] = []

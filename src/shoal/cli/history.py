@@ -11,16 +11,15 @@ from rich.text import Text
 from shoal.cli.options import AsJson, print_json, print_message, print_table
 from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
+from shoal.core.resources import bytes_text
 from shoal.cost.history import (
     Record,
     delete_records,
     environment,
     history_path,
-    oversubscription_ratios,
     records,
 )
 from shoal.reporting.text import config_text, rounded, structure_text
-from shoal.schedule.refusals import bytes_text
 
 __all__ = ["history_app", "history_table", "record_json", "tasks_table"]
 
@@ -48,16 +47,15 @@ def _show(context: typer.Context, as_json: AsJson = False) -> None:
     marked, and are not used. A structure is shown by the beginning of its digest; so is its data, below it, if the
     structure was measured with several. Below the table, for each structure, data and batch size: its tasks with the
     parameters that all its trials agree on, the reason if only one number of members was measured, and its speed on
-    shares of a device and beside others; at last the oversubscription found for each kind of device.
+    shares of a device and beside others.
     """
     if context.invoked_subcommand is not None:
         return
     path, current = history_path(), environment()
     found = sorted(records(path), key=lambda record: record.environment != current)
-    ratios = oversubscription_ratios(path, current)
     if as_json:
         shown = [record_json(record, current) for record in found]
-        print_json({"path": str(path), "environment": current, "records": shown, "oversubscription": ratios})
+        print_json({"path": str(path), "environment": current, "records": shown})
         return
     if found:
         print_table(history_table(found, current))
@@ -65,8 +63,6 @@ def _show(context: typer.Context, as_json: AsJson = False) -> None:
         if tasks.row_count:
             typer.echo()
             print_table(tasks)
-    if ratios:
-        typer.echo(f"oversubscription: {', '.join(f'{kind} {ratio:g}' for kind, ratio in ratios.items())}")
     typer.echo(f"{'in' if found else 'no measurements yet in'} {path}")
 
 
@@ -80,11 +76,9 @@ def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
         raise ShoalError(f"there are no measurements of the kind {kind!r}; measured kinds: {measured}")
     if structure is not None and not any(record.structure.startswith(structure) for record in known):
         raise ShoalError(f"there are no measurements of a structure that begins with {structure!r}; see: shoal history")
-    profiles, relative_times, ratios = delete_records(path, kind=kind, structure=structure)
-    found = f", and {ratios} ratios of oversubscription" if ratios else ""
+    profiles, relative_times = delete_records(path, kind=kind, structure=structure)
     print_message(
-        f"removed {profiles} measurements of structures and {relative_times} of structures in one process{found}, "
-        f"from {path}"
+        f"removed {profiles} measurements of structures and {relative_times} of structures in one process, from {path}"
     )
 
 
@@ -203,7 +197,6 @@ def record_json(record: Record, current: str) -> dict[str, Any]:
                 for size, speeds in sorted(profile.share_speeds.items())
             },
             "crowding": {str(jobs): factor for jobs, factor in sorted(profile.crowding.items())},
-            "epoch_seconds": {str(size): seconds for size, seconds in sorted(profile.epoch_seconds.items())},
         },
     }
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Page", "Policy", "Program", "RayAddress"),
     *("Sbatch", "Script", "Sharing", "StudyDirectory", "Trackers"),
-    *("beginning", "device_list", "named_option", "one_of", "ratio"),
+    *("beginning", "device_list", "named_option", "one_of"),
     *("print_json", "print_message", "print_request", "print_table"),
 ]
 
@@ -82,16 +82,6 @@ def device_list(value: str | None) -> str | list[str] | None:
     return value.split(",") if value is not None and "," in value else value
 
 
-def ratio(value: str | None) -> Any:
-    """Convert the text of a ratio to the argument that `tune` takes: "auto", or a number."""
-    if value is None or value == "auto":
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        raise typer.BadParameter(f'{value!r} is not "auto" and not a number', param_hint="--oversubscription") from None
-
-
 File = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Python file that calls shoal.tune.")
 ]
@@ -130,11 +120,8 @@ Sbatch = Annotated[
 ]
 Sharing = Annotated[str | None, named_option(SHARINGS, "How jobs share a GPU")]
 Oversubscription = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RATIO",
-        help='How many times the compute of a device may be reserved, at least 1; "auto": found for each kind of GPU.',
-    ),
+    float | None,
+    typer.Option(metavar="RATIO", help="How many times the compute of a device may be reserved, at least 1."),
 ]
 Trackers = Annotated[
     list[str] | None, named_option(TRACKERS, "Where to track the trials, too", "--tracker", repeatable=True)

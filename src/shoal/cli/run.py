@@ -47,7 +47,6 @@ from shoal.cli.options import (
     device_list,
     print_json,
     print_message,
-    ratio,
 )
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.core.version import VERSION
@@ -132,7 +131,7 @@ def run(
             raise typer.BadParameter(f"File {file!r} is not a Python file; {remedy}", param_hint="FILE")
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy, "seed": seed}
     given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sbatch": sbatch, "sharing": sharing}
-    given |= {"objective": objective, "target": target, "oversubscription": ratio(oversubscription)}
+    given |= {"objective": objective, "target": target, "oversubscription": oversubscription}
     given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}
     given |= {"show_progress": False if as_json else None}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -183,7 +182,7 @@ def resume(
             ray_address=ray_address,
             sbatch=sbatch,
             sharing=sharing,
-            oversubscription=ratio(oversubscription),
+            oversubscription=oversubscription,
             show_progress=not as_json,
             page=page,
         )

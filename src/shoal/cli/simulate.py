@@ -76,10 +76,7 @@ def _simulated(scenario: Scenario, policy: str, page: Path | None) -> Simulation
 
 
 def outcomes_table(scenario: Scenario, outcomes: Mapping[str, SimulationResult]) -> Table:
-    """Return a table with a row for each policy; the scenario's objective is marked, and its best value.
-
-    The ratios of oversubscription that a tuner has found are in a line below.
-    """
+    """Return a table with a row for each policy; the scenario's objective is marked, and its best value."""
     table = Table(
         title=escape(f"{scenario.name}: {scenario.description}"), title_justify="left", box=None, collapse_padding=True
     )
@@ -109,14 +106,7 @@ def outcomes_table(scenario: Scenario, outcomes: Mapping[str, SimulationResult])
             f"{1000 * outcome.decision_seconds / max(1, outcome.decisions):.2f}",
         ]
         table.add_row(policy, *cells, style="bold" if outcome.rank(scenario.objective) == best else None)
-    ratios = [f"{policy} {_ratios(outcome.oversubscription)}" for policy, outcome in outcomes.items()]
-    if any(outcome.oversubscription for outcome in outcomes.values()):
-        table.caption, table.caption_justify = f"oversubscription found: {'; '.join(ratios)}", "left"
     return table
-
-
-def _ratios(oversubscription: Mapping[str, float]) -> str:
-    return ", ".join(f"{kind} {ratio:g}" for kind, ratio in oversubscription.items()) or "none"
 
 
 def faults(outcomes: Mapping[str, SimulationResult]) -> list[str]:

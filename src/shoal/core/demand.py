@@ -68,8 +68,6 @@ class Profile:
         share_speeds: Members -> part of the compute of the device -> throughput of a process limited to it, relative to
             the whole device. Empty if not measured, as without MPS.
         crowding: Jobs on a device -> slowdown of an epoch of this key among them, compared with alone.
-        epoch_seconds: Members -> least seconds of an epoch on a device whose jobs reserved no more compute than it has.
-            Empty if not measured, as on kinds whose oversubscription is not tuned.
         spreading: Devices -> duration of a step on all of them, relative to one device. 1 for two devices says that
             steps cannot be divided. The least number that was not measured may be tried, if all below have paid.
         fetch_seconds: Seconds to fetch and prepare the samples of a batch that are not in memory.
@@ -95,7 +93,6 @@ class Profile:
     record_seconds: float = 0.0
     share_speeds: Mapping[int, Mapping[float, float]] = field(default_factory=dict)
     crowding: Mapping[int, float] = field(default_factory=dict)
-    epoch_seconds: Mapping[int, float] = field(default_factory=dict)
     spreading: Mapping[int, float] = field(default_factory=dict)
     fetch_seconds: float = 0.0
     sharing: Sharing = "resident"

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 
-__all__ = ["ROUNDING", "Capacity", "Holder", "Ledger", "Share"]
+__all__ = ["ROUNDING", "Capacity", "Holder", "Ledger", "Share", "bytes_text", "no_device"]
 
 ROUNDING = 1e-9
 """Sums of compute, widths and cores may exceed their limit by this, and times may miss it by this part."""
@@ -156,3 +156,14 @@ class Ledger:
             if devices := capacity.holders.pop(holder, 0):
                 capacity.multi_device_jobs -= devices > 1
             self._cores[capacity.node.name] += share.cores
+
+
+def no_device(cluster: Cluster) -> str:
+    """Return the reason of all jobs without a healthy device, with the note of each device."""
+    notes = ", ".join(f"{device.name} {device.note}" for _, device in cluster if device.note)
+    return f"no healthy device: {notes}" if notes else "no healthy device"
+
+
+def bytes_text(count: int) -> str:
+    """Return the bytes as text in gigabytes or megabytes: 9.1 GB, 350 MB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -26,7 +26,6 @@ __all__ = [
     "memory",
     "packed_demand",
     "seconds",
-    "share_speed",
     "share_to_measure",
     "step_seconds",
     "time_on",
@@ -197,20 +196,6 @@ def compute(profile: Profile, members: int = 1) -> float:
     if speeds := _share_speeds(profile, members):
         return min((share for share, speed in speeds.items() if speed >= ENOUGH), default=1.0)
     return min(profile.compute, 1.0)
-
-
-def share_speed(profile: Profile, members: int, share: float) -> float | None:
-    """Return the throughput of an array on a share of a device, relative to the whole device; None if not measured.
-
-    Linear between measured shares, 0 at a share of 0 and 1 at a share of 1.
-    """
-    measured = {0.0: 0.0, **_share_speeds(profile, members), 1.0: 1.0}
-    if len(measured) == 2:
-        return None
-    shares = sorted(measured)
-    above = next((index for index, each in enumerate(shares) if each >= min(share, 1.0)), len(shares) - 1)
-    low, high = shares[max(above - 1, 0)], shares[max(above, 1)]
-    return measured[low] + (measured[high] - measured[low]) * (min(share, 1.0) - low) / (high - low)
 
 
 def share_to_measure(profile: Profile) -> float | None:

@@ -25,7 +25,6 @@ __all__ = [
     "delete_records",
     "environment",
     "history_path",
-    "oversubscription_ratios",
     "profile_from",
     "records",
 ]
@@ -37,8 +36,6 @@ _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS relative_times (
         environment TEXT, one TEXT, other TEXT, kind TEXT, relative_time REAL NOT NULL,
         PRIMARY KEY (environment, one, other, kind))""",
-    """CREATE TABLE IF NOT EXISTS ratios (
-        environment TEXT, kind TEXT, ratio REAL NOT NULL, PRIMARY KEY (environment, kind))""",
     """CREATE TABLE IF NOT EXISTS tasks (
         structure TEXT, data TEXT, batch_size INTEGER, task TEXT, parameters TEXT NOT NULL,
         PRIMARY KEY (structure, data, batch_size, task))""",
@@ -109,7 +106,6 @@ class History:
         self._profiles: dict[_Key, Profile] = {}
         self._relative_times: dict[str, dict[_Pair, float]] = {}
         self._tasks: dict[_TaskKey, dict[str, Any]] = {}
-        self._ratios: dict[str, float] = {}
         self._usable = path != ""
         if not self._usable:
             return
@@ -159,17 +155,6 @@ class History:
             [(self.environment, *pair, kind, relative_time)],
         )
 
-    @property
-    def ratios(self) -> Mapping[str, float]:
-        """Device kind -> oversubscription ratio that studies found best."""
-        return dict(self._ratios)
-
-    def put_ratio(self, kind: str, ratio: float) -> None:
-        """Store the oversubscription ratio of a kind of device, replacing an older one."""
-        if self._ratios.get(kind) != ratio:
-            self._ratios[kind] = ratio
-            self._write("INSERT OR REPLACE INTO ratios VALUES (?, ?, ?)", [(self.environment, kind, ratio)])
-
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         if not self._usable:
             return
@@ -189,8 +174,6 @@ class History:
                 "SELECT one, other, kind, relative_time FROM relative_times WHERE environment = ?", parameters
             ).fetchall()
             tasks = connection.execute(_TASKS).fetchall()
-            ratios = connection.execute("SELECT kind, ratio FROM ratios WHERE environment = ?", parameters).fetchall()
-        self._ratios.update(ratios)
         for *key, text in tasks:
             self._tasks[tuple(key)] = json.loads(text)
         for structure, data, size, kind, text in profiles:
@@ -227,27 +210,17 @@ def records(path: Path) -> list[Record]:
     ]
 
 
-def oversubscription_ratios(path: Path, environment_name: str) -> dict[str, float]:
-    """Return device kind -> oversubscription ratio in a job history, sorted; empty if there is no file."""
-    if _is_empty(path):
-        return {}
-    with _user_connection(path) as connection:
-        statement = "SELECT kind, ratio FROM ratios WHERE environment = ? ORDER BY kind"
-        return dict(connection.execute(statement, (environment_name,)).fetchall())
-
-
-def delete_records(path: Path, *, kind: str | None = None, structure: str | None = None) -> tuple[int, int, int]:
+def delete_records(path: Path, *, kind: str | None = None, structure: str | None = None) -> tuple[int, int]:
     """Delete measurements from a job history, of every environment, so that they are repeated.
 
     Args:
         structure: Restriction to structures whose digest begins with this prefix.
 
     Returns:
-        Number of deleted profiles, of deleted relative times, and of deleted oversubscription ratios. These belong to
-        a kind, so a restriction to structures leaves them.
+        Number of deleted profiles, and of deleted relative times.
     """
     if _is_empty(path):
-        return 0, 0, 0
+        return 0, 0
     which = {"kind": kind, "prefix": "" if structure is None else structure}
     with _user_connection(path) as connection:
         profiles = connection.execute(
@@ -260,14 +233,11 @@ def delete_records(path: Path, *, kind: str | None = None, structure: str | None
             "AND (substr(one, 1, length(:prefix)) = :prefix OR substr(other, 1, length(:prefix)) = :prefix)",
             which,
         ).rowcount
-        ratios = 0
-        if structure is None:
-            ratios = connection.execute("DELETE FROM ratios WHERE :kind IS NULL OR kind = :kind", which).rowcount
         connection.execute(
             "DELETE FROM tasks WHERE NOT EXISTS (SELECT 1 FROM profiles WHERE profiles.structure = tasks.structure "
             "AND profiles.data = tasks.data AND profiles.batch_size = tasks.batch_size)"
         )
-    return profiles, relative_times, ratios
+    return profiles, relative_times
 
 
 def profile_from(text: str) -> Profile | None:

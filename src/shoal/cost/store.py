@@ -114,23 +114,6 @@ class ProfileStore:
             case OutOfMemoryObserved():
                 self._observe_out_of_memory(observation, self._peaks.get(job.id, 0), device)
 
-    def observe_ratios(self, ratios: Mapping[str, float]) -> None:
-        """Keep the oversubscription ratios of kinds of devices for later studies."""
-        for kind, ratio in ratios.items():
-            self._history.put_ratio(kind, ratio)
-
-    def observe_epoch_alone(self, key: FusionKey, kind: str, members: int, seconds: float) -> None:
-        """Keep the seconds of an epoch without oversubscription, with which a later study knows the speed of its jobs.
-
-        No plan depends on it, so it is none of the `changes`.
-        """
-        if (profile := self.estimate(key, kind)) is None:
-            return
-        known = profile.epoch_seconds.get(members)
-        if known is None or abs(seconds - known) > MIN_RELATIVE_CHANGE * known:
-            profile = replace(profile, epoch_seconds={**profile.epoch_seconds, members: seconds})
-            self._history.put(key.structure, key.data, key.batch_size, kind, profile)
-
     def end(self, job: str) -> None:
         """Remove the peak memory of a finished job."""
         self._peaks.pop(job, None)
@@ -138,8 +121,8 @@ class ProfileStore:
     def _observe_profile(self, found: Profiled, job: Job, kind: str) -> None:
         """Replace a profile by that of a profile job, or extend it by the measurements of a training job.
 
-        Measurements that only training jobs make are kept: out-of-memory limits, crowding, seconds of epochs, gains of
-        compiling and of threads, and times on several devices. A profile job whose process was limited to a share of
+        Measurements that only training jobs make are kept: out-of-memory limits, crowding, gains of compiling and
+        of threads, and times on several devices. A profile job whose process was limited to a share of
         the device only adds its speed there.
         """
         key, profile = found.key, found.profile
@@ -164,8 +147,8 @@ class ProfileStore:
                 memory = max(known.member_memory, profile.member_memory)
                 sample = max(known.sample, profile.sample)
                 profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)
-                profile = replace(profile, share_speeds=known.share_speeds, epoch_seconds=known.epoch_seconds)
-                profile = replace(profile, spreading=profile.spreading or known.spreading)
+                spreading = profile.spreading or known.spreading
+                profile = replace(profile, share_speeds=known.share_speeds, spreading=spreading)
             else:
                 fused = self._updated_means((key, kind, "fused"), known.fused_gain, profile.fused_gain)
                 profile = replace(

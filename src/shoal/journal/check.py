@@ -134,10 +134,7 @@ _OPTIONAL: dict[str, tuple[object, str]] = {
     "batches": _NAME,
     "loss": (str | None, "the name of a reported value or null"),
     "note": _NAME,
-    "oversubscription": (
-        Annotated[float, Meta(ge=1, le=sys.float_info.max)] | Literal["auto"],
-        'a number of at least 1, or "auto"',
-    ),
+    "oversubscription": (Annotated[float, Meta(ge=1, le=sys.float_info.max)], "a number of at least 1"),
     "sources": (dict[str, _Source], "files and their digests"),
     "totals": (Totals | None, "numbers of trials and epochs"),
     "paused_trials": _TRIAL_NUMBERS,

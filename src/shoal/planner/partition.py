@@ -367,7 +367,7 @@ def _makespan(cuts: Sequence[_ArraySplit], loads: Sequence[Sequence[float]]) -> 
     arrays.sort(key=itemgetter(0), reverse=True)
     last = max(each[-1] for each in loads)
     kinds = [list(each[: len(arrays)]) for each in loads]  # the other devices get no array
-    if len(kinds) == 1 and kinds[0][0] == kinds[0][-1]:  # the longest arrays get a device each
+    if arrays and len(kinds) == 1 and kinds[0][0] == kinds[0][-1]:  # the longest arrays get a device each
         taken = kinds[0][: len(arrays)]
         kinds[0] = sorted(load + by_kind[0] for load, (_, by_kind) in zip(taken, arrays, strict=False))
         last, arrays = max(last, kinds[0][-1]), arrays[len(taken) :]

@@ -17,10 +17,10 @@ from shoal.planner.admission import admit
 from shoal.planner.cache import PlanCache
 from shoal.planner.families import by_family
 from shoal.planner.job_tracker import PreemptionRequest
-from shoal.planner.limits import jobs_to_restart, limit_placed
 from shoal.planner.partition import Partition, partition
 from shoal.planner.plan_input import Placement, PlanInput
 from shoal.planner.planning_context import PlanningContext, reservations
+from shoal.planner.shares import limit_placed
 from shoal.planner.views import JobViews
 from shoal.planner.waiting import WaitingClass
 from shoal.schedule.base import Action, JobView, Resize, Resume, Start, Stop, Suspend
@@ -86,7 +86,7 @@ class _Planning:
         cut = self._partition(ready, running)
         groups = self._groups(cut.arrays, running)
         self._run_policy(running, groups, cut.behind, held)
-        self._limit_shares(held, running)
+        draft.placed = limit_placed(draft.placed, held, given.limits_shares)
         joins = self._joins(held, cut.behind) if given.elastic and draft.refused else {}
         unmeasured = self._measuring_reasons([each for each in waiting if not context.ready(each)], held)
         return Placement(
@@ -251,14 +251,6 @@ class _Planning:
             helper = Job(self._new_id(), leader.arrays, Purpose.ASSIST, demand=demand, assists=leader.id)
             self.history.begin(helper, name, None, self.given.now)
             self.draft.placed.append((helper, device))
-
-    def _limit_shares(self, held: Sequence[tuple[Job, Device]], views: Sequence[JobView]) -> None:
-        """Give the placed jobs their limits, and let running jobs leave for whose processes another limit pays."""
-        draft = self.draft
-        draft.placed = limit_placed(draft.placed, held, self.given.limits_shares)
-        for name, request in jobs_to_restart(held, draft.placed, views, draft.shares).items():
-            if name not in draft.preemptions:
-                self._request_preemption(name, request)
 
     def _joins(
         self, held: Sequence[tuple[Job, Device]], behind: Sequence[tuple[Array, float]]

@@ -9,11 +9,11 @@ from shoal.core.array import Array, FusionKey
 from shoal.core.demand import Demand, Profile
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
+from shoal.core.resources import no_device
 from shoal.cost.estimate import MIN_WORK_TO_MEASURE, packed_demand, share_to_measure
 from shoal.planner.cache import PlanCache
 from shoal.planner.plan_input import PlanInput
 from shoal.planner.waiting import WaitingClass, round_robin
-from shoal.schedule.refusals import no_device
 
 __all__ = ["PROFILE_MEMBERS", "PlanningContext", "reservations"]
 

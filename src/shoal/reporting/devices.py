@@ -11,9 +11,9 @@ from shoal.cluster.monitor import DeviceProcess
 from shoal.cluster.nvml import Gpu
 from shoal.core.device import Device
 from shoal.core.job import Purpose
+from shoal.core.resources import bytes_text
 from shoal.reporting.snapshot import DeviceUse, JobUse
 from shoal.reporting.text import rate_text, trials_text
-from shoal.schedule.refusals import bytes_text
 
 __all__ = ["device_json", "device_lines", "devices_json", "devices_table"]
 

@@ -21,7 +21,6 @@ from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.knapsack import FF, FFD, WF, WFD, Fifo, Knapsack
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.refusals import refusal, start_or_resume
 from shoal.schedule.registry import POLICIES, make_policy
 from shoal.schedule.time_sharing import TimeSharing
@@ -44,7 +43,6 @@ __all__ = [
     "JobView",
     "Knapsack",
     "Ledger",
-    "OversubscriptionTuner",
     "Plan",
     "Policy",
     "Refusal",

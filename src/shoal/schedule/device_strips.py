@@ -92,14 +92,11 @@ class DeviceStrips:
         return all(asked <= self._ledger.cores(node) + ROUNDING for node, asked in cores.items())
 
     def _has_room(self, job: JobView, name: str, width: float) -> bool:
-        device = self.devices[name]
+        device, capacity = self.devices[name], self._ledger[name]
         demand = job.demand[device.kind]
-        capacity = self._ledger[name]
         return (
-            width <= self.free(name) + ROUNDING
+            self._ledger.has_room(capacity, Share(width, demand.memory, demand.cores))
             and (width < 1 or not capacity.holders)
-            and demand.memory <= capacity.memory
-            and demand.cores <= self._ledger.cores(capacity.node.name) + ROUNDING
             and (device.capacity > 0 if job.scaling.may_share else demand.compute <= device.capacity + ROUNDING)
         )
 

@@ -6,14 +6,12 @@ from types import MappingProxyType
 from typing import overload
 
 from shoal.core.device import Cluster, Device, Node
-from shoal.core.resources import ROUNDING, Capacity, Ledger
+from shoal.core.resources import ROUNDING, Capacity, Ledger, bytes_text, no_device
 from shoal.schedule.base import JobState, JobView, Refusal, Resume, Start
 
 __all__ = [
     "Refusals",
-    "bytes_text",
     "fits_empty_device",
-    "no_device",
     "refusal",
     "start_or_resume",
 ]
@@ -150,12 +148,6 @@ def start_or_resume(job: JobView, capacity: Capacity) -> Start | Resume:
     return kind(job.id, (capacity.device.name,))
 
 
-def no_device(cluster: Cluster) -> str:
-    """Return the reason of all jobs without a healthy device, with the note of each device."""
-    notes = ", ".join(f"{device.name} {device.note}" for _, device in cluster if device.note)
-    return f"no healthy device: {notes}" if notes else "no healthy device"
-
-
 def fits_empty_device(node: Node, device: Device, job: JobView) -> bool:
     """Return whether the job fits on the empty device."""
     demand = job.demand.get(device.kind)
@@ -187,8 +179,3 @@ def _busy_text(possible: Sequence[tuple[Capacity, int]], healthy: int) -> str:
 
 def _joined_kinds(kinds: Sequence[str]) -> str:
     return " and ".join(kinds) if kinds else "no device"
-
-
-def bytes_text(count: int) -> str:
-    """Return the bytes as text in gigabytes or megabytes: 9.1 GB, 350 MB."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -45,7 +45,6 @@ class SimulationResult:
         intervals: Times of jobs on devices, in the order of their ends.
         clusters: (seconds, devices from then on).
         switches: Number of times that a job was suspended, stopped or lost its device.
-        oversubscription: Ratio at the end, by kind of device, of the kinds that a tuner has observed.
         longest_decision: Real time of the slowest decision, in seconds.
     """
 
@@ -57,7 +56,6 @@ class SimulationResult:
     clusters: list[tuple[float, Cluster]] = field(default_factory=list)
     decisions: int = 0
     switches: int = 0
-    oversubscription: dict[str, float] = field(default_factory=dict)
     decision_seconds: float = field(default=0.0, compare=False)
     longest_decision: float = field(default=0.0, compare=False)
 

@@ -26,7 +26,6 @@ from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
 from shoal.reporting.savings import savings
 from shoal.schedule.base import JobView, Plan, Policy
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.simulate.result import Interval, SimulationResult
 from shoal.simulate.workload import SimulatedWorkload
 from shoal.study.actuation import carry_out, commit
@@ -64,7 +63,6 @@ class Simulation:
     """The simulation of one study, from its start until no event is left.
 
     Args:
-        tuner: Tuner of the oversubscription of devices; by default oversubscription stays as it is.
         measured: Whether the costs of trials are known at the start; else signatures and profiles come first.
         checkpoint_seconds: Seconds between two checkpoints of a job, at ends of epochs.
         tick: Seconds whose events are one turn of the engine's loop; see `Virtual`.
@@ -78,7 +76,6 @@ class Simulation:
         slowdown: SlowDown,
         *,
         events: Sequence[ClusterEvent] = (),
-        tuner: OversubscriptionTuner | None = None,
         grouping: Grouping | None = None,
         fuse: bool = True,
         measured: bool = True,
@@ -92,7 +89,6 @@ class Simulation:
         self._workload, self._policy = workload, _TimedPolicy(policy, self._result)
         self._events = deque(sorted(events, key=lambda event: event.at))
         self._arrivals = deque(sorted({at for source in workload.sources for at in source.arrivals}))
-        self._tuner = tuner or OversubscriptionTuner(kinds=())
         self._study: dict[str, Any] = {}
         all_devices = Cluster((*cluster.nodes, *(node for event in events for node in event.added)))
         history = History("")
@@ -115,7 +111,6 @@ class Simulation:
                     directory,
                 ),
                 retries=2,
-                tuner=self._tuner,
                 grouping=grouping or Grouping(),
                 fuse=fuse,
                 replan_seconds=inf,
@@ -145,7 +140,6 @@ class Simulation:
                 self._journal.put("finished", self._core.state.finished)
         for number, name in self._segments.items():
             self._result.waiting[name] = self._core.state.trials[number].reason or "makes no progress"
-        self._result.oversubscription.update(self._tuner.ratios)
         return self._result
 
     def _new_journal(self, directory: Path, policy: str) -> Journal:

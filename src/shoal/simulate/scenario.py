@@ -13,7 +13,6 @@ from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import PACKINGS, make_packing
 from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.base import Policy
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
 from shoal.simulate.reader import Limits, Table, read_toml
 from shoal.simulate.result import SimulationResult
@@ -72,7 +71,6 @@ class Scenario(_Settings):
 
     Args:
         events: Changes of the cluster, with the failures that were drawn.
-        tuned: Kinds of devices whose oversubscription a tuner finds during a simulation.
     """
 
     name: str
@@ -80,7 +78,6 @@ class Scenario(_Settings):
     sources: tuple[TrialSource, ...]
     events: tuple[ClusterEvent, ...] = ()
     data: Path = DATA
-    tuned: tuple[str, ...] = ()
 
     def simulate(self, policy: str | Policy, directory: Path | None = None) -> SimulationResult:
         """Simulate the scenario under a policy.
@@ -96,7 +93,6 @@ class Scenario(_Settings):
             make_policy(policy, self.objective),
             SLOWDOWNS[self.slowdown](structures, self.data),
             events=self.events,
-            tuner=OversubscriptionTuner(kinds=self.tuned),
             grouping=Grouping(make_packing(self.packing)),
             fuse=self.fuse,
             measured=self.measured,
@@ -114,13 +110,8 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     events = read_events(file.events, cluster, used_names)
     if file.failures is not None:
         events += tuple(file.failures.events(cluster, seed))
-    all_nodes = [*file.nodes, *(nodes for event in file.events for nodes in event.add)]
-    tuned = list(dict.fromkeys(each.kind for each in all_nodes if each.oversubscription == "tuned"))
-    for each in all_nodes:
-        if each.kind in tuned and each.oversubscription != "tuned":
-            fault = f'must be "tuned" for all nodes with {each.kind} or for none: a ratio is found for a kind'
-            raise each.error("oversubscription", f"`oversubscription` {fault}")
-    kinds = list(dict.fromkeys(each.kind for each in all_nodes))
+    added = (nodes for event in file.events for nodes in event.add)
+    kinds = list(dict.fromkeys(each.kind for each in (*file.nodes, *added)))
     studies = [replace(each, name=each.name or f"study{index}") for index, each in enumerate(file.studies)]
     jobs = [replace(each, name=each.name or f"job{index}") for index, each in enumerate(file.jobs)]
     tables: tuple[Sequence[ModelTable | StudyTable | JobTable], ...] = (file.models, studies, jobs)
@@ -146,5 +137,4 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
         sources=tuple(sources),
         events=events,
         data=data,
-        tuned=tuple(tuned),
     )

@@ -65,15 +65,15 @@ class NodeTable(Table):
     name: str = ""
     count: Annotated[int, Limits(1, 10_000)] = 1
     cores: Amount = 64.0
-    oversubscription: Positive | Annotated[str, ("tuned",)] = 1.0
+    oversubscription: Positive = 1.0
 
 
 def read_nodes(tables: Iterable[NodeTable], used_names: set[str]) -> tuple[Node, ...]:
     """Make the nodes, with their names or node0, node1, ...; add their names to `used_names`, the names so far."""
     nodes: list[Node] = []
     for table in tables:
-        ratio = 1.0 if isinstance(table.oversubscription, str) else table.oversubscription
-        device = Device("", table.kind, int(table.memory_gb * GB), cores=_UNLIMITED_CORES, oversubscription=ratio)
+        memory, ratio = int(table.memory_gb * GB), table.oversubscription
+        device = Device("", table.kind, memory, cores=_UNLIMITED_CORES, oversubscription=ratio)
         free_names = (name for number in count(len(nodes)) if (name := f"node{number}") not in used_names)
         for index in range(table.count):
             name = table.name + str(index) * (table.count > 1) if table.name else next(free_names)

@@ -18,7 +18,6 @@ from shoal.cost.history import History
 from shoal.journal.view import JournalView
 from shoal.planner.grouping import Grouping
 from shoal.schedule.base import Policy
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import check_losses, make_policy
 from shoal.study.devices import DeviceTracker
 from shoal.study.fleet import Finder, Fleet
@@ -46,7 +45,6 @@ class EngineConfig:
     backend: Backend
     history: History
     retries: int = 2
-    tuner: OversubscriptionTuner = field(default_factory=lambda: OversubscriptionTuner(kinds=()))
     grouping: Grouping = field(default_factory=Grouping)
     fuse: bool = True
     hang_seconds: float = HANG_SECONDS
@@ -69,7 +67,6 @@ class EngineConfig:
             history=self.history,
             devices=DeviceTracker(self.fleet, self.find, hang_detector, journal.directory),
             retries=self.retries,
-            tuner=self.tuner,
             grouping=self.grouping,
             fuse=self.fuse,
             key=partial(opaque_key, self.structure) if self.structure else None,

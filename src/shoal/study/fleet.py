@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device, Node
-from shoal.core.errors import DeviceError
-from shoal.schedule.refusals import bytes_text
+from shoal.core.errors import DeviceError, PolicyError
+from shoal.core.resources import bytes_text
 
 __all__ = ["REMOVED", "Finder", "Fleet"]
 
@@ -28,21 +29,35 @@ class Fleet:
     """The devices that jobs may use now, without the memory that other programs hold.
 
     A removed or lost device stays in the cluster as unhealthy, because jobs may still be on it and it may come back.
+
+    Args:
+        devices: Device names as the user wrote them.
+        oversubscription: Factor by which the capacity of every device is raised (HyperSack: r), also of those that are
+            added later; at least 1.
+
+    Raises:
+        PolicyError: `oversubscription` is not a number of at least 1.
     """
 
-    def __init__(self, cluster: Cluster, devices: str | Sequence[str] = "auto") -> None:
+    def __init__(
+        self, cluster: Cluster, devices: str | Sequence[str] = "auto", *, oversubscription: float = 1.0
+    ) -> None:
+        is_number = isinstance(oversubscription, (int, float)) and not isinstance(oversubscription, bool)
+        if not is_number or not isfinite(oversubscription) or oversubscription < 1:
+            raise PolicyError(f"`oversubscription` must be a number of at least 1, got {oversubscription!r}")
+        self.oversubscription = float(oversubscription)
         self._devices = devices
-        self._found = cluster
+        self._found = self._oversubscribed(cluster)
         self._added: list[str] = []
         self._removed: list[str] = []
         self._conditions: Mapping[str, Condition] = {}
         self._cluster: Cluster | None = None  # cache of `cluster`, None after a change
 
     @staticmethod
-    def from_record(record: Mapping[str, Any], find: Finder) -> "Fleet":
+    def from_record(record: Mapping[str, Any], find: Finder, *, oversubscription: float = 1.0) -> "Fleet":
         """The fleet of a record, without removed devices that are gone; a DeviceError if another one is gone."""
         devices = record["devices"]
-        fleet = Fleet(find(devices), devices)
+        fleet = Fleet(find(devices), devices, oversubscription=oversubscription)
         known = {device.name for _, device in fleet.found}
         if added := [name for name in record["added"] if name not in known]:
             fleet.add(added, find)
@@ -73,7 +88,7 @@ class Fleet:
 
     @property
     def found(self) -> Cluster:
-        """All devices as first discovered, including removed ones."""
+        """All devices as first discovered, including removed ones, with the oversubscription of the fleet."""
         return self._found
 
     @property
@@ -136,7 +151,7 @@ class Fleet:
                 raise DeviceError(f"device {name!r} is one of the study's already; it has {self._used_text()}")
         new = [name for name in names if name not in known]
         if new:
-            self._found = _merge(self._found, _find_new(new, known, find))
+            self._found = _merge(self._found, self._oversubscribed(_find_new(new, known, find)))
         self._added += new
         self._removed = [name for name in self._removed if name not in names]
         self._cluster = None
@@ -172,8 +187,8 @@ class Fleet:
         """
         names = self.new_in(discovered)
         if names:
-            self._found = _merge(self._found, discovered.select(lambda device: device.name in names))
-            self._cluster = None
+            new = discovered.select(lambda device: device.name in names)
+            self._found, self._cluster = _merge(self._found, self._oversubscribed(new)), None
         return tuple(discovered.device(name) for name in names)
 
     def remove(self, names: Sequence[str]) -> None:
@@ -197,6 +212,11 @@ class Fleet:
 
     def _used_text(self) -> str:
         return ", ".join(self.used) or "no device"
+
+    def _oversubscribed(self, cluster: Cluster) -> Cluster:
+        if self.oversubscription == 1:
+            return cluster
+        return cluster.map(lambda x: replace(x, oversubscription=x.oversubscription * self.oversubscription))
 
     def _current(self, device: Device) -> Device:
         condition = self._conditions.get(device.name)

@@ -65,12 +65,8 @@ def handle_reports(state: StudyState, event: Reported, now: float) -> None:
     observe(state, event.job, event.reports)
     job, device = state.running[event.job]
     state.signatures.count_epoch(report.trial for report in event.reports)
-    seen = state.interference.epoch(event, state.trials.has_waiting)
-    if seen is not None:
-        state.profiles.observe(seen, job, device)
-    if (alone := state.interference.epoch_alone(event.job)) is not None:
-        state.profiles.observe_epoch_alone(job.arrays[0].key, device.kind, *alone)
-    state.profiles.observe_ratios(state.config.tuner.best_ratios)
+    if (times := state.crowding.epoch(event)) is not None:
+        state.profiles.observe(times, job, device)
 
 
 def _with_losses(state: StudyState, event: Reported) -> Reported:
@@ -209,7 +205,7 @@ def end_job(state: StudyState, ended: Ended, now: float) -> None:
     if job.purpose is Purpose.ASSIST:
         end_helper(state, job, device, ended, now)
         return
-    state.interference.end(job.id)
+    state.crowding.end(job.id)
     error = _fatal_error(state, ended, job.purpose, job.members)
     failed = ended.outcome not in NOT_TRIAL_FAILURES and error is None
     reason = ended.outcome if ended.outcome is Outcome.OUT_OF_MEMORY else cause_of(ended.message) or ended.outcome
@@ -244,7 +240,7 @@ def fail_array(state: StudyState, dropped: ArrayFailed) -> None:
         raise error
     job = replace(job, arrays=others)
     state.running.change(job)
-    state.interference.change(job)
+    state.crowding.change(job)
     gone = remove_members(present, {member.trial.number for array in others for member in array.members})
     _retry_or_fail(state, dropped, job, FailureContext(gone, device, shared_array=len(members) > 1), left)
 

@@ -21,12 +21,12 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import AlgorithmError, DeviceError
 from shoal.core.job import Job, JobUpdate, Purpose
+from shoal.core.resources import no_device
 from shoal.core.trial import FIRST_ADDED, TrialState
-from shoal.planner.limits import memory_limit
 from shoal.planner.plan_input import Placement, PlanInput
 from shoal.planner.planner import plan
+from shoal.planner.shares import memory_limit
 from shoal.remedy import command
-from shoal.schedule.refusals import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
 from shoal.study.job_events import observe
 from shoal.study.signatures import in_signature_jobs
@@ -105,7 +105,7 @@ def place(state: StudyState, now: float) -> None:
         # The job is about to end, and its process, which has built trials, is then free to train them.
         _explain(state, dict.fromkeys(state.trials.unexplained, "waits for the end of a measurement"))
         return
-    cluster = state.interference.cluster(state.fleet.cluster)
+    cluster = state.fleet.cluster
     held = {x.number: f"{PAUSED}{_group_waiting_text(state, x)}" for x in state.trials.paused_waiting()}
     version = _plan_version(state), cluster, held
     if version == state.last_plan and now < min(state.last_plan_time + state.config.replan_seconds, state.wake):
@@ -205,7 +205,7 @@ def _change_reservations(state: StudyState, reservations: Mapping[str, Demand]) 
         before, job = job.demand, replace(job, demand=demand)
         state.running.change(job)
         if before is not None and before.compute != demand.compute:
-            state.interference.change(job)
+            state.crowding.change(job)
 
 
 def _limit_memory(state: StudyState) -> None:
@@ -225,7 +225,7 @@ def _join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None:
     held = remove_members(state.trials.present(job).arrays, {member.trial.number for member in members})
     job = replace(job, arrays=add_members(held, arrays))  # without members that have left
     state.running.change(job)
-    state.interference.change(job)
+    state.crowding.change(job)
     state.trials.begin(job.id, members)
 
 
@@ -237,7 +237,7 @@ def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
         state.config.devices.begin(job)
         if job.purpose is Purpose.ASSIST:
             continue
-        state.interference.begin(job, device)
+        state.crowding.begin(job, device)
         if job.purpose is Purpose.TRAIN:
             state.trials.begin(job.id, job.members)
 

@@ -8,6 +8,7 @@ from shoal.core.array import Array
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose
+from shoal.core.resources import bytes_text
 from shoal.cost.estimate import first_fetching, memory, step_seconds
 from shoal.planner.grouping import Grouping, candidate
 from shoal.planner.packing.base import Candidate, NoPacking, PackingContext
@@ -18,7 +19,6 @@ from shoal.planner.plan_input import PlanInput
 from shoal.planner.planner import plan
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
 from shoal.schedule.knapsack import Fifo
-from shoal.schedule.refusals import bytes_text
 from shoal.study.state import StudyState
 
 __all__ = ["PLANS", "Failed", "MeasureOnly", "PlannedArray", "Preview", "percent", "preview"]

@@ -9,7 +9,7 @@ study, for three reasons:
   simulated study checks that the rows agree with the state machine (`tests/support/simulation.py`).
 - Steps cannot be repeated. A plan depends on the clock, the devices and the profiles of other studies, and the journal
   holds none of them.
-- Jobs end with their process, and so do their reservations and their interference. Their trials wait again, as after
+- Jobs end with their process, and so do their reservations and their measured epochs. Their trials wait again, as after
   any lost job. Suspended jobs are suspended again, and the losses of all turns are known. Where a device is gone or of
   another kind now, the trials of its jobs just wait: nothing was measured for them there.
 """

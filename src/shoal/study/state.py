@@ -22,12 +22,11 @@ from shoal.planner.cache import PlanCache
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker
 from shoal.planner.plan_input import PlanInput
+from shoal.planner.shares import CrowdingMeter
 from shoal.schedule.base import Policy
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.devices import DeviceTracker
 from shoal.study.event import Shutdown
 from shoal.study.fleet import Fleet
-from shoal.study.interference import InterferenceTracker
 from shoal.study.retries import RetryPolicy
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
@@ -64,7 +63,6 @@ class CoreConfig:
     history: History
     devices: DeviceTracker
     retries: int
-    tuner: OversubscriptionTuner
     grouping: Grouping
     fuse: bool = True
     replan_seconds: float = 1.0
@@ -132,7 +130,7 @@ class StudyState:
     """State of a study. Only functions of `shoal.study` change it, and only during a step.
 
     Attributes:
-        interference: Speeds of jobs on shared devices.
+        crowding: Epochs of jobs alone and on shared devices.
         wake: Latest time of the next plan; inf: only after a change.
         last_plan: Inputs of the last plan, if the plan started nothing; otherwise None.
         last_plan_time: Time of the last plan, in seconds.
@@ -157,7 +155,7 @@ class StudyState:
         self.profiles = ProfileStore(config.history, config.study.get("task", ""))
         self.tracker = JobTracker()
         self.cache = PlanCache()
-        self.interference = InterferenceTracker(config.tuner)
+        self.crowding = CrowdingMeter()
         self.retries = RetryPolicy(self.trials, config.retries)
         self.wake = inf
         self.last_plan: object = None

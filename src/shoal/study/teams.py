@@ -38,9 +38,9 @@ def update_teams(state: StudyState, now: float) -> None:
 def _measure(state: StudyState, leader: str, *, alone: bool) -> None:
     """Let epochs of a job count as those of one device only while it has one."""
     if alone:
-        state.interference.begin(*state.running[leader])
+        state.crowding.begin(*state.running[leader])
     else:
-        state.interference.end(leader)
+        state.crowding.end(leader)
 
 
 def _dismiss(state: StudyState, helper: str, reason: str, now: float) -> None:

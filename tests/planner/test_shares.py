@@ -10,32 +10,16 @@ from shoal.core.demand import Demand
 from shoal.core.event import Reported, TurnStats
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Report
-from shoal.cost.scaling import Scaling
-from shoal.planner.limits import UNMEASURED_BYTES, jobs_to_restart, limit_placed, memory_limit
 from shoal.planner.planning_context import SHARES_WORTH_SECONDS
-from shoal.schedule import WFD, JobState, JobView, Plan, Policy, Refusal, Resize, Start
+from shoal.planner.shares import UNMEASURED_BYTES, limit_placed, memory_limit
+from shoal.schedule import WFD, JobState, Plan, Policy, Refusal, Resize, Start
 
 GPU, OTHER = slots(2, "H200")
-SPEEDS = {1: {0.25: 0.5, 0.5: 0.8}}
 
 
-def train(name, compute=0.25, limit=None, speeds=None):
-    found = profile({1: 1.0}, compute=compute, share_speeds=speeds or {})
-    return Job(name, (Array(A, (member(1),), found),), demand=Demand(compute, GB, 1.0, 10.0), limit=limit)
-
-
-def view(job, seconds=10.0, share=None, scaling=None, **changes):
-    demand = {"H200": replace(job.demand, seconds=seconds)}
-    return JobView(
-        job.id,
-        demand,
-        JobState.RUNNING,
-        (GPU.name,),
-        share,
-        scaling=scaling or Scaling(1.0),
-        switch_seconds=5.0,
-        **changes,
-    )
+def train(name, compute=0.25):
+    found = profile({1: 1.0}, compute=compute)
+    return Job(name, (Array(A, (member(1),), found),), demand=Demand(compute, GB, 1.0, 10.0))
 
 
 STARTS = {
@@ -79,33 +63,6 @@ def test_a_job_of_unknown_demand_is_not_limited():
     assert limit_placed(jobs, [], lambda device: True) == jobs
 
 
-HALF = train("a", 0.5, 0.5, SPEEDS)
-RESTARTS = {
-    "alone: 10 s more at 1 than at 0.8 is less than a restart costs": (HALF, {}, False, False),
-    "alone, with more to do": (HALF, {"seconds": 30.0}, False, True),
-    "alone, and not limited": (replace(HALF, limit=None), {"seconds": 30.0}, False, False),
-    "it cannot be asked yet": (HALF, {"seconds": 30.0, "preemptible": False}, False, False),
-    "in company": (HALF, {"seconds": 1e3}, True, False),
-    "in company, with a larger share": (HALF, {"seconds": 50.0, "share": 0.75}, True, True),
-    "a smaller share": (HALF, {"seconds": 1e3, "share": 0.25}, True, False),
-    "of speeds nothing is known": (replace(HALF, arrays=train("a").arrays), {"seconds": 1e3}, False, False),
-    "company has slowed it down": (
-        replace(HALF, arrays=train("a").arrays), {"seconds": 30.0, "scaling": Scaling(1.3, sharing=2)}, False, True
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RESTARTS)
-def test_a_job_is_restarted_where_another_limit_is_worth_it(name):
-    job, changes, company, asked = RESTARTS[name]
-    held = [(job, GPU), *([(train("b"), GPU)] if company else [])]
-    found = jobs_to_restart(held, [], [view(each, **(changes if each is job else {})) for each, _ in held], {})
-    assert found.keys() == ({"a"} if asked else set())
-    if asked:
-        assert found["a"].suspends
-        assert found["a"].reason.endswith("of H200:0 and its process is limited to 50%")
-
-
 class Scripted(Policy):
     """Answers with one list of actions after another; all else stays off the devices."""
 
@@ -125,7 +82,7 @@ def planner(profiles, policy, limits=lambda device: True):
 
 @pytest.mark.parametrize("limited", [True, False])
 def test_another_share_of_a_running_job_is_another_reservation(limited):
-    """Where processes are limited, it is asked to go on in a new one, as that is worth it."""
+    """Its process keeps the limit that it started with."""
     small = profile({1: 10.0}, compute=0.9, share_speeds={1: {0.25: 0.9, 0.5: 1.0}})
     policy = Scripted(
         [Start("waiting-0", ("H200:0",), 0.25), Start("waiting-1", ("H200:0",), 0.25)],
@@ -138,10 +95,9 @@ def test_another_share_of_a_running_job_is_another_reservation(limited):
     turns.tracker.on_report(Reported("job-00001", (Report(0, 1),), TurnStats(2.0, 1.0, 1.0, 3, 0.5)), 1.0)
     wider = turns.plan([], [first, second], where, 2.0)
     assert {name: demand.compute for name, demand in wider.reservations.items()} == {"job-00001": 0.75}
-    assert wider.preemptions.keys() == ({"job-00001"} if limited else set())
-    if not limited:
-        job = replace(first[0], demand=wider.reservations["job-00001"])
-        assert turns.plan([], [(job, GPU)], where, 3.0).reservations["job-00001"].compute == 0.5, "as in its demand"
+    assert not wider.preemptions
+    job = replace(first[0], demand=wider.reservations["job-00001"])
+    assert turns.plan([], [(job, GPU)], where, 3.0).reservations["job-00001"].compute == 0.5, "as in its demand"
 
 
 def test_shares_are_measured_before_much_is_trained_one_after_another():
