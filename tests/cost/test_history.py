@@ -1,14 +1,15 @@
+import json
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from shoal.core.demand import Profile
-from shoal.cost.history import History, cache_directory
+from shoal.cost.history import History, cache_directory, profile_from
 
 PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 100, 10, 0.5, 1.0)
 KEY = ("structure", "data", 32, "cpu/1")
@@ -171,3 +172,13 @@ def test_the_default_file_is_in_the_cache_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
     History().put(*KEY, PROFILE)
     assert [file.name for file in tmp_path.iterdir()] == ["history-6.sqlite"]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1.0"])
+@pytest.mark.parametrize("amount", ["step_seconds", "compute", "cores", "fetch_seconds", "member_memory"])
+def test_a_profile_with_an_impossible_cost_is_none(amount, value):
+    """So the trials are measured again, whoever has written it."""
+    cost = {1: float(value)} if amount == "step_seconds" else float(value)
+    assert profile_from(json.dumps({**asdict(PROFILE), amount: cost})) is None
+    with pytest.raises(ValueError, match=f"a profile's {amount} must be finite and not negative, got"):
+        replace(PROFILE, **{amount: cost})

@@ -74,6 +74,9 @@ class Profile:
         sample: Number of members for which it was measured; it does not extrapolate to much larger arrays.
         pending: Epochs that waited for the measurement, if they were too few to measure all sizes; else None.
         first_size: Largest size of the first array if only single members were timed; None: no limit.
+
+    Raises:
+        ValueError: There is no time of a step, or a time, a memory or a fraction is negative or not finite.
     """
 
     step_seconds: Mapping[int, float]
@@ -99,3 +102,16 @@ class Profile:
     sample: int = 16
     pending: float | None = None
     first_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.step_seconds:
+            raise ValueError("a profile needs the seconds of a step of at least one size")
+        amounts = {name: (getattr(self, name),) for name in _AMOUNTS}
+        for name, values in {**amounts, **{name: getattr(self, name).values() for name in _AMOUNTS_BY_SIZE}}.items():
+            for value in values:
+                if not 0 <= value < inf:  # also refuses NaN
+                    raise ValueError(f"a profile's {name} must be finite and not negative, got {value!r}")
+
+
+_AMOUNTS = ("base_memory", "member_memory", "compute", "cores", "fetch_seconds")
+_AMOUNTS_BY_SIZE = ("step_seconds", "fuse_seconds")
