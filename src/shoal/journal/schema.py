@@ -95,6 +95,7 @@ _SCHEMA = (
         target INTEGER NOT NULL, failures INTEGER NOT NULL DEFAULT 0, device TEXT NOT NULL DEFAULT '',
         job TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
+    "CREATE INDEX trials_of_state ON trials (state, job)",
     # A job as it was started. `keys` is a JSON object: key of an array -> numbers of its trials. `kill_reason` is the
     # outcome after a kill, with its reason: "hung: showed no progress ...".
     # `activities` is a JSON object: activity -> seconds; empty for a job that did not report them. `resumes` is the id
