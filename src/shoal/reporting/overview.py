@@ -3,11 +3,11 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
@@ -42,12 +42,15 @@ __all__ = [
     "Overview",
     "Usage",
     "failed_job_json",
+    "grouped",
     "job_bars",
     "notebook_html",
     "overview",
     "overview_json",
     "structure_names",
 ]
+
+_T = TypeVar("_T")
 
 _MAX_BEST = 10
 
@@ -144,7 +147,8 @@ def overview(journal: JournalView, now: float) -> Overview:
     bars = job_bars(journal, elapsed)
     goals, rows = journal.objectives, journal.trials()
     valued = [row for row in ranked(rows, goals) if row.objective is not None]
-    reservations, telemetry = journal.reservations(), journal.telemetry()
+    reservations, telemetry = journal.reservations(), grouped(journal.telemetry(), lambda row: row.device)
+    of_devices = grouped(bars, lambda bar: bar.job.device)
     return Overview(
         name=journal.directory.resolve().name,
         objectives=goals,
@@ -154,9 +158,9 @@ def overview(journal: JournalView, now: float) -> Overview:
         curve=tuple(_improvements(statistics.values(), goals[0], elapsed)),
         usage=tuple(
             replace(
-                _usage(device, [bar for bar in bars if bar.job.device == device.name], reservations, elapsed),
-                kernels=_kernels([row for row in telemetry if row.device == device.name], elapsed),
-                memory=max((x.memory for x in telemetry if x.device == device.name and x.memory), default=None),
+                _usage(device, of_devices.get(device.name, []), reservations, elapsed),
+                kernels=_kernels(telemetry.get(device.name, []), elapsed),
+                memory=max((x.memory for x in telemetry.get(device.name, []) if x.memory), default=None),
             )
             for device in journal.devices(all_runs=True)
         ),
@@ -205,6 +209,14 @@ def overview_json(study: Overview) -> dict[str, Any]:
         "failures": [failed_job_json(study, job) | {"log": job.log or None} for job in study.failures],
         "failed": [{"trial": row.number, "epoch": row.epoch, "reason": row.reason} for row in study.failed_trials],
     }
+
+
+def grouped(items: Iterable[_T], key: Callable[[_T], str]) -> dict[str, list[_T]]:
+    """Items by their key, those of a key in their order."""
+    found: dict[str, list[_T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def job_bars(journal: JournalView, elapsed: Elapsed) -> list[Bar]:
