@@ -413,17 +413,17 @@ class JournalView(OpenJournal):
         Args:
             all_runs: Whether to include devices that only earlier runs had.
         """
-        runs = "" if all_runs else "WHERE run = (SELECT max(run) FROM devices)"
         rows = self.tables.rows(
-            "SELECT name, node, node_cores, kind, memory, cores, compute, healthy, reason FROM devices "
-            f"WHERE rowid IN (SELECT max(rowid) FROM devices {runs} GROUP BY name) "
-            "ORDER BY (SELECT min(rowid) FROM devices AS first WHERE first.name = devices.name "
-            "AND first.run = devices.run)"
+            "SELECT run, name, node, node_cores, kind, memory, cores, compute, healthy, reason FROM devices "
+            "ORDER BY rowid"
         )
-        return [
-            DeviceRow(name, node, node_cores, kind, memory, cores, compute, bool(healthy), reason)
-            for name, node, node_cores, kind, memory, cores, compute, healthy, reason in rows
-        ]
+        found: dict[str, tuple[int, DeviceRow]] = {}
+        for run, name, node, node_cores, kind, memory, cores, compute, healthy, reason in rows:
+            if name in found and found[name][0] != run:
+                del found[name]  # its place is that of its first row in its newest run
+            device = DeviceRow(name, node, node_cores, kind, memory, cores, compute, bool(healthy), reason)
+            found[name] = run, device
+        return [device for run, device in found.values() if all_runs or run == rows[-1][0]]
 
     def runs(self) -> list[Run]:
         """All runs of the study, the newest last."""
