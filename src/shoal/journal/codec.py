@@ -44,6 +44,7 @@ _NUMBERS, _TEXTS, _GROUPS = Decoder(list[int]), Decoder(list[str]), Decoder(list
 _OBJECT, _OBJECTS = Decoder(dict[str, Any]), Decoder(list[dict[str, Any]])
 _MEMBERS, _JOINED = Decoder(dict[str, list[int]]), Decoder(list[tuple[str, int]])
 _ACTIVITIES = Decoder(dict[Activity, float])
+_METRICS: Decoder[dict[str, float]] = Decoder(dict[str, int | float])
 
 
 def encode(value: Any, what: str) -> str:
@@ -66,10 +67,10 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
     """Decode a row of the table trials; its columns are in the order of `TrialRow`."""
     number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, *others = row
     device, job, seconds, last, best, objective = others
-    least = {"start": (start, 0), "epoch": (epoch, start), "target": (target, 1), "failures": (failures, 0)}
-    for name, (found, minimum) in least.items():
-        if found < minimum:
-            raise ValueError(f"`{name}` is {found}, below {minimum}")
+    if start < 0 or epoch < start or target < 1 or failures < 0:
+        least = {"start": (start, 0), "epoch": (epoch, start), "target": (target, 1), "failures": (failures, 0)}
+        name, found, minimum = next((name, *pair) for name, pair in least.items() if pair[0] < pair[1])
+        raise ValueError(f"`{name}` is {found}, below {minimum}")
     source = None if origin is None else Origin(origin, start)
     trial = Trial(number, _decoded(config, _OBJECT), seed, data_seed, source)
     scores = metrics_of(last), metrics_of(best), objective
@@ -122,7 +123,10 @@ def _decoded(text: str, decoder: Decoder[Any]) -> Any:
 
 def metrics_of(text: str) -> dict[str, float]:
     """Decode metrics: name -> value."""
-    metrics: dict[str, float] = _decoded(text, _OBJECT)
+    try:
+        return _METRICS.decode(text)
+    except DecodeError:  # as in `_decoded`
+        metrics: dict[str, float] = _decoded(text, _OBJECT)
     for name, value in metrics.items():
         if not is_number(value):
             raise ValueError(f"the metric {name!r} is {value!r}")

@@ -41,6 +41,9 @@ _T = TypeVar("_T")
 
 _STREAMED = 10_000
 
+_NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError)
+"""Errors of decoding JSON, states and types of other values."""
+
 _TRIAL = (
     "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, job, "
     "seconds, metrics, best, objective FROM trials"
@@ -94,11 +97,12 @@ class JournalTables:
                 rows = cursor.fetchmany(_STREAMED)
             if not rows:
                 return
-            for row in rows:
-                for column, kind in kinds:
-                    if not isinstance(row[column], kind):
-                        raise self.damaged(f"`{names[column]}` is {row[column]!r} where `{names[0]}` is {row[0]!r}")
-                yield row
+            for column, kind in kinds:
+                if all(issubclass(found, kind) for found in {type(row[column]) for row in rows}):
+                    continue
+                row = next(row for row in rows if not isinstance(row[column], kind))
+                raise self.damaged(f"`{names[column]}` is {row[column]!r} where `{names[0]}` is {row[0]!r}")
+            yield from rows
 
     def read(self, what: str, decode: Callable[[tuple[Any, ...]], _T], sql: str, *values: object) -> list[_T]:
         """All rows that a query returns, each as an object; see `decoded` for the arguments and the error."""
@@ -106,16 +110,21 @@ class JournalTables:
 
     def decoded(self, what: str, decode: Callable[[tuple[Any, ...]], _T], row: tuple[Any, ...]) -> _T:
         """One row as an object."""
-        with self.decoding(f"{what} {row[0]!r}"):
+        try:
             return decode(row)
+        except _NOT_UNDERSTOOD as error:
+            raise self._not_understood(f"{what} {row[0]!r}", error) from error
 
     @contextmanager
     def decoding(self, what: str) -> Iterator[None]:
         """Turn decoding errors inside the block into an error that names the damaged part."""
         try:
             yield
-        except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON, states and types of other values
-            raise self.damaged(f"{what} is not understood ({type(error).__name__}: {error})") from error
+        except _NOT_UNDERSTOOD as error:
+            raise self._not_understood(what, error) from error
+
+    def _not_understood(self, what: str, error: Exception) -> JournalError:
+        return self.damaged(f"{what} is not understood ({type(error).__name__}: {error})")
 
     def damaged(self, how: str) -> JournalError:
         """An error that says how the journal is damaged, with the remedy."""
@@ -313,7 +322,7 @@ class JournalView(OpenJournal):
             decoded: list[tuple[int, GroupsProposed | Report]] = [
                 (seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals
             ]
-        rows = self.tables.rows(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
+        rows = self.tables.stream(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
         reports = (
             (seq, self.tables.decoded("report", report_of, (seq, *row)))
             for seq, *row in rows
