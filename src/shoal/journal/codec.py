@@ -5,7 +5,6 @@ msgspec or of the Python constructor that rejects it.
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from msgspec import DecodeError, Struct, convert
@@ -24,7 +23,6 @@ __all__ = [
     *(
         "intervention_of",
         "job_row",
-        "metric_values",
         "metrics_of",
         "proposal_of",
         "report_of",
@@ -41,7 +39,7 @@ class _Group(Struct):
 
 
 _NUMBERS, _TEXTS, _GROUPS = Decoder(list[int]), Decoder(list[str]), Decoder(list[_Group])
-_OBJECT, _OBJECTS = Decoder(dict[str, Any]), Decoder(list[dict[str, Any]])
+_OBJECT = Decoder(dict[str, Any])
 _MEMBERS, _JOINED = Decoder(dict[str, list[int]]), Decoder(list[tuple[str, int]])
 _ACTIVITIES = Decoder(dict[Activity, float])
 _METRICS: Decoder[dict[str, float]] = Decoder(dict[str, int | float])
@@ -131,17 +129,6 @@ def metrics_of(text: str) -> dict[str, float]:
         if not is_number(value):
             raise ValueError(f"the metric {name!r} is {value!r}")
     return metrics
-
-
-def metric_values(texts: Sequence[str], name: str) -> list[float | None]:
-    """Decode the metrics of several reports at once: the value of one metric in each, None where it is missing."""
-    values = [metrics.get(name) for metrics in _decoded(f"[{','.join(texts)}]", _OBJECTS)]
-    if len(values) != len(texts):
-        raise ValueError("a text is not one JSON object")
-    for value in values:
-        if value is not None and not is_number(value):
-            raise ValueError(f"the metric {name!r} is {value!r}")
-    return values
 
 
 def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> GroupsProposed:

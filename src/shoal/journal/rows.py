@@ -307,8 +307,10 @@ class Run:
     Args:
         started: Start, in seconds since 1970.
         epochs: Number of epochs that all trials had trained before.
+        before: Time of the last event of the runs before, in seconds since 1970; None without one.
     """
 
     pid: int
     started: float
     epochs: int
+    before: float | None = None

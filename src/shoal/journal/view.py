@@ -67,7 +67,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
         ((str,), "config state reason device metrics best id purpose trials outcome request verb activities resumes"),
         ((str,), "assists message keys key value proposed job name node kind what newest refusal"),
         ((int, NoneType), "origin memory"),
-        ((int, float, NoneType), "objective ended time compute cores node_cores difference"),
+        ((int, float, NoneType), "objective ended time compute cores node_cores difference before"),
         ((bytes,), "data"),
     )
     for name in names.split()
@@ -259,6 +259,10 @@ class JournalView(OpenJournal):
         )
         return [(row[0], row[1], self.tables.decoded("report", report_of, (row[0], *row[2:]))) for row in rows]
 
+    def improvements(self) -> list[tuple[float, float]]:
+        """Time in seconds since 1970 and value of each report whose value of the first metric was the best so far."""
+        return self.tables.rows("SELECT time, objective FROM improvements ORDER BY seq")
+
     def begun_states(self) -> dict[int, TrialState]:
         """Number of each trial that has begun to train or has ended -> its state, by number."""
         rows = self.tables.rows(
@@ -434,9 +438,17 @@ class JournalView(OpenJournal):
             found[name] = run, device
         return [device for run, device in found.values() if all_runs or run == rows[-1][0]]
 
+    def last_moment(self) -> float | None:
+        """Time of the newest report, or start or end of a job, in seconds since 1970; None before the first."""
+        rows = self.tables.rows(
+            "SELECT time FROM (SELECT time FROM reports ORDER BY seq DESC LIMIT 1) "
+            "UNION SELECT max(started) FROM jobs UNION SELECT max(ended) FROM jobs"
+        )
+        return max((time for (time,) in rows if time is not None), default=None)
+
     def runs(self) -> list[Run]:
         """All runs of the study, the newest last."""
-        runs = [Run(*row) for row in self.tables.rows("SELECT pid, started, epochs FROM runs ORDER BY number")]
+        runs = [Run(*row) for row in self.tables.rows("SELECT pid, started, epochs, before FROM runs ORDER BY number")]
         if not runs:
             raise JournalError(
                 f"no process has run the study in {self.directory} yet; begin with: {command('resume', self.directory)}"

@@ -69,7 +69,7 @@ def accounting(journal: JournalView, now: float) -> Accounting:
     """
     statistics = StudyStatistics(journal)
     running = journal.writer() is not None
-    elapsed = Elapsed(journal.runs(), statistics.moments(), now if running else None)
+    elapsed = Elapsed(journal.runs(), journal.last_moment(), now if running else None)
     bars = job_bars(journal, elapsed)
     idle = _IdleTime(bars, [0.0, *elapsed.resumes], [elapsed(moment) for moment in statistics.results()])
     devices: dict[str, dict[Activity, float]] = {}

@@ -1,7 +1,6 @@
 """Content of the report on a study: use of each device over time, best trials, failures; and as HTML for a notebook."""
 
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,6 @@ from shoal.core.space import flatten
 from shoal.core.trial import TrialState
 from shoal.journal.lock import LockOwner
 from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, Telemetry, TrialRow
-from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.failures import failing_json
 from shoal.reporting.ranking import ranked
@@ -65,15 +63,13 @@ class Elapsed:
     is the present time if the study is running.
     """
 
-    def __init__(self, runs: Sequence[Run], event_times: Sequence[float], now: float | None) -> None:
+    def __init__(self, runs: Sequence[Run], last_event: float | None, now: float | None) -> None:
         self._begin = runs[0].started
-        self._gaps: list[tuple[float, float]] = []
-        for before, run in pairwise(runs):
-            place = bisect_left(event_times, run.started)
-            last = max(event_times[place - 1] if place else before.started, before.started)
-            self._gaps.append((last, run.started))
+        self._gaps = [
+            (min(max(run.before or 0.0, before.started), run.started), run.started) for before, run in pairwise(runs)
+        ]
         self.resumes = [self(begin) for begin, _ in self._gaps]
-        self.total = max(self(max([runs[-1].started, *event_times[-1:]]) if now is None else now), 1e-3)
+        self.total = max(self(max(runs[-1].started, last_event or 0.0) if now is None else now), 1e-3)
 
     def __call__(self, moment: float) -> float:
         """Seconds of running time at a moment, given in seconds since 1970."""
@@ -142,8 +138,8 @@ class Overview:
 
 def overview(journal: JournalView, now: float) -> Overview:
     """Read the content of a report from a study's journal; `now` is in seconds since 1970."""
-    state, statistics = snapshot(journal, now), StudyStatistics(journal)
-    elapsed = Elapsed(journal.runs(), statistics.moments(), now if state.pid is not None else None)
+    state = snapshot(journal, now)
+    elapsed = Elapsed(journal.runs(), journal.last_moment(), now if state.pid is not None else None)
     bars = job_bars(journal, elapsed)
     goals, rows = journal.objectives, journal.trials()
     valued = [row for row in ranked(rows, goals) if row.objective is not None]
@@ -155,7 +151,7 @@ def overview(journal: JournalView, now: float) -> Overview:
         state=state,
         elapsed=elapsed,
         bars=tuple(bars),
-        curve=tuple(_improvements(statistics.values(), goals[0], elapsed)),
+        curve=tuple((elapsed(time), value) for time, value in journal.improvements()),
         usage=tuple(
             replace(
                 _usage(device, of_devices.get(device.name, []), reservations, elapsed),
@@ -226,18 +222,6 @@ def job_bars(journal: JournalView, elapsed: Elapsed) -> list[Bar]:
         begin = elapsed(job.started)
         bars.append(Bar(job, begin, elapsed.total if job.ended is None else max(elapsed(job.ended), begin)))
     return bars
-
-
-def _improvements(
-    values: Iterable[tuple[float, float]], objective: Objective, elapsed: Elapsed
-) -> list[tuple[float, float]]:
-    best = math.inf
-    found: list[tuple[float, float]] = []
-    for time, value in values:
-        if objective.loss(value) < best:  # false for NaN
-            best = objective.loss(value)
-            found.append((elapsed(time), value))
-    return found
 
 
 @dataclass
