@@ -18,7 +18,7 @@ from shoal.journal.requests import pending_requests
 from shoal.journal.rows import DeviceRow, Telemetry
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.reporting.accounting import accounting, accounting_json
+from shoal.reporting.accounting import account, accounting_json
 from shoal.reporting.grid import grid_json, study_grid
 from shoal.reporting.overview import Bar, Overview, failed_job_json, grouped, overview, overview_json
 from shoal.reporting.proof import trial_verdicts
@@ -212,7 +212,7 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
     """What a study did with its devices: use, jobs, failures, time by activity, savings so far, and measured use."""
     with JournalView.read(directory) as journal:
         study = overview(journal, now)
-        spent = accounting_json(accounting(journal, now))
+        spent = accounting_json(account(journal, study.elapsed, study.bars))
         began = journal.runs()[0].started
         reported = StudyStatistics(journal).epochs()[0]
         telemetry = grouped(journal.telemetry(), lambda row: row.device)

@@ -13,10 +13,10 @@ from shoal.core.activity import Activity
 from shoal.core.job import Purpose
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.reporting.overview import Bar, Elapsed, grouped, job_bars
+from shoal.reporting.overview import Bar, Elapsed, grouped, timed_jobs
 from shoal.reporting.text import rounded
 
-__all__ = ["Accounting", "accounting", "accounting_json", "accounting_table"]
+__all__ = ["Accounting", "account", "accounting", "accounting_json", "accounting_table"]
 
 _MEANINGS = {
     Activity.START: "processes start: imports, the task, and the wait for the first process",
@@ -60,18 +60,21 @@ class Accounting:
 
 
 def accounting(journal: JournalView, now: float) -> Accounting:
-    """Account for the time of a study from its journal.
+    """Account for the time of a study from its journal; `now` is in seconds since 1970."""
+    return account(journal, *timed_jobs(journal, now))
+
+
+def account(journal: JournalView, elapsed: Elapsed, bars: Sequence[Bar]) -> Accounting:
+    """Account for the time of a study from its journal and all its jobs.
 
     While several jobs run on a device, its time is divided evenly among them. The time of a job that the job has not
     reported counts as ENGINE. Time of a device without a job is START until the first process runs, ENGINE between the
     last event that the engine took and the next job of the device, and idle otherwise. A device counts from the start
     of the study, even if it was added later.
     """
-    statistics = StudyStatistics(journal)
     running = journal.writer() is not None
-    elapsed = Elapsed(journal.runs(), journal.last_moment(), now if running else None)
-    bars = job_bars(journal, elapsed)
-    idle = _IdleTime(bars, [0.0, *elapsed.resumes], [elapsed(moment) for moment in statistics.results()])
+    results = [elapsed(moment) for moment in StudyStatistics(journal).results()]
+    idle = _IdleTime(bars, [0.0, *elapsed.resumes], results)
     devices: dict[str, dict[Activity, float]] = {}
     of_devices = grouped(bars, lambda bar: bar.job.device)
     for device in journal.devices(all_runs=True):

@@ -41,11 +41,11 @@ __all__ = [
     "Usage",
     "failed_job_json",
     "grouped",
-    "job_bars",
     "notebook_html",
     "overview",
     "overview_json",
     "structure_names",
+    "timed_jobs",
 ]
 
 _T = TypeVar("_T")
@@ -77,7 +77,7 @@ class Elapsed:
         return max(moment - self._begin - stopped, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Bar:
     """A job on its device, with seconds of running time at its start and its end; a running one ends now."""
 
@@ -139,8 +139,7 @@ class Overview:
 def overview(journal: JournalView, now: float) -> Overview:
     """Read the content of a report from a study's journal; `now` is in seconds since 1970."""
     state = snapshot(journal, now)
-    elapsed = Elapsed(journal.runs(), journal.last_moment(), now if state.pid is not None else None)
-    bars = job_bars(journal, elapsed)
+    elapsed, bars = timed_jobs(journal, now)
     goals, rows = journal.objectives, journal.trials()
     valued = [row for row in ranked(rows, goals) if row.objective is not None]
     reservations, telemetry = journal.reservations(), grouped(journal.telemetry(), lambda row: row.device)
@@ -215,13 +214,14 @@ def grouped(items: Iterable[_T], key: Callable[[_T], str]) -> dict[str, list[_T]
     return found
 
 
-def job_bars(journal: JournalView, elapsed: Elapsed) -> list[Bar]:
-    """Return all jobs of a study on its running time, in the order of their start."""
+def timed_jobs(journal: JournalView, now: float) -> tuple[Elapsed, list[Bar]]:
+    """Return the running time of a study, and all its jobs on it in the order of their start."""
+    elapsed = Elapsed(journal.runs(), journal.last_moment(), None if journal.writer() is None else now)
     bars = []
     for job in journal.jobs():
         begin = elapsed(job.started)
         bars.append(Bar(job, begin, elapsed.total if job.ended is None else max(elapsed(job.ended), begin)))
-    return bars
+    return elapsed, bars
 
 
 @dataclass
