@@ -127,7 +127,7 @@ def main() -> int:
             continue
         found[curve.name] = {}
         for size in curve.quick if options.quick else curve.sizes:
-            figures = measured(curve, size, min(TABLE, 100) if options.quick else None)
+            figures = measured(curve, size, quick=options.quick)
             if figures is None:
                 missed.append(f"{curve.name}: {size:,} {curve.unit} took more than {curve.limit:.0f} s, or failed")
                 print(f"{missed[-1]}", flush=True)
@@ -157,13 +157,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measured(curve: Curve, size: int, most: int | None) -> Figures | None:
+def measured(curve: Curve, size: int, *, quick: bool) -> Figures | None:
     """The figures of a point, taken in a process of its own; None if it fails or takes too long."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if curve.study is not None:
             trials, devices = curve.study(size)
-            in_child(lambda: make_study(folder / "study", min(trials, most or trials), devices), curve.limit)
+            in_child(lambda: make_study(folder / "study", min(trials, 100) if quick else trials, devices), curve.limit)
         return in_child(lambda: _with_memory(lambda: curve.measure(size, folder)), curve.limit)
 
 

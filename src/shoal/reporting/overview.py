@@ -287,13 +287,13 @@ def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[st
     A structure without such parameters, or the only one, is named by its digest or its batch size; two with equal
     parameters have the digest added. The batch size is added if it differs and is none of the parameters.
     """
-    configs = {row.number: flatten(row.config) for row in rows}
     members: dict[str, dict[int, None]] = {}
     for job in jobs:
         for key, trials in job.members.items():
             members.setdefault(key, {}).update(dict.fromkeys(trials))
     if len(members) == 1:
         return {key: f"batches of {_batch_size(key)}" for key in members}
+    configs = {row.number: flatten(row.config) for row in rows}
     common = {
         key: _common_parameters([configs[trial] for trial in trials if trial in configs])
         for key, trials in members.items()
