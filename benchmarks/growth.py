@@ -37,7 +37,7 @@ from shoal.simulate.scenario import load
 
 EXPONENT = 1.1
 """Asked at most of each curve."""
-FLOORS = {"seconds": 0.02, "mib": 8.0}
+FLOORS = {"seconds": 0.02, "mib": 4.0}
 """Least difference to the first point of a curve that counts for its exponent."""
 GAVEL_SECONDS = 1200.0
 
