@@ -1,12 +1,13 @@
-"""What has changed of the trials, and the values of one metric: as if all were read again."""
+"""What has changed of the trials, and the best values: as if all were read again."""
+
+import math
 
 import pytest
 from journal_samples import create, group, job, report
 
 from shoal.core.command import Intervened
+from shoal.core.errors import JournalError
 from shoal.core.trial import TrialState
-from shoal.journal.codec import metric_values
-from shoal.journal.statistics import StudyStatistics
 
 
 def test_each_change_of_a_trial_is_returned_once(tmp_path) -> None:
@@ -39,29 +40,19 @@ def test_each_change_of_a_trial_is_returned_once(tmp_path) -> None:
         assert journal.changed_trials({}) == journal.trials()
 
 
-def test_values_of_a_metric_are_those_of_all_reports(tmp_path) -> None:
+def test_improvements_are_the_reports_that_are_better_than_all_before(tmp_path) -> None:
     with create(tmp_path) as journal:
-        journal.record_proposal(2, [group(range(2), 3000)])
-        for epoch in range(1, 1502):
-            journal.record_reports("1", [report(0, epoch, epoch / 4000), report(1, epoch, epoch / 2000)])
-        values = [value for _, value in StudyStatistics(journal).values()]
-    assert values == [epoch / size for epoch in range(1, 1502) for size in (4000, 2000)]
-
-
-@pytest.mark.parametrize(
-    ("texts", "hint"),
-    [
-        (['{"a": 1}', '{"a": "x"}'], "metric 'a' is 'x'"),
-        (['{"a": 1}, {"a": 2}'], "not one JSON object"),
-        (['{"a": 1}', "[]"], "Expected `object`, got `array`"),
-        (['{"a": 1}', "{"], "Expecting"),
-    ],
-)
-def test_metrics_that_are_damaged_are_refused(texts, hint) -> None:
-    with pytest.raises(ValueError, match=hint):
-        metric_values(texts, "a")
-
-
-def test_a_metric_may_be_missing_or_not_a_number() -> None:
-    found = metric_values(['{"a": NaN}', '{"b": 1}', '{"a": -Infinity}'], "a")
-    assert [str(value) for value in found] == ["nan", "None", "-inf"]
+        journal.record_proposal(2, [group(range(2), 9)])
+        for epoch, values in enumerate([(0.5, 0.25), (math.nan, 0.5), (0.625, 0.75), (0.625, 0.5)], start=1):
+            journal.record_reports("1", [report(number, epoch, value) for number, value in enumerate(values)])
+        assert [value for _, value in journal.improvements()] == [0.5, 0.625, 0.75]
+        times = [time for time, _ in journal.improvements()]
+    with create(tmp_path / "min", mode="min") as journal:
+        journal.record_proposal(2, [group(range(2), 9)])
+        with pytest.raises(JournalError, match="trial 7 has reported"):  # nothing of the transaction is kept
+            journal.record_reports("1", [report(0, 1, 0.25), report(7, 1)])
+        for epoch, value in enumerate([0.5, math.inf, -math.inf, 0.25], start=1):
+            journal.record_reports("1", [report(0, epoch, value)])
+        assert [value for _, value in journal.improvements()] == [0.5, -math.inf]
+    assert times == sorted(times)
+    assert times[1] == times[2]

@@ -34,27 +34,28 @@ def journal(tmp_path, clock):
 
 
 @pytest.mark.parametrize(
-    ("moments", "now", "expected", "resumes", "total"),
+    ("last", "now", "expected", "resumes", "total"),
     [
-        pytest.param([10.0, 20.0], 30.0, {10.0: 0.0, 25.0: 15.0}, [], 20.0, id="one run that goes on"),
-        pytest.param([10.0, 20.0], None, {20.0: 10.0}, [], 10.0, id="one run that has ended"),
-        pytest.param([], None, {}, [], 1e-3, id="nothing has happened"),
+        pytest.param(20.0, 30.0, {10.0: 0.0, 25.0: 15.0}, [], 20.0, id="one run that goes on"),
+        pytest.param(20.0, None, {20.0: 10.0}, [], 10.0, id="one run that has ended"),
+        pytest.param(None, None, {}, [], 1e-3, id="nothing has happened"),
     ],
 )
-def test_time_of_one_run(moments, now, expected, resumes, total):
-    elapsed = Elapsed([Run(1, 10.0, 0)], moments, now)
+def test_time_of_one_run(last, now, expected, resumes, total):
+    elapsed = Elapsed([Run(1, 10.0, 0)], last, now)
     assert {moment: elapsed(moment) for moment in expected} == expected
     assert (elapsed.resumes, elapsed.total) == (resumes, total)
 
 
 def test_time_in_which_nobody_ran_it_does_not_count():
-    runs = [Run(1, 10.0, 0), Run(2, 100.0, 0), Run(3, 200.0, 0)]
-    elapsed = Elapsed(runs, [15.0, 30.0, 100.5, 210.0], 211.0)
+    runs = [Run(1, 10.0, 0), Run(2, 100.0, 0, 30.0), Run(3, 200.0, 0, 100.5)]
+    elapsed = Elapsed(runs, 210.0, 211.0)
     assert [elapsed(moment) for moment in (10.0, 30.0, 60.0, 100.0, 100.5, 150.0, 210.0)] == [
         *(0.0, 20.0, 20.0, 20.0, 20.5, 20.5, 30.5)
     ]
     assert (elapsed.resumes, elapsed.total) == ([20.0, 20.5], 31.5)
-    assert Elapsed(runs, [15.0], None).resumes == [5.0, 5.0]  # a run in which nothing happened has no length
+    runs = [Run(1, 10.0, 0), Run(2, 100.0, 0, 15.0), Run(3, 200.0, 0, 15.0)]
+    assert Elapsed(runs, 15.0, None).resumes == [5.0, 5.0]  # a run in which nothing happened has no length
 
 
 def test_what_was_measured_on_gpus_is_shown(journal, clock):

@@ -65,6 +65,20 @@ def test_a_terminal_is_drawn_at_most_four_times_a_second(study, terminal):
     assert "12 trials (3, 4, 5, …): its model is being measured" in terminal.file.getvalue()
 
 
+def test_a_table_that_takes_long_is_drawn_less_often(study, terminal):
+    def take():
+        study.now += 0.5
+        return study.take()
+
+    with LiveProgress(take, terminal, study.clock) as live:
+        drawn = []
+        for second in range(1, 31):
+            study.now = float(second)
+            live.update()
+            drawn.append(study.taken)
+    assert drawn == [1] * 9 + [2] * 10 + [3] * 10 + [4]
+
+
 def test_a_terminal_shows_the_last_state_and_its_cursor_after_an_error(study, terminal):
     with pytest.raises(KeyboardInterrupt), LiveProgress(study.take, terminal, study.clock) as live:
         interrupt(live, study)

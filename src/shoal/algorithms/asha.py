@@ -5,6 +5,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from shoal.algorithms.base import Problem, Totals, check_integer
@@ -29,8 +30,8 @@ _RankKey = tuple[float, int]
 @dataclass
 class _Rung:
     epochs: int
-    ranking: list[_RankKey] = field(default_factory=list)
-    paused: list[_RankKey] = field(default_factory=list)
+    ranking: list[_RankKey] = field(default_factory=list)  # ascending
+    paused: list[_RankKey] = field(default_factory=list)  # a heap
     promoted: deque[int] = field(default_factory=deque)
 
     def rank(self, key: _RankKey) -> int:
@@ -128,7 +129,7 @@ class ASHA(ConcurrentAlgorithm):
             if rung.promoted:
                 return self._resume_training(rung.promoted.popleft()), above.epochs
             if self._may_promote(rung):
-                return self._resume_training(rung.paused.pop(0)[1]), above.epochs
+                return self._resume_training(heappop(rung.paused)[1]), above.epochs
         return (self.begin_trial(self._proposed_config()), self._rungs[0].epochs) if len(self.trials) < self.n else None
 
     def _resume_training(self, number: int) -> int:
@@ -165,7 +166,7 @@ class ASHA(ConcurrentAlgorithm):
             reason = f"{self.problem.metric} is nan at epoch {rung.epochs}"
             return [Decision(number, TrialState.STOPPED, reason)]
         if self.variant == "promotion":
-            insort(rung.paused, key)
+            heappush(rung.paused, key)
             return []
         count = len(rung.ranking)
         if count < self.eta or rung.rank(key) < count // self.eta:
@@ -181,9 +182,9 @@ class ASHA(ConcurrentAlgorithm):
             return []
         highest = next((rung for rung in reversed(self._rungs) if rung.paused), None)
         if highest is not None and not self._has_final_value:
-            highest.promoted.append(highest.paused.pop(0)[1])
+            highest.promoted.append(heappop(highest.paused)[1])
             return []
-        decisions = [self._stopped(key, rung) for rung in self._rungs for key in rung.paused]
+        decisions = [self._stopped(key, rung) for rung in self._rungs for key in sorted(rung.paused)]
         for rung in self._rungs:
             rung.paused.clear()
         return decisions

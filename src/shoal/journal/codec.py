@@ -5,7 +5,6 @@ msgspec or of the Python constructor that rejects it.
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from msgspec import DecodeError, Struct, convert
@@ -24,7 +23,6 @@ __all__ = [
     *(
         "intervention_of",
         "job_row",
-        "metric_values",
         "metrics_of",
         "proposal_of",
         "report_of",
@@ -41,9 +39,10 @@ class _Group(Struct):
 
 
 _NUMBERS, _TEXTS, _GROUPS = Decoder(list[int]), Decoder(list[str]), Decoder(list[_Group])
-_OBJECT, _OBJECTS = Decoder(dict[str, Any]), Decoder(list[dict[str, Any]])
+_OBJECT = Decoder(dict[str, Any])
 _MEMBERS, _JOINED = Decoder(dict[str, list[int]]), Decoder(list[tuple[str, int]])
 _ACTIVITIES = Decoder(dict[Activity, float])
+_METRICS: Decoder[dict[str, float]] = Decoder(dict[str, int | float])
 
 
 def encode(value: Any, what: str) -> str:
@@ -66,10 +65,10 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
     """Decode a row of the table trials; its columns are in the order of `TrialRow`."""
     number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, *others = row
     device, job, seconds, last, best, objective = others
-    least = {"start": (start, 0), "epoch": (epoch, start), "target": (target, 1), "failures": (failures, 0)}
-    for name, (found, minimum) in least.items():
-        if found < minimum:
-            raise ValueError(f"`{name}` is {found}, below {minimum}")
+    if start < 0 or epoch < start or target < 1 or failures < 0:
+        least = {"start": (start, 0), "epoch": (epoch, start), "target": (target, 1), "failures": (failures, 0)}
+        name, found, minimum = next((name, *pair) for name, pair in least.items() if pair[0] < pair[1])
+        raise ValueError(f"`{name}` is {found}, below {minimum}")
     source = None if origin is None else Origin(origin, start)
     trial = Trial(number, _decoded(config, _OBJECT), seed, data_seed, source)
     scores = metrics_of(last), metrics_of(best), objective
@@ -122,22 +121,14 @@ def _decoded(text: str, decoder: Decoder[Any]) -> Any:
 
 def metrics_of(text: str) -> dict[str, float]:
     """Decode metrics: name -> value."""
-    metrics: dict[str, float] = _decoded(text, _OBJECT)
+    try:
+        return _METRICS.decode(text)
+    except DecodeError:  # as in `_decoded`
+        metrics: dict[str, float] = _decoded(text, _OBJECT)
     for name, value in metrics.items():
         if not is_number(value):
             raise ValueError(f"the metric {name!r} is {value!r}")
     return metrics
-
-
-def metric_values(texts: Sequence[str], name: str) -> list[float | None]:
-    """Decode the metrics of several reports at once: the value of one metric in each, None where it is missing."""
-    values = [metrics.get(name) for metrics in _decoded(f"[{','.join(texts)}]", _OBJECTS)]
-    if len(values) != len(texts):
-        raise ValueError("a text is not one JSON object")
-    for value in values:
-        if value is not None and not is_number(value):
-            raise ValueError(f"the metric {name!r} is {value!r}")
-    return values
 
 
 def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> GroupsProposed:

@@ -101,9 +101,11 @@ class LockedJournal(JournalView):
         """
         with self.transaction():
             self.tables.rows(
-                "INSERT INTO runs (pid, started, epochs) SELECT ?, ?, coalesce(sum(epoch - start), 0) FROM trials",
+                "INSERT INTO runs (pid, started, epochs, before) "
+                "SELECT ?, ?, coalesce(sum(epoch - start), 0), ? FROM trials",
                 os.getpid(),
                 self._clock() if called is None else called,
+                self.last_moment(),
             )
 
     def close(self) -> None:

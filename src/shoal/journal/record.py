@@ -55,6 +55,10 @@ def record(
     new_reports: list[Report] = []
     report_rows: list[tuple[object, ...]] = []
     trial_rows: list[tuple[object, ...]] = []
+    improvements: list[tuple[int, float, float]] = []
+    first = objectives[0]
+    newest = connection.execute("SELECT objective FROM improvements ORDER BY seq DESC LIMIT 1").fetchone()
+    least = math.inf if newest is None else first.loss(newest[0])
     for report in reports:
         if report.trial not in trials:
             raise JournalError(f"trial {report.trial} has reported, but the algorithm has not proposed it")
@@ -71,10 +75,15 @@ def record(
         objective = _first_objective(last, objectives)
         text = json.dumps(metrics)
         texts = [text if values == metrics else json.dumps(values) for values in (last, best)]
-        row = next_seq(), now, job, report.trial, report.epoch, report.state, reason, report.seconds, text
+        seq = next_seq()
+        row = seq, now, job, report.trial, report.epoch, report.state, reason, report.seconds, text
         report_rows.append((*row, report.checkpoint))
+        if (value := metrics.get(first.metric)) is not None and first.loss(value) < least:  # false for NaN
+            least = first.loss(value)
+            improvements.append((seq, now, value))
         trial_rows.append((report.state, reason, report.epoch, report.seconds, *texts, objective, report.trial))
     connection.executemany(_INSERT_REPORT, report_rows)
+    connection.executemany("INSERT INTO improvements VALUES (?, ?, ?)", improvements)
     connection.executemany(_UPDATE_TRIAL, trial_rows)
     return new_reports
 

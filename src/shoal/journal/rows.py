@@ -117,7 +117,7 @@ class Verdict:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TrialRow:
     """A trial with its state and results.
 
@@ -168,7 +168,7 @@ class TrialRow:
         return self.trial.data_seed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reservation:
     """A job's reservation on its device from a point in time on; None where its demand is unknown.
 
@@ -218,7 +218,7 @@ class Intervention(Intervened):
         return requester(self.request)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class JobRow:
     """A job that was started.
 
@@ -307,8 +307,10 @@ class Run:
     Args:
         started: Start, in seconds since 1970.
         epochs: Number of epochs that all trials had trained before.
+        before: Time of the last event of the runs before, in seconds since 1970; None without one.
     """
 
     pid: int
     started: float
     epochs: int
+    before: float | None = None

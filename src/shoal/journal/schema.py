@@ -86,6 +86,8 @@ _SCHEMA = (
         state TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, metrics TEXT NOT NULL,
         checkpoint TEXT NOT NULL DEFAULT '')""",
     "CREATE UNIQUE INDEX reports_of_trial ON reports (trial, epoch, state)",
+    # Reports whose value of the first metric is better than all before.
+    "CREATE TABLE improvements (seq INTEGER PRIMARY KEY, time REAL NOT NULL, objective REAL NOT NULL)",
     *_INTERVENTIONS,
     # State derived from the events, and actions of the engine.
     """CREATE TABLE trials (
@@ -95,6 +97,7 @@ _SCHEMA = (
         target INTEGER NOT NULL, failures INTEGER NOT NULL DEFAULT 0, device TEXT NOT NULL DEFAULT '',
         job TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
+    "CREATE INDEX trials_of_state ON trials (state, job)",
     # A job as it was started. `keys` is a JSON object: key of an array -> numbers of its trials. `kill_reason` is the
     # outcome after a kill, with its reason: "hung: showed no progress ...".
     # `activities` is a JSON object: activity -> seconds; empty for a job that did not report them. `resumes` is the id
@@ -108,8 +111,10 @@ _SCHEMA = (
     # Reservations of a job from a point in time on, NULL where unknown; the first is from its start.
     "CREATE TABLE reservations (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
     "CREATE INDEX reservations_of_job ON reservations (job)",
+    # `before` is the time of the last event of the runs before; NULL without one.
     """CREATE TABLE runs (
-        number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, started REAL NOT NULL, epochs INTEGER NOT NULL)""",
+        number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, started REAL NOT NULL, epochs INTEGER NOT NULL,
+        before REAL)""",
     # Changes of devices, a row for each.
     """CREATE TABLE devices (
         time REAL NOT NULL, run INTEGER NOT NULL, name TEXT NOT NULL, node TEXT NOT NULL, node_cores REAL NOT NULL,

@@ -1,12 +1,7 @@
 """Aggregates over a whole study, computed by SQL, for progress displays and reports."""
 
-from array import array
-from collections.abc import Iterator, Sequence
-from itertools import islice
-
 from shoal.core.job import Purpose
 from shoal.core.trial import FIRST_ADDED, TrialState
-from shoal.journal.codec import metric_values
 from shoal.journal.rows import NOT_FAILED
 from shoal.journal.view import JournalView
 
@@ -15,16 +10,12 @@ __all__ = ["StudyStatistics"]
 _LATELY = 500
 """Number of newest reports, over all jobs, that `StudyStatistics.rates` averages."""
 
-_DECODED = 1000
-"""Reports whose metrics are decoded at once, which is several times as fast as one by one."""
-
 
 class StudyStatistics:
     """Aggregates of a study; each method runs one query."""
 
     def __init__(self, journal: JournalView) -> None:
         self._tables = journal.tables
-        self._metric = journal.objectives[0].metric
 
     def states(self) -> dict[TrialState, int]:
         """Number of trials in each state; every state is a key."""
@@ -91,22 +82,6 @@ class StudyStatistics:
         )
         return trials, epochs
 
-    def values(self) -> Iterator[tuple[float, float]]:
-        """Yield all reported values of the study's first metric, in order: (seconds since 1970, value)."""
-        rows = self._tables.stream("SELECT time, metrics FROM reports ORDER BY seq")
-        while some := list(islice(rows, _DECODED)):
-            with self._tables.decoding("the metrics of a report"):
-                values = metric_values([text for _, text in some], self._metric)
-            yield from ((time, value) for (time, _), value in zip(some, values, strict=True) if value is not None)
-
-    def moments(self) -> Sequence[float]:
-        """Times of all reports, and of all starts and ends of jobs, ascending, in seconds since 1970."""
-        rows = self._tables.stream(
-            "SELECT time FROM reports UNION SELECT started FROM jobs "
-            "UNION SELECT ended FROM jobs WHERE ended IS NOT NULL ORDER BY 1"
-        )
-        return array("d", (moment for (moment,) in rows))
-
     def results(self) -> list[float]:
         """Times of reports, ends of jobs and carried out requests, ascending, in seconds since 1970."""
         return [
@@ -116,13 +91,6 @@ class StudyStatistics:
                 "UNION SELECT time FROM interventions ORDER BY 1"
             )
         ]
-
-    def last_moment(self) -> float | None:
-        """Time of the newest report or end of a job, in seconds since 1970; None before the first."""
-        rows = self._tables.rows(
-            "SELECT time FROM (SELECT time FROM reports ORDER BY seq DESC LIMIT 1) UNION SELECT max(ended) FROM jobs"
-        )
-        return max((time for (time,) in rows if time is not None), default=None)
 
     def unmeasured(self, since: float) -> list[tuple[int, str]]:
         """First trial and message of each failed profile job started from `since` on (seconds since 1970), ordered by

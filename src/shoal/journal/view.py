@@ -41,6 +41,9 @@ _T = TypeVar("_T")
 
 _STREAMED = 10_000
 
+_NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError)
+"""Errors of decoding JSON, states and types of other values."""
+
 _TRIAL = (
     "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, job, "
     "seconds, metrics, best, objective FROM trials"
@@ -64,7 +67,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
         ((str,), "config state reason device metrics best id purpose trials outcome request verb activities resumes"),
         ((str,), "assists message keys key value proposed job name node kind what newest refusal"),
         ((int, NoneType), "origin memory"),
-        ((int, float, NoneType), "objective ended time compute cores node_cores difference"),
+        ((int, float, NoneType), "objective ended time compute cores node_cores difference before"),
         ((bytes,), "data"),
     )
     for name in names.split()
@@ -94,11 +97,12 @@ class JournalTables:
                 rows = cursor.fetchmany(_STREAMED)
             if not rows:
                 return
-            for row in rows:
-                for column, kind in kinds:
-                    if not isinstance(row[column], kind):
-                        raise self.damaged(f"`{names[column]}` is {row[column]!r} where `{names[0]}` is {row[0]!r}")
-                yield row
+            for column, kind in kinds:
+                if all(issubclass(found, kind) for found in {type(row[column]) for row in rows}):
+                    continue
+                row = next(row for row in rows if not isinstance(row[column], kind))
+                raise self.damaged(f"`{names[column]}` is {row[column]!r} where `{names[0]}` is {row[0]!r}")
+            yield from rows
 
     def read(self, what: str, decode: Callable[[tuple[Any, ...]], _T], sql: str, *values: object) -> list[_T]:
         """All rows that a query returns, each as an object; see `decoded` for the arguments and the error."""
@@ -106,16 +110,21 @@ class JournalTables:
 
     def decoded(self, what: str, decode: Callable[[tuple[Any, ...]], _T], row: tuple[Any, ...]) -> _T:
         """One row as an object."""
-        with self.decoding(f"{what} {row[0]!r}"):
+        try:
             return decode(row)
+        except _NOT_UNDERSTOOD as error:
+            raise self._not_understood(f"{what} {row[0]!r}", error) from error
 
     @contextmanager
     def decoding(self, what: str) -> Iterator[None]:
         """Turn decoding errors inside the block into an error that names the damaged part."""
         try:
             yield
-        except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON, states and types of other values
-            raise self.damaged(f"{what} is not understood ({type(error).__name__}: {error})") from error
+        except _NOT_UNDERSTOOD as error:
+            raise self._not_understood(what, error) from error
+
+    def _not_understood(self, what: str, error: Exception) -> JournalError:
+        return self.damaged(f"{what} is not understood ({type(error).__name__}: {error})")
 
     def damaged(self, how: str) -> JournalError:
         """An error that says how the journal is damaged, with the remedy."""
@@ -250,6 +259,10 @@ class JournalView(OpenJournal):
         )
         return [(row[0], row[1], self.tables.decoded("report", report_of, (row[0], *row[2:]))) for row in rows]
 
+    def improvements(self) -> list[tuple[float, float]]:
+        """Time in seconds since 1970 and value of each report whose value of the first metric was the best so far."""
+        return self.tables.rows("SELECT time, objective FROM improvements ORDER BY seq")
+
     def begun_states(self) -> dict[int, TrialState]:
         """Number of each trial that has begun to train or has ended -> its state, by number."""
         rows = self.tables.rows(
@@ -313,7 +326,7 @@ class JournalView(OpenJournal):
             decoded: list[tuple[int, GroupsProposed | Report]] = [
                 (seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals
             ]
-        rows = self.tables.rows(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
+        rows = self.tables.stream(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
         reports = (
             (seq, self.tables.decoded("report", report_of, (seq, *row)))
             for seq, *row in rows
@@ -413,21 +426,29 @@ class JournalView(OpenJournal):
         Args:
             all_runs: Whether to include devices that only earlier runs had.
         """
-        runs = "" if all_runs else "WHERE run = (SELECT max(run) FROM devices)"
         rows = self.tables.rows(
-            "SELECT name, node, node_cores, kind, memory, cores, compute, healthy, reason FROM devices "
-            f"WHERE rowid IN (SELECT max(rowid) FROM devices {runs} GROUP BY name) "
-            "ORDER BY (SELECT min(rowid) FROM devices AS first WHERE first.name = devices.name "
-            "AND first.run = devices.run)"
+            "SELECT run, name, node, node_cores, kind, memory, cores, compute, healthy, reason FROM devices "
+            "ORDER BY rowid"
         )
-        return [
-            DeviceRow(name, node, node_cores, kind, memory, cores, compute, bool(healthy), reason)
-            for name, node, node_cores, kind, memory, cores, compute, healthy, reason in rows
-        ]
+        found: dict[str, tuple[int, DeviceRow]] = {}
+        for run, name, node, node_cores, kind, memory, cores, compute, healthy, reason in rows:
+            if name in found and found[name][0] != run:
+                del found[name]  # its place is that of its first row in its newest run
+            device = DeviceRow(name, node, node_cores, kind, memory, cores, compute, bool(healthy), reason)
+            found[name] = run, device
+        return [device for run, device in found.values() if all_runs or run == rows[-1][0]]
+
+    def last_moment(self) -> float | None:
+        """Time of the newest report, or start or end of a job, in seconds since 1970; None before the first."""
+        rows = self.tables.rows(
+            "SELECT time FROM (SELECT time FROM reports ORDER BY seq DESC LIMIT 1) "
+            "UNION SELECT max(started) FROM jobs UNION SELECT max(ended) FROM jobs"
+        )
+        return max((time for (time,) in rows if time is not None), default=None)
 
     def runs(self) -> list[Run]:
         """All runs of the study, the newest last."""
-        runs = [Run(*row) for row in self.tables.rows("SELECT pid, started, epochs FROM runs ORDER BY number")]
+        runs = [Run(*row) for row in self.tables.rows("SELECT pid, started, epochs, before FROM runs ORDER BY number")]
         if not runs:
             raise JournalError(
                 f"no process has run the study in {self.directory} yet; begin with: {command('resume', self.directory)}"

@@ -18,9 +18,9 @@ from shoal.journal.requests import pending_requests
 from shoal.journal.rows import DeviceRow, Telemetry
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.reporting.accounting import accounting, accounting_json
+from shoal.reporting.accounting import account, accounting_json
 from shoal.reporting.grid import grid_json, study_grid
-from shoal.reporting.overview import Bar, Overview, failed_job_json, overview, overview_json
+from shoal.reporting.overview import Bar, Overview, failed_job_json, grouped, overview, overview_json
 from shoal.reporting.proof import trial_verdicts
 from shoal.reporting.savings import savings
 from shoal.reporting.snapshot import Snapshot, snapshot
@@ -212,10 +212,10 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
     """What a study did with its devices: use, jobs, failures, time by activity, savings so far, and measured use."""
     with JournalView.read(directory) as journal:
         study = overview(journal, now)
-        spent = accounting_json(accounting(journal, now))
+        spent = accounting_json(account(journal, study.elapsed, study.bars))
         began = journal.runs()[0].started
         reported = StudyStatistics(journal).epochs()[0]
-        telemetry = journal.telemetry()
+        telemetry = grouped(journal.telemetry(), lambda row: row.device)
         saved = study.state.savings if _has_ended(journal, study.state) else savings(journal, _history())
     return overview_json(study) | {
         "began": began,
@@ -226,7 +226,9 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
         "accounting": spent,
         "structures": list(dict.fromkeys(study.structures.values())),
         "bars": _bars(study),
-        "telemetry": {use.device.name: _telemetry(study, use.device, telemetry) for use in study.usage},
+        "telemetry": {
+            use.device.name: _telemetry(study, use.device, telemetry.get(use.device.name, [])) for use in study.usage
+        },
         "failures": [
             failed_job_json(study, job) | {"message": job.message[-_MAX_TEXT:]}
             for job in study.failures[-_MAX_FAILURES:]
@@ -270,7 +272,7 @@ def _telemetry(study: Overview, device: DeviceRow, rows: Sequence[Telemetry]) ->
     """
     width = study.elapsed.total / _MAX_MEASURED
     found: dict[int, list[Telemetry]] = {}
-    own = sorted((row for row in rows if row.device == device.name), key=lambda row: row.time)
+    own = sorted(rows, key=lambda row: row.time)
     for row in own:
         moment = study.elapsed(row.time)
         found.setdefault(int(moment / width) if len(own) > _MAX_MEASURED else len(found), []).append(row)
@@ -292,8 +294,9 @@ def _bars(study: Overview) -> list[Mapping[str, Any]]:
     """Return all jobs with the lane of each on its device."""
     names = {name: index for index, name in enumerate(dict.fromkeys(study.structures.values()))}
     found: list[Mapping[str, Any]] = []
+    of_devices = grouped(study.bars, lambda bar: bar.job.device)
     for use in study.usage:
-        for lane, lanes, bar in _lanes([bar for bar in study.bars if bar.job.device == use.device.name]):
+        for lane, lanes, bar in _lanes(of_devices.get(use.device.name, [])):
             job = bar.job
             arrays = {study.structures.get(key, key): list(trials) for key, trials in job.members.items()}
             found.append(

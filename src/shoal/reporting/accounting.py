@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Any
 
@@ -13,10 +13,10 @@ from shoal.core.activity import Activity
 from shoal.core.job import Purpose
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.reporting.overview import Bar, Elapsed, job_bars
+from shoal.reporting.overview import Bar, Elapsed, grouped, timed_jobs
 from shoal.reporting.text import rounded
 
-__all__ = ["Accounting", "accounting", "accounting_json", "accounting_table"]
+__all__ = ["Accounting", "account", "accounting", "accounting_json", "accounting_table"]
 
 _MEANINGS = {
     Activity.START: "processes start: imports, the task, and the wait for the first process",
@@ -60,21 +60,25 @@ class Accounting:
 
 
 def accounting(journal: JournalView, now: float) -> Accounting:
-    """Account for the time of a study from its journal.
+    """Account for the time of a study from its journal; `now` is in seconds since 1970."""
+    return account(journal, *timed_jobs(journal, now))
+
+
+def account(journal: JournalView, elapsed: Elapsed, bars: Sequence[Bar]) -> Accounting:
+    """Account for the time of a study from its journal and all its jobs.
 
     While several jobs run on a device, its time is divided evenly among them. The time of a job that the job has not
     reported counts as ENGINE. Time of a device without a job is START until the first process runs, ENGINE between the
     last event that the engine took and the next job of the device, and idle otherwise. A device counts from the start
     of the study, even if it was added later.
     """
-    statistics = StudyStatistics(journal)
     running = journal.writer() is not None
-    elapsed = Elapsed(journal.runs(), statistics.moments(), now if running else None)
-    bars = job_bars(journal, elapsed)
-    idle = _IdleTime(bars, [0.0, *elapsed.resumes], [elapsed(moment) for moment in statistics.results()])
+    results = [elapsed(moment) for moment in StudyStatistics(journal).results()]
+    idle = _IdleTime(bars, [0.0, *elapsed.resumes], results)
     devices: dict[str, dict[Activity, float]] = {}
+    of_devices = grouped(bars, lambda bar: bar.job.device)
     for device in journal.devices(all_runs=True):
-        own = [bar for bar in bars if bar.job.device == device.name]
+        own = of_devices.get(device.name, [])
         spent = devices.setdefault(device.name, {})
         for activity, seconds in (*_job_seconds(own), *idle.device_seconds(own, elapsed.total, running)):
             spent[activity] = spent.get(activity, 0.0) + seconds
@@ -114,6 +118,7 @@ class _IdleTime:
     def __init__(self, bars: Sequence[Bar], runs: Sequence[float], results: Sequence[float]) -> None:
         self._results = results
         self._training = _union((bar.begin, bar.end) for bar in bars if bar.job.purpose is Purpose.TRAIN)
+        self._trained = [0.0, *accumulate(end - begin for begin, end in self._training)]
         self._starts: list[_Interval] = []
         self._after_start: list[_Interval] = []
         for begin, end in pairwise([*runs, inf]):
@@ -136,10 +141,18 @@ class _IdleTime:
                 if last == end < total:
                     index = bisect_left(self._results, last)
                     ready = max([first, *self._results[max(0, index - 1) : index]])
-                trained = sum(until - since for since, until in _cut(self._training, first, ready))
+                trained = max(0.0, self._trained_until(ready) - self._trained_until(first))
                 yield Activity.ENGINE, last - ready
                 yield Activity.WAITS_FOR_TRIALS, trained
-                yield Activity.WAITS_FOR_MEASURING, ready - first - trained
+                yield Activity.WAITS_FOR_MEASURING, max(0.0, ready - first - trained)
+
+    def _trained_until(self, moment: float) -> float:
+        """Seconds before a moment in which a job trains."""
+        begun = bisect_left(self._training, (moment,))
+        if not begun:
+            return 0.0
+        begin, end = self._training[begun - 1]
+        return self._trained[begun - 1] + min(moment, end) - begin
 
 
 def _union(intervals: Iterable[_Interval]) -> list[_Interval]:

@@ -1,13 +1,12 @@
 """Content of the report on a study: use of each device over time, best trials, failures; and as HTML for a notebook."""
 
 import math
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
@@ -15,7 +14,6 @@ from shoal.core.space import flatten
 from shoal.core.trial import TrialState
 from shoal.journal.lock import LockOwner
 from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, Telemetry, TrialRow
-from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.failures import failing_json
 from shoal.reporting.ranking import ranked
@@ -42,12 +40,15 @@ __all__ = [
     "Overview",
     "Usage",
     "failed_job_json",
-    "job_bars",
+    "grouped",
     "notebook_html",
     "overview",
     "overview_json",
     "structure_names",
+    "timed_jobs",
 ]
+
+_T = TypeVar("_T")
 
 _MAX_BEST = 10
 
@@ -62,15 +63,13 @@ class Elapsed:
     is the present time if the study is running.
     """
 
-    def __init__(self, runs: Sequence[Run], event_times: Sequence[float], now: float | None) -> None:
+    def __init__(self, runs: Sequence[Run], last_event: float | None, now: float | None) -> None:
         self._begin = runs[0].started
-        self._gaps: list[tuple[float, float]] = []
-        for before, run in pairwise(runs):
-            place = bisect_left(event_times, run.started)
-            last = max(event_times[place - 1] if place else before.started, before.started)
-            self._gaps.append((last, run.started))
+        self._gaps = [
+            (min(max(run.before or 0.0, before.started), run.started), run.started) for before, run in pairwise(runs)
+        ]
         self.resumes = [self(begin) for begin, _ in self._gaps]
-        self.total = max(self(max([runs[-1].started, *event_times[-1:]]) if now is None else now), 1e-3)
+        self.total = max(self(max(runs[-1].started, last_event or 0.0) if now is None else now), 1e-3)
 
     def __call__(self, moment: float) -> float:
         """Seconds of running time at a moment, given in seconds since 1970."""
@@ -78,7 +77,7 @@ class Elapsed:
         return max(moment - self._begin - stopped, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Bar:
     """A job on its device, with seconds of running time at its start and its end; a running one ends now."""
 
@@ -139,24 +138,24 @@ class Overview:
 
 def overview(journal: JournalView, now: float) -> Overview:
     """Read the content of a report from a study's journal; `now` is in seconds since 1970."""
-    state, statistics = snapshot(journal, now), StudyStatistics(journal)
-    elapsed = Elapsed(journal.runs(), statistics.moments(), now if state.pid is not None else None)
-    bars = job_bars(journal, elapsed)
+    state = snapshot(journal, now)
+    elapsed, bars = timed_jobs(journal, now)
     goals, rows = journal.objectives, journal.trials()
     valued = [row for row in ranked(rows, goals) if row.objective is not None]
-    reservations, telemetry = journal.reservations(), journal.telemetry()
+    reservations, telemetry = journal.reservations(), grouped(journal.telemetry(), lambda row: row.device)
+    of_devices = grouped(bars, lambda bar: bar.job.device)
     return Overview(
         name=journal.directory.resolve().name,
         objectives=goals,
         state=state,
         elapsed=elapsed,
         bars=tuple(bars),
-        curve=tuple(_improvements(statistics.values(), goals[0], elapsed)),
+        curve=tuple((elapsed(time), value) for time, value in journal.improvements()),
         usage=tuple(
             replace(
-                _usage(device, [bar for bar in bars if bar.job.device == device.name], reservations, elapsed),
-                kernels=_kernels([row for row in telemetry if row.device == device.name], elapsed),
-                memory=max((x.memory for x in telemetry if x.device == device.name and x.memory), default=None),
+                _usage(device, of_devices.get(device.name, []), reservations, elapsed),
+                kernels=_kernels(telemetry.get(device.name, []), elapsed),
+                memory=max((x.memory for x in telemetry.get(device.name, []) if x.memory), default=None),
             )
             for device in journal.devices(all_runs=True)
         ),
@@ -207,25 +206,22 @@ def overview_json(study: Overview) -> dict[str, Any]:
     }
 
 
-def job_bars(journal: JournalView, elapsed: Elapsed) -> list[Bar]:
-    """Return all jobs of a study on its running time, in the order of their start."""
+def grouped(items: Iterable[_T], key: Callable[[_T], str]) -> dict[str, list[_T]]:
+    """Items by their key, those of a key in their order."""
+    found: dict[str, list[_T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def timed_jobs(journal: JournalView, now: float) -> tuple[Elapsed, list[Bar]]:
+    """Return the running time of a study, and all its jobs on it in the order of their start."""
+    elapsed = Elapsed(journal.runs(), journal.last_moment(), None if journal.writer() is None else now)
     bars = []
     for job in journal.jobs():
         begin = elapsed(job.started)
         bars.append(Bar(job, begin, elapsed.total if job.ended is None else max(elapsed(job.ended), begin)))
-    return bars
-
-
-def _improvements(
-    values: Iterable[tuple[float, float]], objective: Objective, elapsed: Elapsed
-) -> list[tuple[float, float]]:
-    best = math.inf
-    found: list[tuple[float, float]] = []
-    for time, value in values:
-        if objective.loss(value) < best:  # false for NaN
-            best = objective.loss(value)
-            found.append((elapsed(time), value))
-    return found
+    return elapsed, bars
 
 
 @dataclass
@@ -291,13 +287,13 @@ def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[st
     A structure without such parameters, or the only one, is named by its digest or its batch size; two with equal
     parameters have the digest added. The batch size is added if it differs and is none of the parameters.
     """
-    configs = {row.number: flatten(row.config) for row in rows}
     members: dict[str, dict[int, None]] = {}
     for job in jobs:
         for key, trials in job.members.items():
             members.setdefault(key, {}).update(dict.fromkeys(trials))
     if len(members) == 1:
         return {key: f"batches of {_batch_size(key)}" for key in members}
+    configs = {row.number: flatten(row.config) for row in rows}
     common = {
         key: _common_parameters([configs[trial] for trial in trials if trial in configs])
         for key, trials in members.items()

@@ -37,6 +37,9 @@ __all__ = ["LineProgress", "LiveProgress", "NotebookProgress", "Progress", "Sile
 _MAX_DEVICES = 4
 """Most devices whose use is shown one by one in a line."""
 
+_PAUSE = 20
+"""Least time between two drawings of a table, relative to that of a drawing: that of a large study reads it whole."""
+
 _PHASES = {
     Purpose.SIGNATURE: "looking at the models of",
     Purpose.PROFILE: "measuring",
@@ -107,7 +110,9 @@ class _ConsoleProgress(Progress):
 
 
 class LiveProgress(_ConsoleProgress):
-    """Redraws a table on a terminal in place, at most four times a second; for the arguments see the base class."""
+    """Redraws a table on a terminal in place, at most four times a second, that of a large study less often; for the
+    arguments see the base class.
+    """
 
     _PERIOD = 0.25
     _SOFT_WRAP = False
@@ -123,8 +128,8 @@ class LiveProgress(_ConsoleProgress):
     def update(self) -> None:
         """Redraw the table if it is due."""
         if (now := self._clock()) >= self._due:
-            self._due = now + self._PERIOD
             self._draw()
+            self._due = now + max(self._PERIOD, _PAUSE * (self._clock() - now))
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -170,8 +175,8 @@ class NotebookProgress(Progress):
     def update(self) -> None:
         """Redraw the table if it is due."""
         if (now := self._clock()) >= self._due:
-            self._due = now + self._PERIOD
             self._draw()
+            self._due = now + max(self._PERIOD, _PAUSE * (self._clock() - now))
 
     def __enter__(self) -> Self:
         self.update()

@@ -70,6 +70,8 @@ def number_text(value: Any) -> str:
 
 def printable(text: str, lines: bool = False) -> str:
     """The text of a user, safe for a terminal: control, unencodable and, unless `lines`, newline characters escaped."""
+    if text.isprintable():  # nearly every text is, and this looks at it once
+        return text
     return "".join(char if _is_harmless(char, lines) else char.encode("unicode_escape").decode() for char in text)
 
 

@@ -75,10 +75,11 @@ export function timeline(overview, across, zoom) {
   const left = across < NARROW ? 80 : 130;
   const width = Math.max(across, 260) * zoom, inner = width - left - 8;
   const scale = inner / overview.total;
-  const rows = [];
+  const rows = [], own = new Map(overview.devices.map((device) => [device.device, []]));
+  for (const bar of overview.bars) own.get(bar.device)?.push(bar);
   let top = 4;
   for (const device of overview.devices) {
-    const bars = overview.bars.filter((bar) => bar.device === device.device);
+    const bars = own.get(device.device);
     const lanes = Math.max(1, ...bars.map((bar) => bar.lanes)), height = Math.max(lanes * LANE, 30);
     const thickness = height / lanes;
     rows.push(svg("rect", { class: "lane", x: left, y: top, width: inner, height }));
