@@ -35,7 +35,6 @@ from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.page.views import curves_view
 from shoal.planner.grouping import Grouping
-from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
 from shoal.study.actuation import commit
 from shoal.study.config import EngineConfig
@@ -119,7 +118,6 @@ def decisions(trials: int, devices: int, folder: Path) -> Seconds:
         history=history,
         devices=tracker,
         retries=2,
-        tuner=OversubscriptionTuner(kinds=()),
         grouping=Grouping(),
         key=work.key,
     )

@@ -111,6 +111,11 @@ class Cluster:
         return Cluster(tuple(node for node in nodes if node.devices))
 
     @cached_property
+    def unhealthy(self) -> frozenset[str]:
+        """Names of the devices that get no jobs."""
+        return frozenset(device.name for _, device in self if not device.healthy)
+
+    @cached_property
     def places(self) -> Mapping[str, tuple[Node, Device]]:
         """Name of each device -> its node and the device."""
         return {place[1].name: place for place in self}

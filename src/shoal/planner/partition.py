@@ -163,7 +163,7 @@ class _ArrayCosts:
         self._device_counts = Counter((device.kind, device.memory) for device in devices)
         self._kind_counts = Counter(device.kind for device in devices)
         self._profiles_of_key: dict[FusionKey, list[tuple[int, Profile, int]]] = cache.table("profiles of keys")
-        self._largest: dict[tuple[FusionKey, _Epochs, int | None], int] = cache.table("largest arrays")
+        self._worth: dict[object, bool] = cache.table("arrays worth fusing")
         self._times: dict[tuple[FusionKey, _Epochs], _ArrayTimes] = cache.table("times of arrays")
 
     def known(self, key: FusionKey) -> list[tuple[int, Profile, int]]:
@@ -179,15 +179,21 @@ class _ArrayCosts:
 
     def largest(self, key: FusionKey, epochs: _Epochs, max_members: int | None) -> int:
         """Largest number of members that is possible and efficient on every device that can run one member."""
-        cache_key = (key, epochs, max_members)
-        if cache_key not in self._largest:
-            limits = [] if max_members is None else [max_members]
-            for memory, profile, _ in self.known(key):
-                if room := largest_fitting(profile, memory, len(epochs)):
-                    size = best_size(profile, room)
-                    limits.append(size if worth_fusing(profile, epochs[-size:]) else 1)
-            self._largest[cache_key] = min(limits, default=1)
-        return self._largest[cache_key]
+        if max_members == 1:
+            return 1
+        limits = [] if max_members is None else [max_members]
+        for place, (memory, profile, _) in enumerate(self.known(key)):
+            if room := largest_fitting(profile, memory, len(epochs)):
+                size = best_size(profile, room)
+                limits.append(size if self._worth_fusing((key, place), profile, epochs[-size:]) else 1)
+        return min(limits, default=1)
+
+    def _worth_fusing(self, known: object, profile: Profile, epochs: _Epochs) -> bool:
+        alike = (len(epochs), epochs[0]) if epochs[0] == epochs[-1] else epochs  # they are sorted
+        cache_key = (known, alike)
+        if cache_key not in self._worth:
+            self._worth[cache_key] = worth_fusing(profile, epochs)
+        return self._worth[cache_key]
 
     def times(self, key: FusionKey, epochs: _Epochs) -> _ArrayTimes:
         cache_key = (key, epochs)

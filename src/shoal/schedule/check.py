@@ -36,7 +36,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
     """
     state = {job.id: job for job in jobs}
     devices_by_name = cluster.places
-    ledger = Ledger(cluster, jobs)
+    ledger = _ledger(plan, jobs, cluster)
     for action in plan.actions:
         job = state.get(action.job)
         if job is None:
@@ -54,6 +54,16 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
     _check_refusals(plan, {job.id for job in state.values() if not job.devices})
     if plan.wake is not None and not now < plan.wake < inf:
         raise PolicyError(f"`wake` must be finite and after now, {now!r} s, got {plan.wake!r} s")
+
+
+def _ledger(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Ledger:
+    """Return the ledger of the nodes on which the actions of a plan take or free something, with all their jobs."""
+    acting = {action.job for action in plan.actions}
+    names = {name for action in plan.actions for name in getattr(action, "devices", ())}
+    names.update(name for job in jobs if job.id in acting for name in job.devices)
+    places = cluster.places
+    touched = Cluster(tuple(dict.fromkeys(places[name][0] for name in sorted(names & places.keys()))))
+    return Ledger(touched, (job for job in jobs if not touched.places.keys().isdisjoint(job.devices)))
 
 
 def _view_after(action: Action, job: JobView, devices_by_name: _DevicePlaces) -> JobView:
@@ -146,7 +156,7 @@ def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Col
     A job that keeps its first device is not moved, but gives back others and gets further ones.
     """
     views = {job.id: job for job in jobs}
-    ledger = Ledger(cluster, jobs)
+    ledger = _ledger(plan, jobs, cluster)
     vacating = {name: job.id for job in jobs if job.id in leaving for name in job.devices}
     actions: list[Action] = []
     deferred: dict[str, str] = {}

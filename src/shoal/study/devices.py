@@ -90,10 +90,10 @@ class DeviceTracker:
                 self._kill(job, Outcome.HUNG, f"showed no progress for {seconds:.0f} s and was killed", step)
         unusable = self.fleet.unusable
         busy: set[str] = set()
-        for job, (held, device) in running.items():
-            busy.add(device.name)
+        for job, (held, device) in running.items() if unusable else ():
             if device.name not in unusable:
                 continue
+            busy.add(device.name)
             if self.fleet.is_lost(device.name):
                 self._kill(job, Outcome.LOST, f"{device.name} {self.fleet.cluster.device(device.name).note}", step)
             elif job not in self._stopped:

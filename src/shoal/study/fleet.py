@@ -116,7 +116,7 @@ class Fleet:
     @property
     def unusable(self) -> frozenset[str]:
         """Names of the unhealthy devices, which no job may use."""
-        return frozenset(device.name for _, device in self.cluster if not device.healthy)
+        return self.cluster.unhealthy
 
     @property
     def can_recover(self) -> bool:

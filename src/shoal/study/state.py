@@ -1,7 +1,7 @@
 """The state of a study, which only its events change."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -97,6 +97,14 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def values(self) -> ValuesView[tuple[Job, Device]]:
+        """The jobs with their devices, without a look-up of each."""
+        return self._all.values()
+
+    def items(self) -> ItemsView[str, tuple[Job, Device]]:
+        """As `values`, with the ids."""
+        return self._all.items()
 
     def begin(self, job: Job, device: Device) -> None:
         """Add a job that starts on a device."""
