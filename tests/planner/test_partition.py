@@ -26,6 +26,7 @@ from planner_samples import (
 
 from shoal.cost.estimate import memory
 from shoal.planner.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS, partition
+from shoal.planner.waiting import ResourceLimit
 
 TRIED = replace(LINEAR, step_seconds={1: 1.0}, pending=60, first_size=8)
 TRIED_WHOLE = replace(TRIED, first_size=None)
@@ -250,3 +251,11 @@ def test_arrays_of_a_lower_rank_come_first():
     first, last = classes_of(waiting((A, 3)))[0], classes_of([(member(200 + i), A) for i in range(3)])[0]
     found = partition([last, replace(first, rank=2)], known(A=LINEAR), slots(1), {})
     assert [number for array in found.arrays for number in numbers(array)] == [200, 201, 202, 0, 1, 2]
+
+
+def test_trials_that_wait_for_a_larger_device_do_not_hide_the_others():
+    """They are of one group, since each trains alone."""
+    members = waiting((A, 60))
+    limits = {number: ResourceLimit(1, 200 * GB) for number in range(59)}
+    found = partition(classes_of(members, {59}, limits), known(A=LINEAR), slots(1), {})
+    assert [59] in [numbers(array) for array in found.arrays]

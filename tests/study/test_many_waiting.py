@@ -27,6 +27,7 @@ from shoal.study.devices import DeviceTracker
 from shoal.study.event import Due
 from shoal.study.fleet import Fleet
 from shoal.study.planning import BEHIND, CLASSES_PER_DEVICE, HORIZON
+from shoal.study.preview import preview
 from shoal.study.state import CoreConfig
 
 SLOT = Cluster((Node("node", 16.0, (Device("cpu:0", "cpu", 100, 4),)),))
@@ -140,3 +141,14 @@ def test_reasons_of_trials_behind_do_not_outlast_their_cause() -> None:
     study.ask("resume", 199)
     study.plan(4.0)
     assert study.core.state.trials[199].reason == BEHIND
+
+
+def test_a_preview_has_a_reason_for_every_trial_that_fits_nowhere() -> None:
+    key = FusionKey("net", "", 32)
+    study = Study(100, lambda trial: key, lambda number: 101)
+    study.core.state.trials.set_keys(dict.fromkeys(range(100), key))
+    found = preview(study.core.state)
+    assert (found.trials, [(len(each.trials), each.reason.partition(":")[0]) for each in found.failed]) == (
+        0,
+        [(100, "can never run here")],
+    )

@@ -36,7 +36,8 @@ from shoal.study.trials import TrialRecord
 __all__ = ["ask_algorithm", "check_progress", "find_signatures", "place"]
 
 HORIZON = 128
-"""Number of classes of waiting trials that a plan considers at first, in queue order."""
+"""Number of classes of waiting trials that a plan considers at first, in queue order. It looks further while a device
+is idle, but not to fill one that jobs share already, like the limits of backfilling of other schedulers."""
 
 CLASSES_PER_DEVICE = 8
 """Number of classes of waiting trials that a plan considers beyond the horizon, for each idle device."""

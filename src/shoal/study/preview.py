@@ -172,12 +172,14 @@ def preview(state: StudyState) -> Preview:
         while left:
             placement = plan(replace(given, waiting=left))
             started = [job.arrays for job, _ in placement.starts if job.purpose is Purpose.TRAIN]
-            if not started:
-                jobs.refused = placement.refusals
+            done = {member.trial.number for arrays in started for array in arrays for member in array.members}
+            if not started:  # a plan has no reasons of trials behind those that fit nowhere
+                jobs.refused |= placement.refusals
+                done = set(placement.refusals)
+            if not done:
                 break
             jobs.groups += started
-            begun = {member.trial.number for arrays in started for array in arrays for member in array.members}
-            rest = [(x, tuple([m for m in x.members if m.trial.number not in begun])) for x in left]
+            rest = [(x, tuple([m for m in x.members if m.trial.number not in done])) for x in left]
             left = [replace(x, members=members) for x, members in rest if members]
         return jobs
 
@@ -206,7 +208,7 @@ class _Jobs:
     grouping: Grouping
     fuse: bool
     groups: list[tuple[Array, ...]] = field(default_factory=list)
-    refused: Mapping[int, str] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
 
     def candidates(self, arrays: Sequence[Array]) -> list[Candidate]:
         return [candidate(array, self.profiles, [self.device]) for array in arrays]
