@@ -47,7 +47,6 @@ from shoal.core.device import Device
 from shoal.core.event import Event, SignaturesFound
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import derive_seed
-from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 
 CIFAR = Path(__file__).parents[2] / "shared" / "data" / "cifar10_5k_1k.npz"
@@ -162,9 +161,9 @@ def with_shoal(name: str, algorithm: Algorithm, seed: int, rows: int | None, bac
     )  # fmt: skip
     seconds = time.time() - began
     with JournalView.read(folder / "study") as journal:
-        reported = list(StudyStatistics(journal).values())
+        reported = journal.reports_after(0, sys.maxsize)
     shutil.rmtree(folder)
-    return seconds, [(at - began, accuracy) for at, accuracy in reported]
+    return seconds, [(at - began, report.metrics["accuracy"]) for _, at, report in reported]
 
 
 def with_processes(name: str, algorithm: Algorithm, seed: int, rows: int | None, method: str) -> tuple[float, Timeline]:
