@@ -10,9 +10,11 @@ from shoal.core.demand import Demand
 from shoal.core.event import Reported, TurnStats
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Report
+from shoal.cost.scaling import Scaling
+from shoal.planner.job_tracker import PreemptionRequest
 from shoal.planner.planning_context import SHARES_WORTH_SECONDS
-from shoal.planner.shares import UNMEASURED_BYTES, limit_placed, memory_limit
-from shoal.schedule import WFD, JobState, Plan, Policy, Refusal, Resize, Start
+from shoal.planner.shares import UNMEASURED_BYTES, limit_placed, memory_limit, restarted_alone
+from shoal.schedule import WFD, JobState, JobView, Plan, Policy, Refusal, Resize, Start
 
 GPU, OTHER = slots(2, "H200")
 
@@ -61,6 +63,34 @@ def test_a_job_beside_others_on_a_gpu_has_a_limit_of_memory(name):
 def test_a_job_of_unknown_demand_is_not_limited():
     jobs = [(replace(train(name), demand=None), GPU) for name in "ab"]
     assert limit_placed(jobs, [], lambda device: True) == jobs
+
+
+LEFT_ALONE = {
+    "a restart pays": ({}, {}, True),
+    "it ends too soon": ({"seconds": 1.0}, {}, False),
+    "a part of the device slows it down little": ({"alpha": 1.01}, {}, False),
+    "it was not told to start yet": ({"preemptible": False}, {}, False),
+    "it is not limited": ({}, {"limit": None}, False),
+    "it is not alone": ({}, {"beside": True}, False),
+    "the part suffices, as was measured": ({}, {"speeds": {1: {0.25: 1.0, 0.5: 1.0}}}, False),
+    "the part does not suffice, as was measured": ({}, {"speeds": {1: {0.25: 0.5, 0.5: 1.0}}}, True),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_a_limited_job_that_is_left_alone_is_restarted_where_that_pays(name):
+    """It has 100 s to go on the whole device, four times as many on a quarter of it, and a restart takes 5 s."""
+    seen, changes, restarts = LEFT_ALONE[name]
+    found = profile({1: 1.0}, share_speeds=changes.get("speeds", {}))
+    job = Job("a", (Array(A, (member(1),), found),), limit=changes.get("limit", 0.25))
+    demand = {"H200": Demand(1.0, GB, 1.0, seen.get("seconds", 100.0))}
+    scaling = Scaling(seen.get("alpha", 4 ** (1 / 3)))
+    view = JobView("a", demand, JobState.RUNNING, ("H200:0",), scaling=scaling, switch_seconds=5.0)
+    view = replace(view, preemptible=seen.get("preemptible", True))
+    others = [(train("z"), GPU if changes.get("beside") else OTHER)]
+    requests = restarted_alone([(job, GPU)], others, [view])
+    text = "restarted, as it has H200:0 to itself and its process is limited to 25%"
+    assert requests == ({"a": PreemptionRequest(True, text)} if restarts else {})
 
 
 class Scripted(Policy):

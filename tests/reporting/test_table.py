@@ -116,6 +116,27 @@ def test_trials_best_first():
     ]
 
 
+@pytest.mark.parametrize("width", [100, 80, 60, 40])
+def test_a_trial_of_several_metrics_is_whole_at_any_width(width):
+    goals = objectives(["valid_accuracy", "inference_seconds"], ["max", "min"])
+    shown = row(1, TrialState.STOPPED, 0.25, reason="rank 7 of 9\tat 3 epochs; the best 3 go on")
+    values = {goal.metric: 0.25 for goal in goals}
+    shown = replace(shown, metrics=values, best=values)
+    lines = rendered(trials_table([shown], goals), width)
+    assert all(lines), "no line is empty"
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    for part in (
+        "stopped",
+        "3/9",
+        "1.2",
+        "lr=0.002469",
+        "optimizer.name=sgd",
+        "rank 7 of 9 at 3 epochs; the best 3 go on",
+    ):
+        assert part in text
+
+
 def test_what_ran_when_the_engine_was_killed_is_interrupted_everywhere():
     killed, goals = row(0, TrialState.RUNNING), objectives("accuracy", "max")
     seen = snapshot(pid=None, states={TrialState.RUNNING: 1})

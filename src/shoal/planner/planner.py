@@ -20,7 +20,7 @@ from shoal.planner.job_tracker import PreemptionRequest
 from shoal.planner.partition import Partition, partition
 from shoal.planner.plan_input import Placement, PlanInput
 from shoal.planner.planning_context import PlanningContext, reservations
-from shoal.planner.shares import limit_placed
+from shoal.planner.shares import limit_placed, restarted_alone
 from shoal.planner.views import JobViews
 from shoal.planner.waiting import WaitingClass
 from shoal.schedule.base import Action, JobView, Resize, Resume, Start, Stop, Suspend
@@ -87,6 +87,9 @@ class _Planning:
         groups = self._groups(cut.arrays, running)
         self._run_policy(running, groups, cut.behind, held)
         draft.placed = limit_placed(draft.placed, held, given.limits_shares)
+        for name, request in restarted_alone(held, draft.placed, running).items():
+            if name not in draft.preemptions:
+                self._request_preemption(name, request)
         joins = self._joins(held, cut.behind) if given.elastic and draft.refused else {}
         unmeasured = self._measuring_reasons([each for each in waiting if not context.ready(each)], held)
         return Placement(

@@ -18,7 +18,7 @@ speed of a process on a part of an empty device, and `crowding`, the time of an 
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import final
@@ -30,8 +30,10 @@ from shoal.core.job import Job
 from shoal.core.resources import ROUNDING
 from shoal.cost.estimate import compute
 from shoal.cost.store import EpochTimes
+from shoal.planner.job_tracker import PreemptionRequest
+from shoal.schedule.base import JobView
 
-__all__ = ["CrowdingMeter", "limit_placed", "memory_limit"]
+__all__ = ["CrowdingMeter", "limit_placed", "memory_limit", "restarted_alone"]
 
 MEMORY_SLACK = 1.25
 """Memory limit of a job as a multiple of its demand, which is an estimate, before `UNMEASURED_BYTES`."""
@@ -53,7 +55,7 @@ def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device
     """Limit each starting job that shares its device to its reservation; a job alone on its device has no limit.
 
     A limit of compute holds as long as the process lives. A job that began alone keeps all of the compute when others
-    start beside it, which have limits.
+    start beside it, which have limits; one that is left alone is restarted without a limit where that pays.
 
     Args:
         placed: Starting jobs, with their devices.
@@ -70,6 +72,33 @@ def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device
         limit = _reserved(job, device) if count > 1 and limits_shares(device) else job.limit
         limited.append((replace(job, limit=limit, memory_limit=memory_limit(job, device, count)), device))
     return limited
+
+
+def restarted_alone(held: _Placed, placed: _Placed, views: Iterable[JobView]) -> dict[str, PreemptionRequest]:
+    """Return requests to limited jobs that have their devices to themselves, where a restart costs less than the limit.
+
+    A limit holds as long as the process lives, so such a job would else leave a part of its device unused to its end.
+    """
+    jobs_on = Counter(device.name for _, device in (*held, *placed))
+    devices = {job.id: (job, device) for job, device in held if job.limit is not None and jobs_on[device.name] == 1}
+    requests: dict[str, PreemptionRequest] = {}
+    for view in views:
+        if view.id not in devices or not view.preemptible:
+            continue
+        job, device = devices[view.id]
+        lost = view.demand[device.kind].seconds * (view.scaling.factor(job.limit or 1.0) - 1)
+        if lost > view.switch_seconds and not _suffices(job):
+            text = f"restarted, as it has {device.name} to itself and its process is limited to {job.limit:.0%}"
+            requests[job.id] = PreemptionRequest(True, text)
+    return requests
+
+
+def _suffices(job: Job) -> bool:
+    """Return whether the limit of a job is a measured part of the device that is enough for it."""
+    profile = job.arrays[0].profile if len(job.arrays) == 1 else None
+    if profile is None or not profile.share_speeds or job.limit is None:
+        return False
+    return compute(profile, len(job.arrays[0].members)) <= job.limit
 
 
 def memory_limit(job: Job, device: Device, jobs: int) -> int:

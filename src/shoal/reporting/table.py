@@ -77,6 +77,8 @@ _BAR_WIDTH = 30
 _GAP = 2
 """Spaces between two columns of trials."""
 _MIN_CONFIG_WIDTH = 20
+_INDENT_BELOW = 4
+"""Spaces before the config of a trial where it has lines of its own, below the other columns."""
 _MAX_REASONS = 4
 _MAX_REQUESTS = 3
 """Most requests of users that are shown, the newest."""
@@ -102,7 +104,10 @@ class _TrialLines:
         columns = zip(titles, *(cells for cells, *_ in self._rows), strict=True)
         widths = [max(map(cell_len, column)) for column in columns]
         indent = sum(widths) + _GAP * len(widths)
-        width = max(options.max_width - indent, _MIN_CONFIG_WIDTH)
+        below = indent + _MIN_CONFIG_WIDTH > options.max_width  # the config has lines of its own
+        if below:
+            indent = _INDENT_BELOW
+        width = max(options.max_width - indent, 1)
         styles = {state: console.get_style(colour) for state, colour in _COLOURS.items()}
         dim = console.get_style("dim")
 
@@ -111,15 +116,20 @@ class _TrialLines:
                 space = " " * (wide - cell_len(cell))
                 yield f"{space}{cell}{' ' * _GAP}" if right else f"{cell}{space}{' ' * _GAP}"
 
-        yield Segment("".join([*aligned(titles), "config"]), console.get_style("bold"))
-        yield Segment.line()
+        titled = "".join([*aligned(titles), "" if below else "config"])
+        for line in _folded(titled.rstrip(), options.max_width, console):
+            yield Segment(f"{line}\n", console.get_style("bold"))
         for cells, state, config, reason in self._rows:
             number, name, *others = aligned(cells)
-            yield Segment(number)
-            yield Segment(name, styles.get(state))
-            first, *more = _folded(config, width, console)
-            yield Segment(f"{''.join(others)}{first}\n")
-            for line in more:
+            lines = _folded(config, width, console)
+            if below:
+                for line in _folded("".join([number, name, *others]).rstrip(), options.max_width, console):
+                    yield Segment(f"{line}\n", styles.get(state))
+            else:
+                yield Segment(number)
+                yield Segment(name, styles.get(state))
+                yield Segment(f"{''.join(others)}{lines.pop(0)}\n")
+            for line in lines:
                 yield Segment(f"{' ' * indent}{line}\n")
             for line in _folded(reason, width, console) if reason else ():
                 yield Segment(f"{' ' * indent}{line}\n", dim)
@@ -127,6 +137,7 @@ class _TrialLines:
 
 def _folded(text: str, width: int, console: Console) -> list[str]:
     """The lines of a text, folded where one is wider."""
+    text = text.expandtabs()
     lines = text.split("\n")
     if all(cell_len(line) <= width for line in lines):
         return lines
