@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -147,10 +146,14 @@ def ended_jobs(ids: Collection[str]) -> dict[str, str]:
 
 
 def cancel(ids: Collection[str]) -> None:
-    """Cancel jobs; those that have ended stay as they are."""
+    """Cancel jobs; those that have ended stay as they are. A warning if Slurm cancels none of the others."""
     if ids:
-        with suppress(BackendError):  # Slurm has forgotten them
+        try:
             _run("scancel", *ids)
+        except BackendError as error:
+            text = str(error)
+            if text.count("error:") != text.count("Invalid job id"):  # else Slurm has forgotten them
+                _log.warning("jobs may be left in Slurm's queue: %s; end them with: scancel %s", text, " ".join(ids))
 
 
 def restarted() -> bool:
