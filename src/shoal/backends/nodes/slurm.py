@@ -93,7 +93,6 @@ class Slurm(Ray):
 
     _sbatch: ClassVar[str | None] = None
     """Options of `sbatch`, which `connect` has checked; None: in an allocation."""
-    _head: ClassVar[ClusterHead | None] = None
     _steps: ClassVar[dict[str, Step]] = {}
     """The steps of the allocation, by node."""
 
@@ -139,9 +138,10 @@ class Slurm(Ray):
                 "sbatch=...)"
             )
         cls._sbatch = sbatch
+        cls.leave_head()
         if cls._head is None or not cls._head.alive:
             cls._steps.clear()
-            cls._head = ClusterHead()
+            Ray._head = ClusterHead()
 
     @classmethod
     def discover(cls, devices: str | Sequence[str]) -> Cluster:
