@@ -1,7 +1,10 @@
 """What is asked of Slurm's commands, and the head of the Ray cluster, with the user's own settings of Ray."""
 
+import io
+import json
 import os
 import re
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,10 +15,12 @@ from types import ModuleType
 import pytest
 from slurm_clusters import end_ray, fake_cluster
 
+from shoal.backends.nodes.inventory import versions
 from shoal.backends.nodes.ray import Ray
 from shoal.backends.nodes.slurm import Slurm
-from shoal.backends.nodes.slurm_cluster import ClusterHead, _in_lasting_thread
-from shoal.backends.nodes.slurm_commands import SlurmNode, allocated_nodes, cancel, requested_nodes
+from shoal.backends.nodes.slurm_cluster import ClusterHead, _address_towards, _in_lasting_thread, be_node
+from shoal.backends.nodes.slurm_commands import SlurmNode, allocated_nodes, cancel, controller, requested_nodes
+from shoal.cluster.machine import own_addresses
 from shoal.core.errors import BackendError
 
 ray = pytest.importorskip("ray")
@@ -127,7 +132,7 @@ def test_ray_starts_in_a_thread_that_lasts_and_its_failure_restores_what_was_the
     before = dict(os.environ)
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(BackendError, match="Ray could not start the head of a cluster on this machine: no token"):
-            pool.submit(ClusterHead).result()
+            pool.submit(ClusterHead, "").result()
         assert threads[0] is not pool.submit(threading.current_thread).result()
         assert ended
         assert os.environ == before
@@ -151,6 +156,36 @@ def test_a_cluster_of_the_users_own_is_not_mistaken_for_that_of_slurm(monkeypatc
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
 
 
+@pytest.mark.usefixtures("slurm")
+def test_the_controller_is_that_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert controller() == "127.0.0.1"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert controller() == ""
+
+
+def test_the_address_of_a_machine_is_that_which_a_peer_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    *outside, loopback = own_addresses()
+    for address in outside:
+        assert _address_towards(address) == address
+    assert _address_towards(loopback) == own_addresses()[0]
+    monkeypatch.setattr(socket.socket, "connect", no_such_host)
+    assert _address_towards("nowhere") == own_addresses()[0]
+
+
+def no_such_host(*arguments: object) -> None:
+    raise socket.gaierror
+
+
+def test_a_node_that_cannot_reach_the_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    contact = {"address": "127.0.0.1:1", "token": "", "versions": versions()}
+    monkeypatch.setattr(sys, "argv", ["-c", "", "label"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(contact)))
+    monkeypatch.setenv("SLURMD_NODENAME", "ash")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit, match=r"^node ash cannot reach the engine at 127\.0\.0\.1:1: .* refused; run the "):
+        be_node()
+
+
 def test_a_ray_without_what_a_token_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setitem(sys.modules, "ray._raylet", ModuleType("ray._raylet"))
@@ -158,4 +193,4 @@ def test_a_ray_without_what_a_token_needs_is_named(monkeypatch: pytest.MonkeyPat
         BackendError,
         match=rf"made with Ray 2\.60, and the installed Ray {re.escape(ray.__version__)} .*: pip install 'ray==2\.60\.",
     ):
-        ClusterHead()
+        ClusterHead("")

@@ -25,6 +25,7 @@ from shoal.backends.nodes.slurm_commands import (
     SlurmNode,
     allocation,
     cancel,
+    controller,
     ended_jobs,
     requested_nodes,
     submit,
@@ -141,7 +142,7 @@ class Slurm(Ray):
         cls.leave_head()
         if cls._head is None or not cls._head.alive:
             cls._steps.clear()
-            Ray._head = ClusterHead()
+            Ray._head = ClusterHead(allocation()[-1].name if sbatch is None else controller())
 
     @classmethod
     def discover(cls, devices: str | Sequence[str]) -> Cluster:

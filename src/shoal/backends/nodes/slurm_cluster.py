@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -48,9 +49,12 @@ class ClusterHead:
 
     The head listens on free ports, has no CPU for jobs, and ends with this process. Its files are in a folder of mode
     0700.
+
+    Args:
+        peer: Host in the network of the nodes, which shows by what address they reach this machine; "" if unknown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str) -> None:
         check_ray("slurm")
         import ray
 
@@ -79,7 +83,7 @@ class ClusterHead:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.WARNING,
-                    _node_ip_address=own_addresses()[0],
+                    _node_ip_address=_address_towards(peer),
                     _temp_dir=str(self._folder.path / "r"),
                 )
             )
@@ -132,7 +136,13 @@ def be_node() -> None:
     about = json.loads((Path(study[0]) / "agents" / study[1]).read_text() if study else sys.stdin.readline())
     if fault := version_fault(node, versions(), about["versions"]):
         sys.exit(fault)
-    check_address(about["address"])
+    try:
+        check_address(about["address"])
+    except BackendError as error:
+        sys.exit(
+            f"node {node} cannot reach the engine at {about['address']}: {error.__cause__ or error}; run the engine on "
+            "a machine that all nodes reach by TCP at any port, such as one of the nodes"
+        )
     share = hashlib.sha256(json.dumps([cores, gpus]).encode()).hexdigest()[:16]
     with TemporaryFolder(_PARENT_BYTES) as folder:
         _use_token(folder.path, about["token"])
@@ -142,7 +152,7 @@ def be_node() -> None:
 
         options = {
             "address": about["address"],
-            "node-ip-address": own_addresses()[0],
+            "node-ip-address": _address_towards(about["address"].rpartition(":")[0]),
             "node-name": node,
             "labels": f"shoal-launch={label},shoal-node={node},shoal-share={share}",
             "num-cpus": ThisMachine().cores() if cores is None else cores,
@@ -152,6 +162,17 @@ def be_node() -> None:
             "temp-dir": folder.path / "r",
         }
         cli.main(["start", *(f"--{name}={value}" for name, value in options.items()), "--block"])
+
+
+def _address_towards(host: str) -> str:
+    """The address by which this machine is reached from a host; its first one if the host is unknown, or is itself."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # any port; nothing is sent
+        except OSError:
+            return own_addresses()[0]
+        address = str(probe.getsockname()[0])
+    return own_addresses()[0] if address.startswith("127.") else address
 
 
 def _share() -> tuple[int | None, list[str], str]:

@@ -17,6 +17,7 @@ __all__ = [
     "allocated_nodes",
     "allocation",
     "cancel",
+    "controller",
     "ended_jobs",
     "requested_nodes",
     "requeue",
@@ -117,6 +118,17 @@ def allocation() -> list[SlurmNode]:
     if nodes := allocated_nodes(text, lambda names: _run("scontrol", "show", "hostnames", names).split()):
         return nodes
     raise BackendError(f"Slurm job {job!r} has no nodes; `scontrol -d show job {job}` prints: {' '.join(text.split())}")
+
+
+def controller() -> str:
+    """The host of Slurm's controller; "" if Slurm does not say it."""
+    try:
+        text = _run("scontrol", "show", "config")
+    except BackendError as error:
+        _log.info("Slurm does not say where its controller is: %s", error)
+        return ""
+    found = re.search(r"^SlurmctldHost\S*\s*=\s*([^\s(]+)(?:\((\S+)\))?", text, re.MULTILINE)
+    return (found[2] or found[1]) if found else ""
 
 
 def submit(options: str, *more: str, script: str = "") -> str:
