@@ -135,6 +135,8 @@ def scontrol(arguments):
         case ["-d", "show", "job", job]:
             print(f"JobId={job} JobState=RUNNING NodeList={','.join(NODES)}")
             print(f"     Nodes={','.join(NODES)} CPU_IDs=0 Mem=0 GRES=")
+        case ["show", "config"]:
+            print("SlurmctldAddr           = (null)\nSlurmctldHost[0]        = ash(127.0.0.1)")
         case ["show", "hostnames", names]:
             print("\n".join(names.split(",")))
 

@@ -19,7 +19,6 @@ from slurm_clusters import FakeCluster, end_ray, end_steps, fake_cluster
 import shoal.backends.nodes.slurm
 from shoal.backends.base import Backend, Ended, Outcome, Reported, WorkerContext
 from shoal.backends.nodes.slurm import Slurm
-from shoal.backends.nodes.slurm_commands import SlurmNode, allocated_nodes, requested_nodes
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, DeviceError
 from shoal.testing.backends import BACKEND_CHECKS, Devices, MakeBackend, events_until_ended, scripted, scripted_job
@@ -412,35 +411,74 @@ def test_a_node_that_takes_no_step_is_given_up_after_some_tries(allocation: Fake
         assert end_of(backend, "one").outcome is Outcome.FINISHED
 
 
-@pytest.mark.parametrize(
-    ("sbatch", "message"),
-    [
-        pytest.param(None, "is for a process in an allocation, and SLURM_JOB_ID is not set; .*--sbatch", id="outside"),
-        pytest.param(
-            "--partition=nope",
-            "partition specified: nope .* called with --sbatch '--partition=nope', and sinfo lists the partitions",
-            id="partition",
-        ),
-        pytest.param("--nodes=2-4", "--nodes among its options is their number.* got '--nodes=2-4'", id="range"),
-        pytest.param("-N 100000000", "at most 10000", id="too many"),
-        *[pytest.param(each, "there is no --array", id=each) for each in ("--arra=0-3", "-a1-4", "--wait", "--wrap=x")],
-        pytest.param("-N 0", "--nodes among its options is their number.* got '-N 0'", id="none"),
-        pytest.param("--array=1-4", "there is no --array or .* got '--array=1-4'", id="array"),
-        pytest.param("--comment='", "--sbatch takes options of sbatch, got .*No closing quotation", id="quote"),
-    ],
-)
-@pytest.mark.usefixtures("slurm")
-def test_wrong_options_are_refused(sbatch: str | None, message: str) -> None:
-    with pytest.raises(BackendError, match=message):
-        Slurm.connect(sbatch=sbatch)
+def test_a_node_whose_srun_is_killed_is_used_until_it_dies_and_then_starts_again(
+    allocation: FakeCluster, tmp_path: Path
+) -> None:
+    with scripted(Slurm, tmp_path, scripts.waits) as backend:
+        assert isinstance(backend, Slurm)
+        poll_until(backend, lambda: len(backend._inventories) == 2)
+        first = Slurm._steps["ash"]
+        first._srun.kill()
+        first._srun.wait()
+        backend.nodes()
+        assert not first.ended()
+        node = node_process("ash")
+        first_report(backend, "one", ASH)
+        node.kill()
+        assert end_of(backend, "one").outcome is Outcome.LOST
+        poll_until(backend, lambda: "ash" in backend._inventories)
+        assert Slurm._steps["ash"] is not first
+        first_report(backend, "again", ASH)
+    assert len(allocation.calls("srun")) == 3
 
 
-def test_slurm_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(BackendError, match="back end 'slurm' needs 'srun', which is not on PATH"):
-        Slurm.connect()
-    with pytest.raises(BackendError, match="back end 'slurm' needs 'sbatch', which is not on PATH"):
-        Slurm.connect(sbatch="--nodes=2")
+@pytest.mark.usefixtures("allocation")
+def test_a_node_that_has_left_the_cluster_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    Slurm.discover("auto")
+    monkeypatch.setattr("shoal.backends.nodes.slurm._JOIN_SECONDS", 0.0)
+    monkeypatch.setattr("shoal.backends.nodes.slurm.living_nodes", lambda known: [])
+    with pytest.raises(BackendError, match="node ash of the allocation has not joined the Ray cluster"):
+        Slurm.discover("auto")
+
+
+def test_a_refused_job_leaves_nothing_and_is_asked_for_again_while_there_are_others(
+    slurm: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Slurm.connect(sbatch="--nodes=2")
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "killed.contact").touch()
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Slurm, "_sbatch", "--nodes=2 --partition=nope")
+        with pytest.raises(BackendError, match="partition specified: nope"):
+            Slurm(context(tmp_path))
+    assert not list((tmp_path / "agents").iterdir())
+    with closing(with_nodes(context(tmp_path))) as backend:
+        with monkeypatch.context() as refusing:
+            refusing.setattr(Slurm, "_sbatch", "--nodes=2 --partition=nope")
+            subprocess.run(["scancel", "101"], check=True)
+            poll_until(backend, lambda: len(backend._jobs) == 1)
+            asked = len(slurm.calls("sbatch"))
+            poll_until(backend, lambda: len(slurm.calls("sbatch")) > asked)
+        poll_until(backend, lambda: len(backend._jobs) == 2)
+    assert caplog.text.count("the study goes on with the nodes that it has, and asks again") == 1
+
+
+def test_no_job_is_left_by_a_back_end_that_is_not_made(
+    slurm: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Slurm.connect(sbatch="--nodes=2")
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.backends.nodes.slurm._joined", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Slurm(context(tmp_path))
+    # as at the end of a study, a job may end by itself before it is cancelled
+    states = [job["state"] for job in slurm.jobs().values()]
+    assert len(states) == 2
+    assert not {"PENDING", "RUNNING"} & set(states)
+    assert not list((tmp_path / "agents").iterdir())
 
 
 @pytest.mark.usefixtures("slurm")
@@ -449,32 +487,6 @@ def test_devices_of_nodes_that_are_to_come_have_no_names() -> None:
     assert Slurm.discover("cuda") == Cluster(())
     with pytest.raises(DeviceError, match=r"names nodes, and with --sbatch Slurm chooses them; .*--nodelist"):
         Slurm.discover(["ash/cuda:0"])
-
-
-@pytest.mark.parametrize(
-    ("options", "number"),
-    [("", 1), ("-N4", 4), ("-N 4 -n 8", 4), ("--nodes=4 -p gpu", 4), ("--nodes 4", 4), ("-p gpu --time=1:00", 1)],
-)
-def test_the_number_of_nodes_is_that_of_sbatch(options: str, number: int) -> None:
-    assert requested_nodes(options) == number
-
-
-def test_the_share_of_each_node_is_read_from_slurm() -> None:
-    text = """JobId=4 JobName=job.sh
-   JobState=RUNNING Reason=None Dependency=(null)
-   NodeList=ash,beech[1-2],cedar
-     Nodes=ash CPU_IDs=0-3,8,10-11 Mem=4096 GRES=gpu:a100:2(IDX:0-1),gpu:t4:1(IDX:2)
-     Nodes=beech[1-2] CPU_IDs=0 Mem=0 GRES=
-     Nodes=cedar CPU_IDs=5 Mem=0 GRES=gpu:4(IDX:0-3),shard:9(1/4,8/8)
-   MinCPUsNode=1 MinMemoryNode=0 MinTmpDiskNode=0
-"""
-    names = {"beech[1-2]": ["beech1", "beech2"]}
-    assert allocated_nodes(text, lambda each: names.get(each, [each])) == [
-        SlurmNode("ash", 7, 3),
-        SlurmNode("beech1", 1, 0),
-        SlurmNode("beech2", 1, 0),
-        SlurmNode("cedar", 1, 4),
-    ]
 
 
 def context(directory: Path) -> WorkerContext:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain, count
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.backends.launcher import begin_imports, imported_libraries
 from shoal.backends.nodes.agent import Agent
@@ -21,6 +21,9 @@ from shoal.core.command import BackendCommand
 from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 from shoal.core.job import WorkerContext
+
+if TYPE_CHECKING:
+    from shoal.backends.nodes.slurm_cluster import ClusterHead
 
 __all__ = [
     "Ray",
@@ -315,6 +318,8 @@ class Ray(Nodes):
     _connected_by: ClassVar[tuple[str, str]] = ("", "")
     """The address that this process connected by, and the cluster's own."""
     _actors: ClassVar[NodeActors] = NodeActors()
+    _head: ClassVar["ClusterHead | None"] = None
+    """The head that back end "slurm" has started in this process."""
 
     def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
         super().__init__(worker_context, lease)
@@ -340,8 +345,14 @@ class Ray(Nodes):
         check_ray("ray")
         import ray
 
+        cls.leave_head()
         if ray.is_initialized():
             connected = ray.get_runtime_context().gcs_address
+            if cls._head is not None and cls._head.alive:
+                raise BackendError(
+                    f"this process is connected to the Ray cluster at {connected!r} of back end 'slurm', and back end "
+                    "'ray' uses one of yours; call ray.shutdown() first"
+                )
             if not is_address_of(ray_address, connected, cls._connected_by):
                 raise BackendError(
                     f"this process is connected to the Ray cluster at {connected!r}, so it cannot use {ray_address!r}; "
@@ -357,6 +368,16 @@ class Ray(Nodes):
                 f"no connection to the Ray cluster at {address or 'this machine'!r}: {error}; look at: ray status"
             ) from error
         cls._connected_by = (address or "", ray.get_runtime_context().gcs_address)
+
+    @classmethod
+    def leave_head(cls) -> None:
+        """Restore the user's settings of Ray if ray.shutdown() has ended the cluster that back end "slurm" started."""
+        if Ray._head is not None:
+            import ray
+
+            if not ray.is_initialized():
+                Ray._head.close()
+                Ray._head = None
 
     @classmethod
     def discover(cls, devices: str | Sequence[str]) -> Cluster:

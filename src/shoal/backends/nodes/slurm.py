@@ -25,6 +25,7 @@ from shoal.backends.nodes.slurm_commands import (
     SlurmNode,
     allocation,
     cancel,
+    controller,
     ended_jobs,
     requested_nodes,
     submit,
@@ -46,12 +47,16 @@ _SLURM_ENDED = frozenset({"CANCELLED", "DEADLINE", "NODE_FAIL", "PREEMPTED", "RE
 
 
 class Step:
-    """A node that `srun` starts in the allocation; it ends with this process."""
+    """A node that `srun` starts in the allocation; it ends with this process.
+
+    It has `joined` the cluster once, and `lives` if it was there at the last look.
+    """
 
     def __init__(self, node: SlurmNode, head: ClusterHead) -> None:
         self.label = uuid4().hex
         self.name = node.name
         self.joined = False
+        self.lives = False
         self._log = head.logs / f"{node.name}.log"
         with self._log.open("w") as output:
             self._srun = node.srun(_command(self.label), output)
@@ -59,21 +64,22 @@ class Step:
             print(head.contact, file=self._srun.stdin, flush=True)
 
     def ended(self) -> str:
-        """How the node ended; "" while it may live, also after the end of a `srun` that was killed."""
+        """How the node ended; "" while it may live: a node of the cluster outlives a `srun` that was killed."""
         status = self._srun.poll()
-        if status is None or (status < 0 and self.joined):
+        if status is None or (status < 0 and self.lives):
             return ""
         return _last_line(self._log, of_srun=self.joined) or f"it ended with exit status {status}"
 
 
 @dataclass(eq=False)
 class BatchJob:
-    """A batch job that is a node, which has no name until it has joined; `id` is Slurm's."""
+    """A batch job that is a node, which has no name until it has joined; `id` is Slurm's, the others as of `Step`."""
 
     id: str
     label: str
     name: str = ""
     joined: bool = False
+    lives: bool = False
 
 
 class Slurm(Ray):
@@ -88,7 +94,6 @@ class Slurm(Ray):
 
     _sbatch: ClassVar[str | None] = None
     """Options of `sbatch`, which `connect` has checked; None: in an allocation."""
-    _head: ClassVar[ClusterHead | None] = None
     _steps: ClassVar[dict[str, Step]] = {}
     """The steps of the allocation, by node."""
 
@@ -99,8 +104,15 @@ class Slurm(Ray):
         self._jobs: list[BatchJob] = []
         self._shares: dict[str, str] = {}  # name of a node -> what its first job has of the node
         self._asked = float("-inf")
+        self._refusal = ""
         self._logs = worker_context.directory / "logs"
-        super().__init__(worker_context, lease)
+        for contact in worker_context.directory.glob("agents/*.contact"):  # of engines that were killed
+            contact.unlink()
+        try:
+            super().__init__(worker_context, lease)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def connect(cls, ray_address: str | None = None, sbatch: str | None = None) -> None:
@@ -127,9 +139,10 @@ class Slurm(Ray):
                 "sbatch=...)"
             )
         cls._sbatch = sbatch
+        cls.leave_head()
         if cls._head is None or not cls._head.alive:
             cls._steps.clear()
-            cls._head = ClusterHead()
+            Ray._head = ClusterHead(allocation()[-1].name if sbatch is None else controller())
 
     @classmethod
     def discover(cls, devices: str | Sequence[str]) -> Cluster:
@@ -149,6 +162,7 @@ class Slurm(Ray):
         nodes = allocation()
         check_nodes([node.name for node in nodes], devices)
         wanted = [node for node in nodes if devices_on(node.name, devices) != []]
+        _joined(cls._steps.values())  # which of them live now
         for node in wanted:
             cls._start_step(node)
         steps = [cls._steps[node.name] for node in wanted]
@@ -157,7 +171,7 @@ class Slurm(Ray):
             for step in steps:
                 if end := step.ended():
                     raise BackendError(f"node {step.name} of the allocation cannot run Shoal: {end}")
-                if time.monotonic() > deadline and not step.joined:
+                if time.monotonic() > deadline and not step.lives:
                     raise BackendError(
                         f"node {step.name} of the allocation has not joined the Ray cluster of the engine for "
                         f"{_JOIN_SECONDS:.0f} s; see: sinfo -N -l"
@@ -171,8 +185,7 @@ class Slurm(Ray):
             self._asked = time.monotonic()
             self._watch_steps()
             self._watch_jobs()
-            while len(self._jobs) < self._wanted:
-                self._ask_for_node()
+            self._ask_for_nodes()
         found = _joined([*self._jobs, *(self._steps[x.name] for x in self._allocation if x.name in self._steps)])
         for node, launch in found:
             launch.name = launch.name or self._name_for(node)
@@ -235,6 +248,20 @@ class Slurm(Ray):
             self._wanted -= not job.joined or job.name in self._failed
             self._jobs.remove(job)
 
+    def _ask_for_nodes(self) -> None:
+        """Ask for the nodes that are missing; if Slurm refuses a job, the next look asks again."""
+        while len(self._jobs) < self._wanted:
+            try:
+                self._ask_for_node()
+            except BackendError as error:
+                if not self._jobs and not self._links:
+                    raise
+                if str(error) != self._refusal:
+                    self._refusal = str(error)
+                    _log.warning("%s; the study goes on with the nodes that it has, and asks again", error)
+                return
+        self._refusal = ""
+
     def _ask_for_node(self) -> None:
         assert self._head is not None
         self._logs.mkdir(exist_ok=True)
@@ -262,8 +289,10 @@ def _joined(launches: Iterable[Step | BatchJob]) -> list[tuple[RayNode, Step | B
     """Those of the launches whose nodes are in the cluster, with these."""
     known = {launch.label: launch for launch in launches}
     found = [(node, known[x]) for node in living_nodes({}) if (x := node.labels.get("shoal-launch", "")) in known]
+    for launch in known.values():
+        launch.lives = False
     for _, launch in found:
-        launch.joined = True
+        launch.joined = launch.lives = True
     return found
 
 

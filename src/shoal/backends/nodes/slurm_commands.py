@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -18,6 +17,7 @@ __all__ = [
     "allocated_nodes",
     "allocation",
     "cancel",
+    "controller",
     "ended_jobs",
     "requested_nodes",
     "requeue",
@@ -120,6 +120,17 @@ def allocation() -> list[SlurmNode]:
     raise BackendError(f"Slurm job {job!r} has no nodes; `scontrol -d show job {job}` prints: {' '.join(text.split())}")
 
 
+def controller() -> str:
+    """The host of Slurm's controller; "" if Slurm does not say it."""
+    try:
+        text = _run("scontrol", "show", "config")
+    except BackendError as error:
+        _log.info("Slurm does not say where its controller is: %s", error)
+        return ""
+    found = re.search(r"^SlurmctldHost\S*\s*=\s*([^\s(]+)(?:\((\S+)\))?", text, re.MULTILINE)
+    return (found[2] or found[1]) if found else ""
+
+
 def submit(options: str, *more: str, script: str = "") -> str:
     """Call `sbatch` for one node, and return its output; BackendError if Slurm refuses the job."""
     try:
@@ -147,10 +158,14 @@ def ended_jobs(ids: Collection[str]) -> dict[str, str]:
 
 
 def cancel(ids: Collection[str]) -> None:
-    """Cancel jobs; those that have ended stay as they are."""
+    """Cancel jobs; those that have ended stay as they are. A warning if Slurm cancels none of the others."""
     if ids:
-        with suppress(BackendError):  # Slurm has forgotten them
+        try:
             _run("scancel", *ids)
+        except BackendError as error:
+            text = str(error)
+            if text.count("error:") != text.count("Invalid job id"):  # else Slurm has forgotten them
+                _log.warning("jobs may be left in Slurm's queue: %s; end them with: scancel %s", text, " ".join(ids))
 
 
 def restarted() -> bool:
