@@ -173,7 +173,7 @@ def admit(
     Args:
         free: What is free of memory and cores; reduced by the admitted arrays.
         alone: Numbers of trials that failed in a shared job: they join no job, and their jobs admit no arrays.
-        behind: Arrays that wait behind these, as in `Partition`; they join no job, but the devices will train them.
+        behind: Arrays that wait behind these, as in `CutArrays`; they join no job, but the devices will train them.
 
     Returns:
         Id of a job -> the members that join it, as arrays by key, and the further arrays.
@@ -204,7 +204,7 @@ class _Opening(NamedTuple):
 
     @property
     def offer(self) -> object:
-        """What decides whether members join: equal offers are worth the same."""
+        """Value that decides whether members join: equal offers are worth the same."""
         return self.host.device.kind, self.host.epochs(self.array), self.host.free_memory
 
 

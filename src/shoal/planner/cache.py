@@ -1,4 +1,4 @@
-"""What one plan has computed and the next can use."""
+"""Cache of values that one plan has computed, for the next plans."""
 
 from collections import defaultdict
 from typing import Any

@@ -30,7 +30,7 @@ def by_family(
     If the family has no profile, its trials also get its key once all its structures have profiles. It must gain on
     each kind of device with profiles. All other trials keep their keys. Without a change it is `waiting` itself.
     """
-    chosen: set[FusionKey] = set()
+    chosen: set[FusionKey | None] = set()
     for family, classes in families(waiting).items():
         found = [_is_faster_as_family(family, classes, profiles, unmeasurable, kind, relative_time) for kind in kinds]
         known = [gains for gains in found if gains is not None]
@@ -38,19 +38,20 @@ def by_family(
             chosen.add(family)
     if not chosen:
         return waiting
-    return [replace(x, family=x.key.family_key) if _may_join(x, chosen) else x for x in waiting]
+    return [replace(x, family=_family(x)) if _family(x) in chosen else x for x in waiting]
 
 
-def _may_join(waiting: WaitingClass, chosen: AbstractSet[FusionKey]) -> bool:
-    return bool(waiting.key.family) and waiting.shares and waiting.key.family_key in chosen
+def _family(waiting: WaitingClass) -> FusionKey | None:
+    """Return the key of the family that some trials may join; None if there is none."""
+    return waiting.key.family_key if waiting.key.family and waiting.shares else None
 
 
 def families(waiting: Sequence[WaitingClass]) -> dict[FusionKey, list[WaitingClass]]:
     """Return the trials of each family of at least two structures, by the key of the family."""
     found: dict[FusionKey, list[WaitingClass]] = {}
     for each in waiting:
-        if each.key.family and each.shares:
-            found.setdefault(each.key.family_key, []).append(each)
+        if (family := _family(each)) is not None:
+            found.setdefault(family, []).append(each)
     return {family: classes for family, classes in found.items() if len({each.key for each in classes}) > 1}
 
 

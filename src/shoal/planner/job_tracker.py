@@ -10,7 +10,7 @@ from statistics import median
 from shoal.core.array import Array, FusionKey, Member, remove_members
 from shoal.core.command import QuantumMeasured
 from shoal.core.device import Device
-from shoal.core.event import NOT_TRIAL_FAILURES, Ended, Outcome, Reported
+from shoal.core.event import NOT_TRIAL_FAILURES, Ended, Outcome, Reported, TurnStats
 from shoal.core.job import Job, Purpose
 from shoal.planner.job_history import EarlierJob, JobHistory, restored_arrays
 
@@ -181,8 +181,8 @@ class JobTracker:
     def end_turn(self, job: str, now: float) -> None:
         """End the turn of a running job and begin another; a turn without a loss goes on."""
         history = self.running[job]
-        if history.current_turn is not None:
-            self.running[job] = replace(self._with_quantum(job, history, now), turn_since=now)
+        if (losses := history.current_turn) is not None:
+            self.running[job] = replace(self._with_quantum(job, history, losses, now), turn_since=now)
 
     def outcome(self, ended: Ended) -> Outcome:
         """Return the outcome of a job: a job that stopped on a request to suspend is SUSPENDED."""
@@ -197,8 +197,9 @@ class JobTracker:
         self.changes += 1
         if history is None or outcome is not Outcome.SUSPENDED:
             return
-        if history.current_turn is not None and history.turn_since != history.preemption_requested_at:
-            history = self._with_quantum(job.id, history, now)
+        losses = history.current_turn
+        if losses is not None and history.turn_since != history.preemption_requested_at:
+            history = self._with_quantum(job.id, history, losses, now)
         history = replace(
             history,
             ran=history.ran + now - history.since,
@@ -226,10 +227,8 @@ class JobTracker:
             self.suspended[job.id] = Job(job.id, arrays), JobHistory.restored(job, now)
             self.changes += 1
 
-    def _with_quantum(self, job: str, history: JobHistory, now: float) -> JobHistory:
+    def _with_quantum(self, job: str, history: JobHistory, losses: TurnStats, now: float) -> JobHistory:
         """Return the history of a job with its turn ended, and note the losses of the turn."""
-        losses = history.current_turn
-        assert losses is not None
         started = history.since if history.turn_since is None else history.turn_since
         # Arrays of one job may report the same seconds, and a program that was killed reports none.
         elapsed = max(now - started, _MIN_SECONDS)

@@ -25,7 +25,7 @@ from shoal.cost.estimate import (
 from shoal.planner.cache import PlanCache
 from shoal.planner.waiting import WaitingClass
 
-__all__ = ["MIN_FUSING_GAIN", "Partition", "Profiles", "partition", "worth_mixing"]
+__all__ = ["MIN_FUSING_GAIN", "CutArrays", "Profiles", "partition", "worth_mixing"]
 
 Profiles = Callable[[FusionKey, str], Profile | None]
 """Profile of a key on a kind of device; None if it was never measured."""
@@ -63,7 +63,7 @@ MEMBERS_PER_DEVICE = 32
 """Number of further trials of a class for each idle device."""
 
 
-class Partition(NamedTuple):
+class CutArrays(NamedTuple):
     """Arrays of waiting trials.
 
     Args:
@@ -83,7 +83,7 @@ def partition(
     elastic: bool = True,
     fuse: bool = True,
     cache: PlanCache | None = None,
-) -> Partition:
+) -> CutArrays:
     """Cut the waiting members into arrays.
 
     Members of one key that start at the same epoch are a group. Groups of one key are joined if fusing members at
@@ -118,7 +118,7 @@ def partition(
     ranks = {member.trial.number: each.rank for each in waiting if each.rank for member in each.members}
     arrays = [array for each in cut for array in each]
     arrays.sort(key=lambda array: min([(ranks.get(x.trial.number, 0), x.trial.number) for x in array.members]))
-    return Partition(arrays, [each for group in groups for each in group.behind])
+    return CutArrays(arrays, [each for group in groups for each in group.behind])
 
 
 def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
@@ -205,7 +205,7 @@ class _ArrayCosts:
                 for kind, profile in profiles.items()
                 if profile is not None
             }
-            mean = _harmonic_mean({kind: (value, counts[kind]) for kind, value in known.items()}.values())
+            mean = _harmonic_mean([(value, counts[kind]) for kind, value in known.items()])
             self._times[cache_key] = _ArrayTimes(mean, tuple(known.get(kind, inf if known else 0.0) for kind in counts))
         return self._times[cache_key]
 

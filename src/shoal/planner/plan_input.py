@@ -1,4 +1,4 @@
-"""What a plan follows from, and its result."""
+"""The input of a plan, and its result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -71,13 +71,13 @@ class PlanInput:
 
 @dataclass(frozen=True)
 class Placement:
-    """What a plan decides: the jobs to start and to change, and the reasons why other trials wait.
+    """The result of a plan: the jobs to start and to change, and the reasons why other trials wait.
 
     Args:
         starts: Jobs to start, with their devices; helpers follow their leaders. The trials of a profile job are a
             sample and still wait.
         refusals: Number of the trial -> reason, for waiting trials that are in no training job of `starts` and join no
-            running job. Trials behind these have none; see `Partition`.
+            running job. Trials behind these have none; see `CutArrays`.
         joins: Id of a running job -> arrays whose members join it.
         preemptions: Id of a running job -> request that it leaves its device.
         reservations: Id of a running job -> its new reservation, where that changes, as by another share.

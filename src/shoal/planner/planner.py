@@ -17,7 +17,7 @@ from shoal.planner.admission import admit
 from shoal.planner.cache import PlanCache
 from shoal.planner.families import by_family
 from shoal.planner.job_tracker import PreemptionRequest
-from shoal.planner.partition import Partition, partition
+from shoal.planner.partition import partition
 from shoal.planner.plan_input import Placement, PlanInput
 from shoal.planner.planning_context import PlanningContext, reservations
 from shoal.planner.shares import limit_placed, restarted_alone
@@ -82,19 +82,21 @@ class _Planning:
         held = [*given.running, *profiling]
         self.history.register_running(held, given.now, self.views.arrived)
         running = self._running_views(held)
-        ready = [each for each in waiting if context.ready(each)]
-        cut = self._partition(ready, running)
-        groups = self._groups(cut.arrays, running)
-        self._run_policy(running, groups, cut.behind, held)
+        ready: list[WaitingClass] = []
+        unmeasured: list[WaitingClass] = []
+        for each in waiting:
+            (ready if context.ready(each) else unmeasured).append(each)
+        groups, behind = self._groups(ready, running)
+        self._run_policy(running, groups, behind, held)
         draft.placed = limit_placed(draft.placed, held, given.limits_shares)
         for name, request in restarted_alone(held, draft.placed, running).items():
             if name not in draft.preemptions:
                 self._request_preemption(name, request)
-        joins = self._joins(held, cut.behind) if given.elastic and draft.refused else {}
-        unmeasured = self._measuring_reasons([each for each in waiting if not context.ready(each)], held)
+        joins = self._joins(held, behind) if given.elastic and draft.refused else {}
+        measuring = self._measuring_reasons(unmeasured, held)
         return Placement(
             starts=(*profiling, *draft.placed),
-            refusals={**_refusal_reasons(draft.refused, joins), **unmeasured, **draft.deferred},
+            refusals={**_refusal_reasons(draft.refused, joins), **measuring, **draft.deferred},
             joins=joins,
             preemptions=draft.preemptions,
             reservations=reservations(given.running, joins, context, draft.shares),
@@ -149,16 +151,16 @@ class _Planning:
             view = self.views.running(job, device, demand, further)
         return view
 
-    def _partition(self, ready: Sequence[WaitingClass], running: Sequence[JobView]) -> Partition:
-        given, devices = self.given, self.context.devices
+    def _groups(
+        self, ready: Sequence[WaitingClass], running: Sequence[JobView]
+    ) -> tuple[list[tuple[Array, ...]], list[tuple[Array, float]]]:
+        """Return the arrays of the trials, one group per job, and the arrays behind them; see `CutArrays`."""
         if not ready:
-            return Partition([], [])
-        busy = _seconds_until_free(running)
-        return partition(ready, given.profiles, devices, busy, given.elastic, given.fuse, self.cache)
-
-    def _groups(self, arrays: Sequence[Array], running: Sequence[JobView]) -> list[tuple[Array, ...]]:
-        given, busy = self.given, _seconds_until_free(running)
-        return given.grouping.groups(arrays, given.profiles, self.context.devices, busy, self.unshared, given.groups)
+            return [], []
+        given, devices, busy = self.given, self.context.devices, _seconds_until_free(running)
+        cut = partition(ready, given.profiles, devices, busy, given.elastic, given.fuse, self.cache)
+        groups = given.grouping.groups(cut.arrays, given.profiles, devices, busy, self.unshared, given.groups)
+        return groups, cut.behind
 
     def _run_policy(
         self,
@@ -180,9 +182,10 @@ class _Planning:
         check_plan(plan, views, cluster, given.now)
         feasible_part = feasible(plan, views, cluster, self.history.leaving)
         draft.wake = inf if plan.wake is None else plan.wake
-        work = WaitingWork(candidates.values(), behind, given.groups) if feasible_part.actions else None
-        for action in feasible_part.actions:
-            self._apply(action, candidates, work, held)
+        if feasible_part.actions:
+            work = WaitingWork(candidates.values(), behind, given.groups)
+            for action in feasible_part.actions:
+                self._apply(action, candidates, work, held)
         reasons = {refusal.job: refusal.reason for refusal in plan.refusals} | feasible_part.deferred
         for name, reason in reasons.items():
             arrays = candidates.get(name, ())  # empty for a job that holds a device: its trials do not wait
@@ -195,7 +198,7 @@ class _Planning:
         self,
         action: Action,
         candidates: Mapping[str, tuple[Array, ...]],
-        work: "WaitingWork | None",
+        work: "WaitingWork",
         held: Sequence[tuple[Job, Device]],
     ) -> None:
         """Apply one action to the draft and to the history."""
@@ -222,13 +225,13 @@ class _Planning:
                     action.job, PreemptionRequest(True, f"suspended by the policy, to move to {where}")
                 )
 
-    def _start(self, action: Start | Resume, arrays: Sequence[Array], work: "WaitingWork | None") -> None:
+    def _start(self, action: Start | Resume, arrays: Sequence[Array], work: "WaitingWork") -> None:
         device = self.given.cluster.device(action.devices[0])
         known = tuple(
             replace(
                 array,
                 profile=self.given.profiles(array.key, device.kind),
-                later={} if work is None else work.besides(array),
+                later=work.besides(array),
             )
             for array in arrays
         )

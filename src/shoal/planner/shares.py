@@ -65,7 +65,7 @@ def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device
     Returns:
         The starting jobs with `limit` (None: all of the compute) and `memory_limit` (bytes; 0: none).
     """
-    jobs_on = Counter(device.name for _, device in (*held, *placed))
+    jobs_on = _jobs_on(held, placed)
     limited = []
     for job, device in placed:
         count = jobs_on[device.name]
@@ -79,26 +79,29 @@ def restarted_alone(held: _Placed, placed: _Placed, views: Iterable[JobView]) ->
 
     A limit holds as long as the process lives, so such a job would else leave a part of its device unused to its end.
     """
-    jobs_on = Counter(device.name for _, device in (*held, *placed))
-    devices = {job.id: (job, device) for job, device in held if job.limit is not None and jobs_on[device.name] == 1}
+    jobs_on, view_of = _jobs_on(held, placed), {view.id: view for view in views if view.preemptible}
     requests: dict[str, PreemptionRequest] = {}
-    for view in views:
-        if view.id not in devices or not view.preemptible:
+    for job, device in held:
+        if (limit := job.limit) is None or jobs_on[device.name] > 1 or job.id not in view_of:
             continue
-        job, device = devices[view.id]
-        lost = view.demand[device.kind].seconds * (view.scaling.factor(job.limit or 1.0) - 1)
-        if lost > view.switch_seconds and not _suffices(job):
-            text = f"restarted, as it has {device.name} to itself and its process is limited to {job.limit:.0%}"
+        view = view_of[job.id]
+        lost = view.demand[device.kind].seconds * (view.scaling.factor(limit) - 1)
+        if lost > view.switch_seconds and not _suffices(limit, job):
+            text = f"restarted, as it has {device.name} to itself and its process is limited to {limit:.0%}"
             requests[job.id] = PreemptionRequest(True, text)
     return requests
 
 
-def _suffices(job: Job) -> bool:
-    """Return whether the limit of a job is a measured part of the device that is enough for it."""
+def _jobs_on(held: _Placed, placed: _Placed) -> Counter[str]:
+    return Counter(device.name for _, device in (*held, *placed))
+
+
+def _suffices(limit: float, job: Job) -> bool:
+    """Return whether a part of the device was measured to be enough for a job."""
     profile = job.arrays[0].profile if len(job.arrays) == 1 else None
-    if profile is None or not profile.share_speeds or job.limit is None:
+    if profile is None or not profile.share_speeds:
         return False
-    return compute(profile, len(job.arrays[0].members)) <= job.limit
+    return compute(profile, len(job.arrays[0].members)) <= limit
 
 
 def memory_limit(job: Job, device: Device, jobs: int) -> int:

@@ -111,8 +111,9 @@ def place(state: StudyState, now: float) -> None:
     version = _plan_version(state), cluster, held
     if version == state.last_plan and now < min(state.last_plan_time + state.config.replan_seconds, state.wake):
         return
-    reasons = held | _unknown_reasons(state, cluster)
-    if _awaits_signatures(state):
+    unknown = state.trials.without_key - state.trials.paused
+    reasons = held | _unknown_reasons(unknown, cluster)
+    if unknown and not unknown.isdisjoint(in_signature_jobs(job for job, _ in state.running.values())):
         _explain(state, dict.fromkeys([x.number for x in state.trials.waiting()], AWAITS_SIGNATURES) | reasons)
         state.last_plan = None
         return
@@ -151,19 +152,10 @@ def _plan_within_horizon(state: StudyState, cluster: Cluster, now: float, *, loo
         horizon *= 2
 
 
-def _unknown_reasons(state: StudyState, cluster: Cluster) -> dict[int, str]:
-    """Return why the trials without a key wait, by number."""
+def _unknown_reasons(unknown: Iterable[int], cluster: Cluster) -> dict[int, str]:
+    """Return why trials without a key wait, by number."""
     can_run = any(device.healthy for _, device in cluster)
-    why = "its fusion signature is not known yet" if can_run else no_device(cluster)
-    return dict.fromkeys([x.number for x in state.trials.in_order(state.trials.without_key)], why)
-
-
-def _awaits_signatures(state: StudyState) -> bool:
-    """Return whether a job is about to find keys, for which the plan waits."""
-    if not state.trials.without_key:
-        return False
-    asked = in_signature_jobs(job for job, _ in state.running.values())
-    return not asked.isdisjoint(state.trials.without_key - state.trials.paused)
+    return dict.fromkeys(sorted(unknown), "its fusion signature is not known yet" if can_run else no_device(cluster))
 
 
 def _group_waiting_text(state: StudyState, held: TrialRecord) -> str:

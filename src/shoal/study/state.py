@@ -211,7 +211,7 @@ class StudyState:
         return min(max_seconds, max(MIN_POLL_SECONDS, self.wake - now))
 
     def plan_input(self, cluster: Cluster, now: float) -> PlanInput:
-        """What a plan depends on, with nothing that waits or runs."""
+        """Input of a plan of this study, with nothing that waits or runs."""
         config, trials = self.config, self.trials
         return PlanInput(
             config.policy,

@@ -14,7 +14,7 @@ from shoal.planner.waiting import ResourceLimit, WaitingClass
 __all__ = ["TrialRecord", "TrialTable", "completed_without_algorithm"]
 
 _ClassKey = tuple[int, FusionKey, int, int, bool, ResourceLimit | None]
-"""What the trials of a `WaitingClass` have in common."""
+"""Properties that the trials of a `WaitingClass` have in common."""
 
 _number = attrgetter("trial.number")
 

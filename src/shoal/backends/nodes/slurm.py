@@ -46,7 +46,7 @@ _SLURM_ENDED = frozenset({"CANCELLED", "DEADLINE", "NODE_FAIL", "PREEMPTED", "RE
 """States of jobs that Slurm has ended, so that their agents are not to blame."""
 
 
-class Step:
+class NodeStep:
     """A node that `srun` starts in the allocation; it ends with this process.
 
     It has `joined` the cluster once, and `lives` if it was there at the last look.
@@ -73,7 +73,7 @@ class Step:
 
 @dataclass(eq=False)
 class BatchJob:
-    """A batch job that is a node, which has no name until it has joined; `id` is Slurm's, the others as of `Step`."""
+    """A batch job that is a node, which has no name until it has joined; `id` is Slurm's, the rest as of `NodeStep`."""
 
     id: str
     label: str
@@ -94,7 +94,7 @@ class Slurm(Ray):
 
     _sbatch: ClassVar[str | None] = None
     """Options of `sbatch`, which `connect` has checked; None: in an allocation."""
-    _steps: ClassVar[dict[str, Step]] = {}
+    _steps: ClassVar[dict[str, NodeStep]] = {}
     """The steps of the allocation, by node."""
 
     def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
@@ -212,7 +212,7 @@ class Slurm(Ray):
         """Start a node of the allocation, unless it runs."""
         assert cls._head is not None
         if node.name not in cls._steps or cls._steps[node.name].ended():
-            cls._steps[node.name] = Step(node, cls._head)
+            cls._steps[node.name] = NodeStep(node, cls._head)
 
     def _watch_steps(self) -> None:
         """Start the nodes of the allocation that have ended; one that ends again and again without joining is lost."""
@@ -285,8 +285,8 @@ class Slurm(Ray):
         return next(name for name in names if self._shares.setdefault(name, share) == share)
 
 
-def _joined(launches: Iterable[Step | BatchJob]) -> list[tuple[RayNode, Step | BatchJob]]:
-    """Those of the launches whose nodes are in the cluster, with these."""
+def _joined(launches: Iterable[NodeStep | BatchJob]) -> list[tuple[RayNode, NodeStep | BatchJob]]:
+    """Nodes of the cluster that these launches have started, each with its launch."""
     known = {launch.label: launch for launch in launches}
     found = [(node, known[x]) for node in living_nodes({}) if (x := node.labels.get("shoal-launch", "")) in known]
     for launch in known.values():

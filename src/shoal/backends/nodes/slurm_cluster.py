@@ -98,7 +98,7 @@ class ClusterHead:
                 signal.signal(signal.SIGTERM, before)
         self._address = ray.get_runtime_context().gcs_address
         self.contact = json.dumps({"address": self._address, "token": token, "versions": versions()})
-        """What a node needs to join, in one line; it is secret."""
+        """Address, token and versions, with which a node joins, in one line; it is secret."""
 
     @property
     def alive(self) -> bool:
