@@ -15,6 +15,7 @@ import psutil
 from growth_function import report_at_once
 from growth_study import EPOCHS, STRUCTURE, bound, cluster_of, reports_of, study_values
 from page import Client, serve
+from support.recorded import RecordedJournal
 
 import shoal
 from shoal.algorithms.asha import ASHA
@@ -32,11 +33,9 @@ from shoal.core.space import Space, choice, uniform
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.cost.history import History
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 from shoal.page.views import curves_view
 from shoal.planner.grouping import Grouping
 from shoal.schedule.registry import make_policy
-from shoal.study.actuation import commit
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
@@ -146,7 +145,7 @@ def reports(count: int, folder: Path) -> Seconds:
     """Write so many reports, of sixteen trials at a time; read them as a resume does, and as curves."""
     trials, epochs = max(1, count // 100), min(count, 100)
     algorithm = bound(Random(trials, epochs))
-    with Journal.create(folder / "study", study_values(), task=b"", algorithm=b"") as journal:
+    with RecordedJournal.create(folder / "study", study_values(), task=b"", algorithm=b"") as journal:
         groups = algorithm.next_groups(1)
         journal.record_proposal(1, groups)
         writing = cpu_of(lambda: _write_reports(journal, groups[0].trials, epochs))
@@ -156,7 +155,7 @@ def reports(count: int, folder: Path) -> Seconds:
     return {"written": writing, "replayed": reading, "curves": curves}
 
 
-def _write_reports(journal: Journal, trials: Iterable[Trial], epochs: int) -> None:
+def _write_reports(journal: RecordedJournal, trials: Iterable[Trial], epochs: int) -> None:
     numbers = list(trials)
     for first in range(0, len(numbers), ARRAY):
         members = numbers[first : first + ARRAY]
@@ -171,16 +170,16 @@ def _write_reports(journal: Journal, trials: Iterable[Trial], epochs: int) -> No
 def resume(study: Path, folder: Path) -> Seconds:
     """Go on with a study whose engine was killed, until its first jobs would start."""
     began = time.process_time()
-    with closing(Journal.open(study)) as journal:
+    with closing(RecordedJournal.open(study)) as journal:
         journal.begin_run()
         algorithm = bound(pickle.loads(journal.blob("algorithm")))
         backend = Virtual(WorkerContext(study, b""), Structures())
         setting = EngineConfig(Fleet(cluster_of(8)), make_policy("auto"), backend, History(""), structure=STRUCTURE)
         core = StudyCore(setting.core_config(journal, algorithm))
-        commit(journal, restore(core, journal).records)
+        journal.write(restore(core.state, journal, time.time()).rows)
         restored = time.process_time() - began
         for due in Due:
-            commit(journal, core.step(due, 0.0).records)
+            journal.write(core.step(due, 0.0, time.time()).rows)
     return {"restored": restored, "first jobs": time.process_time() - began}
 
 

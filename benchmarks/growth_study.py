@@ -6,6 +6,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from support.recorded import RecordedJournal
+
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.random import Random
 from shoal.core.array import Array, FusionKey, Member
@@ -15,7 +17,6 @@ from shoal.core.event import Outcome
 from shoal.core.job import Job
 from shoal.core.space import Space, choice, loguniform
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.journal.writer import Journal
 
 EPOCHS = 4
 STRUCTURE = "opaque train 0123456789abcdef"
@@ -69,7 +70,7 @@ def make_study(directory: Path, trials: int, devices: int = 8, epochs: int = EPO
     """
     moments = count(1)
     algorithm = bound(Random(trials, epochs))
-    with Journal.create(
+    with RecordedJournal.create(
         directory,
         study_values(),
         task=b"",
@@ -90,7 +91,9 @@ def make_study(directory: Path, trials: int, devices: int = 8, epochs: int = EPO
             journal.record_waiting_reasons(waiting)
 
 
-def _train(journal: Journal, algorithm: Algorithm, trial: Trial, device: str, epochs: int, running: bool) -> None:
+def _train(
+    journal: RecordedJournal, algorithm: Algorithm, trial: Trial, device: str, epochs: int, running: bool
+) -> None:
     job = Job(
         f"job-{trial.number:06d}",
         (Array(FusionKey(STRUCTURE, "", 1, order=trial.number, opaque=True), (Member(trial, 0, epochs),)),),

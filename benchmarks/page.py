@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from support.recorded import RecordedJournal
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Cluster, Device, Node
@@ -39,7 +40,6 @@ from shoal.core.job import Job
 from shoal.core.space import Space, loguniform
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 
 ASKED = {"first_paint_s": 1.5, "event_s": 1.0, "server_mib": 250.0, "engine_ratio": 1.02}
 """At most."""
@@ -76,10 +76,10 @@ shoal.tune(Line(), {"lr": shoal.loguniform(1e-4, 1e-1)}, metric="valid_loss", mo
 """
 
 
-def make_study(directory: Path, trials: int, epochs: int) -> Journal:
+def make_study(directory: Path, trials: int, epochs: int) -> RecordedJournal:
     """Write a journal as a study of arrays of sixteen leaves it; the last array still runs."""
     study = {"metric": "accuracy", "mode": "max", "retries": 2, "space": Space({"lr": loguniform(1e-6, 1.0)}).to_json()}
-    journal = Journal.create(directory, study, task=b"", algorithm=b"")
+    journal = RecordedJournal.create(directory, study, task=b"", algorithm=b"")
     devices = tuple(Device(f"cuda:{index}", "H100", 80 * 10**9, cores=8) for index in range(DEVICES))
     proposed = [Trial(number, {"lr": 0.5 / (number + 1)}, number, 0) for number in range(trials)]
     with journal.transaction():
@@ -135,7 +135,7 @@ class Client:
         return time.perf_counter() - begin, content
 
 
-def event_delays(client: Client, journal: Journal, trials: int, epochs: int) -> list[float]:
+def event_delays(client: Client, journal: RecordedJournal, trials: int, epochs: int) -> list[float]:
     """Seconds from the commit of each of some reports to their arrival."""
     position = json.loads(client.timed("/api/state?study=study")[1])["position"]
     stream = client.open(f"/api/events?study=study&position={position}")

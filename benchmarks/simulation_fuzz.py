@@ -30,11 +30,12 @@ from typing import Any
 from unittest.mock import patch
 
 from shoal.core.array import Member
-from shoal.core.command import Record, Step, TrialsReported
+from shoal.core.command import Step
 from shoal.core.event import Ended, Outcome
+from shoal.core.rows import ReportRow, Row, TrialRow
 from shoal.core.trial import TrialState
 from shoal.journal.writer import Journal
-from shoal.study import core, engine
+from shoal.study import core
 from shoal.study.engine import Engine
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialTable
@@ -70,14 +71,19 @@ class Deliberate:
             yield
 
 
-def lost_on_commit(commit: Callable[..., None]) -> Callable[..., None]:
+def lost_on_commit(write: Callable[..., None]) -> Callable[..., None]:
     """Of the second epochs of every third trial nothing is written."""
 
-    def wrong(journal: Journal, records: Iterable[Record]) -> None:
-        commit(journal, [record for record in records if not second_epoch(record)])
+    def wrong(self: Journal, rows: Iterable[Row]) -> None:
+        write(self, [row for row in rows if not second_epoch(row)])
 
-    def second_epoch(record: Record) -> bool:
-        return isinstance(record, TrialsReported) and any(x.trial % 3 == 0 and x.epoch == 2 for x in record.reports)
+    def second_epoch(row: Row) -> bool:
+        match row:
+            case ReportRow():
+                return row.report.trial % 3 == 0 and row.report.epoch == 2
+            case TrialRow():
+                return row.number % 3 == 0 and row.epoch == 2
+        return False
 
     return wrong
 
@@ -86,8 +92,8 @@ def carried_out_before_commit(do: Callable[..., None]) -> Callable[..., None]:
     """Jobs are started, changed and ended before the journal knows of it."""
 
     def wrong(self: Engine, step: Step) -> None:
-        do(self, Step([], step.commands))
-        do(self, Step(step.records, []))
+        do(self, Step(step.time, [], step.commands))
+        do(self, Step(step.time, step.rows, []))
 
     return wrong
 
@@ -95,9 +101,9 @@ def carried_out_before_commit(do: Callable[..., None]) -> Callable[..., None]:
 def started_twice(begin: Callable[..., None]) -> Callable[..., None]:
     """The last of several members of a job goes on waiting."""
 
-    def wrong(self: TrialTable, job: str, members: Iterable[Member]) -> None:
+    def wrong(self: TrialTable, job: str, device: str, members: Iterable[Member]) -> None:
         some = list(members)
-        begin(self, job, some[:-1] or some)
+        begin(self, job, device, some[:-1] or some)
 
     return wrong
 
@@ -121,13 +127,13 @@ def reservation_kept(end: Callable[..., None]) -> Callable[..., None]:
         held = state.running[ended.job]
         end(state, ended, now)
         if ended.outcome is Outcome.OUT_OF_MEMORY:
-            state.running.begin(*held)
+            state.running.begin(*held, state.step.time)
 
     return wrong
 
 
 DELIBERATE = {
-    "an event is lost on commit": Deliberate(engine, "commit", lost_on_commit),
+    "an event is lost on commit": Deliberate(Journal, "write", lost_on_commit),
     "a command is carried out before it is committed": Deliberate(Engine, "_apply", carried_out_before_commit),
     "a trial is started twice": Deliberate(TrialTable, "begin", started_twice),
     "a retry is forgotten": Deliberate(TrialTable, "requeue", retry_forgotten),

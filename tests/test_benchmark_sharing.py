@@ -23,8 +23,8 @@ import shoal
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose
+from shoal.core.rows import JobRow
 from shoal.core.space import Space
-from shoal.journal.rows import JobRow
 
 SLOTS = Cluster((Node("node", 2.0, tuple(Device(f"cpu:{index}", "cpu/1", 10**9, cores=1) for index in range(2))),))
 WHOLE = Profile({1: 0.01}, 10, 1, 0, 0, compute=1.0, cores=0.98)

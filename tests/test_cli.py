@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.recorded import RecordedJournal
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
@@ -19,7 +20,6 @@ from shoal.core.errors import ShoalError
 from shoal.core.space import Space, choice, loguniform, uniform
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 
@@ -298,7 +298,7 @@ def begun(tmp_path):
     def begin(count, parameters=SPACE, **study):
         space = Space(parameters)
         spec = {"metric": "accuracy", "mode": "max", "space": space.to_json()}
-        with Journal.create(tmp_path / "begun", spec | study, task=b"", algorithm=b"") as journal:
+        with RecordedJournal.create(tmp_path / "begun", spec | study, task=b"", algorithm=b"") as journal:
             if count:
                 trials = tuple(Trial(number, space.sample(number), number, 0) for number in range(count))
                 journal.record_proposal(count, [TrialGroup(trials, Budget(9))])
@@ -382,7 +382,7 @@ def test_json_of_status_has_the_grid_over_the_chosen_axes(begun):
 def test_status_says_why_each_waiting_trial_waits(begun):
     directory = str(begun(9))
     assert "9 trials (0, 1, 2, …): no process runs the study" in CliRunner().invoke(app, ["status", directory]).stdout
-    with closing(Journal.open(directory)):
+    with closing(RecordedJournal.open(directory)):
         shown = CliRunner().invoke(app, ["status", directory]).stdout
     assert "waiting  5 trials (0, 2, 4, …): reason 0" in shown
     assert "         4 trials (1, 3, 5, …): reason 1" in shown
@@ -395,7 +395,7 @@ def test_status_says_why_each_waiting_trial_waits(begun):
 @pytest.mark.thorough
 def test_status_of_ten_thousand_trials_is_fast(begun):
     directory = begun(10_000)
-    with closing(Journal.open(directory)):
+    with closing(RecordedJournal.open(directory)):
         begin = time.process_time()
         shown = CliRunner().invoke(app, ["status", str(directory)])
         assert time.process_time() - begin < 4.0  # about 0.4; a factor of ten for a slow, shared machine
@@ -404,7 +404,7 @@ def test_status_of_ten_thousand_trials_is_fast(begun):
 
 def test_status_of_trials_without_a_number(begun):
     directory = begun(3, {"width": choice([64])} | {"lr": choice([1, 2, 3])})
-    with Journal.open(directory) as journal:
+    with RecordedJournal.open(directory) as journal:
         journal.record_reports("1", [Report(0, 1, {"accuracy": float("nan")}, 1.0)])
         journal.record_reports("1", [Report(1, 1, {}, 1.0, TrialState.FAILED, "its model raised")])
     shown = CliRunner().invoke(app, ["status", str(directory)])
@@ -416,7 +416,7 @@ def test_status_of_trials_without_a_number(begun):
 
 def test_trials_of_a_killed_engine_are_interrupted_in_every_look(begun):
     directory = begun(3)
-    with Journal.open(directory) as journal:
+    with RecordedJournal.open(directory) as journal:
         journal.record_reports("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
     looks = ("status", "trials", "best")
     said = [CliRunner().invoke(app, [name, str(directory)]).stdout for name in looks]

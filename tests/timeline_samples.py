@@ -4,13 +4,14 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.recorded import RecordedJournal
+
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Job, Purpose
 from shoal.core.space import Space, loguniform
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
-from shoal.journal.writer import Journal
 
 GB = 10**9
 
@@ -56,7 +57,7 @@ def pretend(
     failing: float = 0.0,
     running: bool = False,
     seed: int = 0,
-) -> Journal:
+) -> RecordedJournal:
     """The journal, open, of a study with so many jobs of random lengths.
 
     Args:
@@ -91,7 +92,7 @@ def pretend(
         free.append((begin + length + 0.05, device))
     space = Space({"lr": loguniform(1e-6, 1.0)}).to_json()
     study = {"metric": "accuracy", "mode": "max", "retries": 2, "space": space}
-    journal = Journal.create(directory, study, task=b"", algorithm=b"", clock=clock)
+    journal = RecordedJournal.create(directory, study, task=b"", algorithm=b"", clock=clock)
     stop = max(time for time, *_ in events) * 0.8 + 200 if running else float("inf")
     with journal.transaction():
         journal.record_devices(machines(devices))
@@ -109,7 +110,7 @@ def pretend(
     return journal
 
 
-def _end(journal: Journal, job: Job, fails: bool, chance: random.Random) -> None:
+def _end(journal: RecordedJournal, job: Job, fails: bool, chance: random.Random) -> None:
     if fails:
         outcome = chance.choice(["out of memory", "crashed", "raised"])
         told = {

@@ -7,9 +7,9 @@ from pathlib import Path
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster
 from shoal.core.job import Purpose
+from shoal.core.rows import JobRow
 from shoal.cost.estimate import compute
 from shoal.cost.history import records
-from shoal.journal.rows import JobRow
 
 __all__ = ["busy_seconds", "demand_text", "profiles", "side_by_side", "why_alone"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import ShoalError
+from shoal.core.rows import CheckRow, TrialRow
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_study
-from shoal.journal.rows import CheckRow, TrialRow
 from shoal.journal.view import JournalView
 from shoal.paths import absolute, check_path
 from shoal.process_settings import applied

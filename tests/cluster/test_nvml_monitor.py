@@ -11,7 +11,8 @@ from nvml_samples import GB, Card, divided, instance
 from shoal.cluster.discover import discover
 from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.cluster.nvml import NvmlMonitor
-from shoal.core.command import Step, TelemetryMeasured
+from shoal.core.command import Step
+from shoal.core.rows import Telemetry
 from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.fleet import Fleet
 
@@ -54,16 +55,16 @@ def test_the_use_of_a_gpu_is_measured_and_makes_no_other_condition(monitor, card
     condition = look(monitor)
     assert (condition.utilisation, condition.memory_used) == (71, 3 * GB)
     assert condition == Condition(processes=condition.processes)
-    (measured,) = [x for x in records(monitor) if isinstance(x, TelemetryMeasured)]
-    assert measured.usage == {"cuda:0": (71, 3 * GB), "cuda:1": (0, 0)}
+    measured = [x for x in written(monitor) if isinstance(x, Telemetry)]
+    assert measured == [Telemetry(9.0, "cuda:0", 71, 3 * GB), Telemetry(9.0, "cuda:1", 0, 0)]
 
 
-def records(monitor):
+def written(monitor):
     """What the study writes after a look at its devices."""
-    step, cluster = Step(), discover("auto")
+    step, cluster = Step(9.0), discover("auto")
     tracker = DeviceTracker(Fleet(cluster), discover, None, Path())
     tracker.apply_conditions(DeviceConditions(monitor.conditions([ENGINE])), step)
-    return step.records
+    return step.rows
 
 
 FAILING = [

@@ -10,10 +10,10 @@ import time
 from contextlib import suppress
 
 from journal_samples import create, group, job, report
+from support.recorded import RecordedJournal
 
 from shoal.core.errors import JournalError
 from shoal.core.trial import Decision, TrialState
-from shoal.journal.writer import Journal
 
 
 def begin(directory, said):
@@ -23,7 +23,7 @@ def begin(directory, said):
 
 def go_on(directory, said):
     try:
-        journal = Journal.open(directory)
+        journal = RecordedJournal.open(directory)
     except JournalError:
         journal = create(directory)
     journal.requeue_running()

@@ -5,8 +5,8 @@ import math
 import pytest
 from journal_samples import create, group, job, report
 
-from shoal.core.command import Intervened
 from shoal.core.errors import JournalError
+from shoal.core.rows import Intervention
 from shoal.core.trial import TrialState
 
 
@@ -26,12 +26,12 @@ def test_each_change_of_a_trial_is_returned_once(tmp_path) -> None:
         journal.record_reports("1", [report(0, 3, state=TrialState.COMPLETE), report(1, 1, state=TrialState.FAILED)])
         assert changed(journal) == [(0, "complete"), (1, "failed")]
         assert changed(journal) == []
-        journal.record_intervention(Intervened("r", "retry", (1,)))
+        journal.record_intervention(Intervention("r", "retry", (1,)))
         journal.requeue_failed([1])
         assert changed(journal) == [(1, "pending")]
         journal.record_reports("2", [report(1, 2, state=TrialState.FAILED)])
         assert changed(journal) == [(1, "failed")]
-        journal.record_intervention(Intervened("s", "retry", (1,)))
+        journal.record_intervention(Intervention("s", "retry", (1,)))
         journal.requeue_failed([1])
         journal.record_reports("3", [report(1, 3, state=TrialState.FAILED)])  # between two calls
         assert changed(journal) == [(1, "failed")]

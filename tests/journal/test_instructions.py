@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from journal_samples import create, group, job, report
+from support.recorded import RecordedJournal
 
 from shoal.core.trial import Decision, TrialState
-from shoal.journal.writer import Journal
 
-WRITES: dict[str, Callable[[Journal], object]] = {
+WRITES: dict[str, Callable[[RecordedJournal], object]] = {
     "start of a job": lambda journal: journal.record_job_start(job("next", [5, 6]), "cpu:0"),
     "join": lambda journal: journal.record_join("0", "cpu:0", job("0", [5, 6]).arrays),
     "reports": lambda journal: journal.record_reports("0", [report(0, 1), report(1, 1, state=TrialState.PAUSED)]),
@@ -22,7 +22,7 @@ WRITES: dict[str, Callable[[Journal], object]] = {
 }
 
 
-def instructions(journal: Journal, write: Callable[[Journal], object]) -> int:
+def instructions(journal: RecordedJournal, write: Callable[[RecordedJournal], object]) -> int:
     passed = count()
     journal.tables.connection.set_progress_handler(lambda: next(passed) < 0, 1)  # called at each instruction
     write(journal)

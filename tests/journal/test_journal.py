@@ -7,19 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_samples import STUDY, create, group, job, report, trial
+from shoal.journal.record import lower_is_better, merge_best
+from support.recorded import RecordedJournal
 
 from shoal.core.activity import Activity
 from shoal.core.array import FusionKey
-from shoal.core.command import GroupsProposed
 from shoal.core.errors import JournalError
 from shoal.core.event import Proven, TurnStats
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
+from shoal.core.rows import CheckRow, JobRow, Proposal, Reservation, Verdict
 from shoal.core.trial import Budget, Check, Decision, Report, Trial, TrialGroup, TrialState
-from shoal.journal.record import lower_is_better, merge_best
-from shoal.journal.rows import CheckRow, JobRow, Reservation, Verdict
 from shoal.journal.statistics import StudyStatistics
-from shoal.journal.writer import Journal
 
 PENDING, RUNNING, PAUSED = TrialState.PENDING, TrialState.RUNNING, TrialState.PAUSED
 COMPLETE, STOPPED, FAILED = TrialState.COMPLETE, TrialState.STOPPED, TrialState.FAILED
@@ -36,14 +35,14 @@ def states(journal):
 
 
 def test_a_reader_sees_what_the_study_is(journal):
-    with Journal.read(journal.directory) as view:
+    with RecordedJournal.read(journal.directory) as view:
         assert view.study == STUDY
         assert view.blob("task") == b"a task"
         assert view.blob("algorithm") == b"an algorithm"
 
 
 def test_a_reader_cannot_write(journal):
-    with Journal.read(journal.directory) as view, pytest.raises(JournalError, match="readonly"):
+    with RecordedJournal.read(journal.directory) as view, pytest.raises(JournalError, match="readonly"):
         view.tables.rows("DELETE FROM study")
 
 
@@ -101,7 +100,7 @@ def test_turns_and_the_use_of_gpus_are_there_after_opening_again(journal):
     for memory in (5, 5, 6):
         journal.record_telemetry({"cuda:0": (71, memory), "cuda:1": (None, 3)})
     journal.close()
-    with Journal.open(journal.directory) as again:
+    with RecordedJournal.open(journal.directory) as again:
         turns = [turn for job in ("job-1", "job-2") for turn in again.quanta()[job]]
         assert [(turn.job, turn.number, turn.losses) for turn in turns] == [("job-1", 0, first), ("job-2", 1, second)]
         assert [(x.device, x.utilisation, x.memory) for x in again.telemetry()] == [
@@ -121,7 +120,7 @@ def test_checks_are_there_after_opening_again(journal):
     journal.record_checks(Proven("job-1", key, {0: 0, 1: 0}, equal))
     journal.record_checks(Proven("job-2", key, {1: 3, 2: 4, 3: 4}, (), "differs\ud800", step=5))
     journal.close()
-    with Journal.open(journal.directory) as again:
+    with RecordedJournal.open(journal.directory) as again:
         assert again.checks() == [
             CheckRow("job-1", "net x 32", 0, 2, 0, 1, "step, plain", 0.5),
             CheckRow("job-1", "net x 32", 0, 2, 0, 2, "step, eager", 0.25),
@@ -152,7 +151,7 @@ def test_everything_is_there_after_opening_again(journal):
     journal.record_reports("1", [report(0, 1, math.nan, PAUSED)])
     before = journal.trials(), list(journal.events()), journal.jobs()
     journal.close()
-    with Journal.open(journal.directory) as again:
+    with RecordedJournal.open(journal.directory) as again:
         assert repr((again.trials(), list(again.events()), again.jobs())) == repr(before)
 
 
@@ -162,7 +161,7 @@ def test_the_newest_checkpoint_of_each_trial_is_there_after_opening_again(journa
     for number, epoch, name in named:
         journal.record_reports("1", [replace(report(number, epoch, 0.5), checkpoint=name)])
     journal.close()
-    with Journal.open(journal.directory) as again:
+    with RecordedJournal.open(journal.directory) as again:
         assert again.checkpoints() == {0: "000001-000007", 1: "000001-000000"}
 
 
@@ -173,14 +172,14 @@ def test_events_come_in_the_order_in_which_they_drove_the_algorithm(journal):
     journal.record_reports("1", [report(1, 1, 0.5, PAUSED), report(0, 1, 0.25, PAUSED)])
     directory = journal.directory
     journal.close()
-    with Journal.open(directory) as again:
+    with RecordedJournal.open(directory) as again:
         again.record_proposal(2, second)
         again.record_reports("2", [report(2, 1)])
         assert list(again.events()) == [
-            GroupsProposed(5, tuple(first)),
+            Proposal(5, tuple(first)),
             report(1, 1, 0.5, PAUSED),
             report(0, 1, 0.25, PAUSED),
-            GroupsProposed(2, tuple(second)),
+            Proposal(2, tuple(second)),
             report(2, 1),
         ]
 
@@ -300,7 +299,7 @@ def test_a_transaction_that_raises_leaves_nothing(journal):
 
 
 def test_a_reader_sees_a_step_when_it_is_whole(journal):
-    with Journal.read(journal.directory) as view:
+    with RecordedJournal.read(journal.directory) as view:
         with journal.transaction():
             journal.record_proposal(1, [group([0, 1], 2)])
             assert view.trials() == []

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from journal_samples import STUDY, create, group, report
 from killed_writer import begin, go_on, run_and_kill
+from support.recorded import RecordedJournal
 
 from shoal.core.errors import JournalError, StorageFullError, StudyExistsError
 from shoal.core.trial import Report, TrialState
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 
 
 def check_integer(view, acknowledged):
@@ -54,7 +54,7 @@ def test_a_kill_while_a_study_begins_leaves_a_study_or_none(tmp_path):
         try:
             create(directory).close()
         except StudyExistsError:
-            Journal.open(directory).close()
+            RecordedJournal.open(directory).close()
         with JournalView.read(directory) as view:
             assert view.study == STUDY
 
@@ -108,7 +108,7 @@ def test_a_full_disk_says_what_to_do_and_loses_nothing(tmp_path):
     epochs, message = filler.stdout.split(" ", 1)
     assert message.startswith(f"no space is left for the journal in {tmp_path} (")
     assert f"shoal resume {tmp_path}" in message
-    with Journal.open(tmp_path) as journal:
+    with RecordedJournal.open(tmp_path) as journal:
         assert [seen.epoch for seen in journal.curve(0)] == list(range(1, int(epochs) + 1))
         following = report(0, int(epochs) + 1)
         assert journal.record_reports("1", [following]) == [following]

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from journal_samples import STUDY, create, group, report
+from support.recorded import RecordedJournal
 
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, StudyExistsError
 from shoal.journal.lock import LockOwner, lock_owner
-from shoal.journal.writer import Journal
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_study_that_is_only_opened_was_not_run(tmp_path):
     with create(tmp_path) as journal:
         journal.record_proposal(1, [group([0], 5)])
         journal.record_reports("1", [report(0, 1), report(0, 2)])
-    with Journal.open(tmp_path) as journal:
+    with RecordedJournal.open(tmp_path) as journal:
         assert [run.epochs for run in journal.runs()] == [0]
         journal.begin_run()
         assert [run.epochs for run in journal.runs()] == [0, 2]
@@ -40,18 +40,18 @@ def test_a_directory_with_a_study_is_left_alone(journal):
     journal.close()
     with pytest.raises(StudyExistsError, match=r"already holds a study.*shoal resume .*another directory"):
         create(journal.directory)
-    with Journal.open(journal.directory) as again:
+    with RecordedJournal.open(journal.directory) as again:
         assert again.study == STUDY
 
 
-@pytest.mark.parametrize("use", [Journal.open, Journal.read], ids=["open", "read"])
+@pytest.mark.parametrize("use", [RecordedJournal.open, RecordedJournal.read], ids=["open", "read"])
 def test_a_directory_without_a_study_is_named_and_left_alone(tmp_path, use):
     with pytest.raises(JournalError, match=f"no study in {tmp_path}"):
         use(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("use", [create, Journal.open, Journal.read], ids=["create", "open", "read"])
+@pytest.mark.parametrize("use", [create, RecordedJournal.open, RecordedJournal.read], ids=["create", "open", "read"])
 def test_a_file_that_is_not_a_database_is_named(tmp_path, use):
     (tmp_path / "journal.sqlite").write_text("notes\n" * 1000)
     with pytest.raises(JournalError, match=r"journal\.sqlite cannot be used: file is not a database"):
@@ -72,7 +72,7 @@ def test_a_create_that_was_killed_before_it_was_whole_may_be_repeated(tmp_path):
     empty.execute("PRAGMA journal_mode = WAL")
     empty.close()
     with pytest.raises(JournalError, match="no study"):
-        Journal.read(tmp_path)
+        RecordedJournal.read(tmp_path)
     with create(tmp_path) as journal:
         assert journal.trials() == []
 
@@ -96,16 +96,16 @@ def test_a_study_that_cannot_be_described_is_refused_before_anything_is_made(tmp
     assert not (tmp_path / "study").exists()
 
 
-@pytest.mark.parametrize("use", [create, Journal.open], ids=["create", "open"])
+@pytest.mark.parametrize("use", [create, RecordedJournal.open], ids=["create", "open"])
 def test_a_second_journal_of_one_process_is_refused(journal, use):
     with pytest.raises(JournalError, match="this process has it open already"):
         use(journal.directory)
     journal.close()
-    with Journal.open(journal.directory):
+    with RecordedJournal.open(journal.directory):
         pass
 
 
-@pytest.mark.parametrize("use", [Journal.open, Journal.read], ids=["open", "read"])
+@pytest.mark.parametrize("use", [RecordedJournal.open, RecordedJournal.read], ids=["open", "read"])
 def test_a_look_in_the_process_of_the_writer_leaves_it_the_locks_of_sqlite(journal, use):
     with suppress(JournalError):
         use(journal.directory).close()
@@ -114,12 +114,12 @@ def test_a_look_in_the_process_of_the_writer_leaves_it_the_locks_of_sqlite(journ
     )
     subprocess.run([sys.executable, "-c", look], check=True)  # the last to close it would delete the WAL
     journal.put("note", "seen by all")
-    with Journal.read(journal.directory) as view:
+    with RecordedJournal.read(journal.directory) as view:
         assert view.study["note"] == "seen by all"
 
 
 def test_a_second_process_is_refused_and_told_of_the_first(journal):
-    code = f"from shoal.journal.writer import Journal; Journal.open({str(journal.directory)!r})"
+    code = f"from shoal.journal.writer import Journal; RecordedJournal.open({str(journal.directory)!r})"
     second = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
     )
@@ -167,18 +167,18 @@ def test_a_child_that_outlives_its_engine_does_not_keep_the_study(start, tmp_pat
             engine.wait()
             os.kill(child, 0)
             assert lock_owner(tmp_path / "study") is None
-            with Journal.open(tmp_path / "study") as again:
+            with RecordedJournal.open(tmp_path / "study") as again:
                 assert again.study == STUDY
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 def test_readers_know_whether_the_study_is_run(journal):
-    with Journal.read(journal.directory) as view:
+    with RecordedJournal.read(journal.directory) as view:
         assert view.writer() == LockOwner(os.getpid(), platform.node())
         journal.close()
         assert view.writer() is None
-        with Journal.open(journal.directory) as again:
+        with RecordedJournal.open(journal.directory) as again:
             assert view.writer() == again.writer() == LockOwner(os.getpid(), platform.node())
 
 
@@ -199,14 +199,13 @@ READER = """
 import os, sys
 from shoal.core.errors import JournalError
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 if os.getuid() == 0:  # for whom permissions do not count
     os.setuid(65534)
 directory = sys.argv[1]
 with JournalView.read(directory) as view:
     print(len(view.trials()), view.writer() is not None)
 try:
-    Journal.open(directory)
+    RecordedJournal.open(directory)
 except JournalError as error:
     print(error)
 """

@@ -7,13 +7,13 @@ from contextlib import closing
 
 import pytest
 from journal_samples import create, group
+from support.recorded import RecordedJournal
 from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.app import app
 from shoal.core.errors import JournalError
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 from shoal.page.views import summary_view
 
 
@@ -61,7 +61,7 @@ def test_it_is_refused_by_name_with_the_remedy_and_left_as_it_is(other, version)
         "finish its study with the Shoal that wrote it, or start a new directory"
     )
     before = contents(other)
-    for use in (Journal.open, JournalView.read, shoal.Study, shoal.resume, lambda place: create(place).close()):
+    for use in (RecordedJournal.open, JournalView.read, shoal.Study, shoal.resume, lambda place: create(place).close()):
         with pytest.raises(JournalError, match=re.escape(refusal)):
             use(other)
     assert summary_view(other, 0.0) == {"error": refusal}

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 from journal_samples import create, group, job, trial
+from support.recorded import RecordedJournal
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose
-from shoal.journal.rows import DeviceRow, JobRow, Reservation
+from shoal.core.rows import DeviceRow, JobRow, Reservation
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 
 DEMAND = Demand(compute=0.5, memory=700, cores=1.5, seconds=60.0)
 
@@ -87,12 +87,12 @@ def test_only_changes_of_devices_are_written(journal):
 def test_each_run_has_its_own_devices(journal):
     journal.record_devices(machines("cuda:0"))
     journal.close()
-    with Journal.open(journal.directory) as again:
+    with RecordedJournal.open(journal.directory) as again:
         again.begin_run()
         assert [row.name for row in again.devices()] == ["cuda:0"]
         again.record_devices(machines("cuda:0", "cuda:3"))
         again.record_devices(machines("cuda:3"))
-    with Journal.open(journal.directory) as again:
+    with RecordedJournal.open(journal.directory) as again:
         again.begin_run()
         again.record_devices(machines("cpu:0"))
     with JournalView.read(journal.directory) as view:

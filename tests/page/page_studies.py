@@ -6,16 +6,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.recorded import RecordedJournal
 from timeline_samples import GB, Clock, machines, training
 
 from shoal.core.array import Array, FusionKey, Member
-from shoal.core.command import Intervened
 from shoal.core.demand import Demand
 from shoal.core.event import Proven
 from shoal.core.job import Job
+from shoal.core.rows import Intervention
 from shoal.core.space import Space, choice, loguniform
 from shoal.core.trial import Budget, Check, Report, Trial, TrialGroup, TrialState
-from shoal.journal.writer import Journal
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u2028"
 
@@ -25,7 +25,7 @@ def nasty_study(directory: Path) -> None:
     clock = Clock()
     space = Space({"lr": loguniform(1e-6, 1.0)}).to_json()
     study = {"metric": "accuracy", "mode": "max", "retries": 2, "space": space, "note": NASTY}
-    with Journal.create(directory, study, task=b"\x80", algorithm=b"\x80", clock=clock) as journal:
+    with RecordedJournal.create(directory, study, task=b"\x80", algorithm=b"\x80", clock=clock) as journal:
         journal.record_devices(machines(1, NASTY))
         trials = tuple(Trial(number, {"lr": NASTY, NASTY: float("nan")}, number, 0) for number in range(2))
         journal.record_proposal(2, [TrialGroup(trials, Budget(3), NASTY)])
@@ -42,7 +42,7 @@ def nasty_study(directory: Path) -> None:
 
 def lively_study(
     directory: Path, trials: int = 48, epochs: int = 24, *, running: bool = True, seed: int = 3
-) -> Journal:
+) -> RecordedJournal:
     """The journal, open, of a study with curves, several devices, waiting and failed trials, and a user's requests.
 
     Args:
@@ -57,7 +57,7 @@ def lively_study(
     space = Space({"lr": loguniform(1e-4, 1.0), "width": choice([64, 128, 256]), "batch_size": choice([32, 64])})
     goals = {"metric": "accuracy", "mode": "max", "retries": 2, "space": space.to_json()}
     totals = {"totals": {"trials": trials + 8, "least": (trials + 8) * epochs, "most": (trials + 8) * epochs}}
-    journal = Journal.create(directory, goals | totals, task=b"", algorithm=b"", clock=clock)
+    journal = RecordedJournal.create(directory, goals | totals, task=b"", algorithm=b"", clock=clock)
     with journal.transaction():
         journal.record_devices(machines(4, "NVIDIA H100"))
         configs = [
@@ -87,12 +87,12 @@ def lively_study(
                 last,
             )
         if running:
-            journal.record_intervention(Intervened("0001-ab-anna", "pause", (3,), (), "", ()))
-            journal.record_intervention(Intervened("0002-ab-ben", "stop", (), (), "", ("trial 2 is complete",)))
+            journal.record_intervention(Intervention("0001-ab-anna", "pause", (3,), (), "", ()))
+            journal.record_intervention(Intervention("0002-ab-ben", "stop", (), (), "", ("trial 2 is complete",)))
     return journal
 
 
-def _prove(journal: Journal, name: str, arrays: Sequence[Array]) -> None:
+def _prove(journal: RecordedJournal, name: str, arrays: Sequence[Array]) -> None:
     """What a job says of its arrays: that they are equal to plain PyTorch, and why those of one structure are not."""
     for array in arrays:
         numbers = [member.trial.number for member in array.members]
@@ -108,7 +108,7 @@ def _prove(journal: Journal, name: str, arrays: Sequence[Array]) -> None:
 
 
 def _train(
-    journal: Journal,
+    journal: RecordedJournal,
     clock: Clock,
     chance: random.Random,
     name: str,

@@ -15,8 +15,8 @@ import pytest
 from serving import Page
 from tabs import filled, go, opened, wait
 
+from shoal.core.rows import Intervention, TrialRow
 from shoal.core.trial import FIRST_ADDED
-from shoal.journal.rows import Intervention, TrialRow
 from shoal.journal.view import JournalView
 
 USER = pwd.getpwuid(os.geteuid()).pw_name

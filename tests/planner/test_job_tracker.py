@@ -6,7 +6,6 @@ import pytest
 from planner_samples import A, B, cluster, member, profile, slots
 
 from shoal.core.array import Array
-from shoal.core.command import QuantumMeasured
 from shoal.core.demand import Demand
 from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.job import Job, Purpose
@@ -114,7 +113,7 @@ def test_a_turn_without_a_loss_goes_on():
     tracker.end_turn("job-1", 9.0)
     view = seen(tracker, job(), 9.0)
     assert (view.quanta, view.turn_since) == ((losses(3.0),), 2.0)
-    assert tracker.take_quanta() == [QuantumMeasured("job-1", 0, losses(3.0))]
+    assert tracker.take_quanta() == [("job-1", 0, losses(3.0))]
     assert tracker.take_quanta() == []
 
 

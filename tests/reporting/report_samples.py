@@ -1,8 +1,8 @@
 """Trials and snapshots to be shown."""
 
 from shoal.core.job import Purpose
+from shoal.core.rows import DeviceRow, JobRow, TrialRow
 from shoal.core.trial import Trial, TrialState
-from shoal.journal.rows import DeviceRow, JobRow, TrialRow
 from shoal.reporting.snapshot import Best, DeviceUse, JobUse, Snapshot
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support.recorded import RecordedJournal
 from timeline_samples import Clock, machines, training, trial
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -19,7 +20,6 @@ from shoal.core.activity import Activity
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 from shoal.reporting.accounting import Accounting, accounting
 
 FIRST, SECOND = "cuda:0", "cuda:1"
@@ -31,9 +31,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def journal(tmp_path: Path, clock: Clock) -> Iterator[Journal]:
+def journal(tmp_path: Path, clock: Clock) -> Iterator[RecordedJournal]:
     study = {"metric": "accuracy", "mode": "max", "retries": 2}
-    with Journal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=clock) as journal:
+    with RecordedJournal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_devices(machines(2))
         journal.record_proposal(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])
         yield journal
@@ -43,7 +43,7 @@ def signature_job(name: str) -> Job:
     return replace(training(name, [0]), purpose=Purpose.SIGNATURE)
 
 
-def spent(journal: Journal, device: str) -> dict[Activity, float]:
+def spent(journal: RecordedJournal, device: str) -> dict[Activity, float]:
     """What took time on a device, without what took none."""
     found = accounting(journal, 2000.0)
     check_sum(found)
@@ -56,7 +56,7 @@ def check_sum(found: Accounting) -> None:
     assert sum(found.seconds.values()) == pytest.approx(found.total, rel=0.02)
 
 
-def test_a_study_of_two_slots_from_its_call_to_its_end(journal: Journal, clock: Clock) -> None:
+def test_a_study_of_two_slots_from_its_call_to_its_end(journal: RecordedJournal, clock: Clock) -> None:
     clock.now = 1001.0
     journal.record_job_start(signature_job("1"), FIRST)
     clock.now = 1005.0
@@ -95,7 +95,7 @@ def test_a_study_of_two_slots_from_its_call_to_its_end(journal: Journal, clock: 
         }
 
 
-def test_jobs_side_by_side_share_the_time(journal: Journal, clock: Clock) -> None:
+def test_jobs_side_by_side_share_the_time(journal: RecordedJournal, clock: Clock) -> None:
     journal.record_job_start(training("1", [0]), FIRST)
     clock.now = 1010.0
     journal.record_job_start(training("2", [1]), FIRST)
@@ -108,7 +108,7 @@ def test_jobs_side_by_side_share_the_time(journal: Journal, clock: Clock) -> Non
         assert spent(view, SECOND) == {Activity.FINISHED: 20.0}
 
 
-def test_jobs_that_reported_nothing_are_told_apart(journal: Journal, clock: Clock) -> None:
+def test_jobs_that_reported_nothing_are_told_apart(journal: RecordedJournal, clock: Clock) -> None:
     journal.record_job_start(training("1", [0]), FIRST)
     clock.now = 1010.0
     journal.record_job_end("1", "crashed", "killed", failed=True)
@@ -120,7 +120,7 @@ def test_jobs_that_reported_nothing_are_told_apart(journal: Journal, clock: Cloc
     assert found.devices[SECOND][Activity.UNREPORTED] == 20.0
 
 
-def test_a_resumed_study_starts_its_processes_again(journal: Journal, clock: Clock) -> None:
+def test_a_resumed_study_starts_its_processes_again(journal: RecordedJournal, clock: Clock) -> None:
     ended = {Activity.START: 2.0, Activity.STEPS: 8.0}
     journal.record_job_start(training("1", [0]), FIRST)
     clock.now = 1010.0

@@ -7,8 +7,8 @@ import pytest
 from report_samples import row
 
 from shoal.core.errors import ShoalError
+from shoal.core.rows import Verdict
 from shoal.core.trial import Trial, TrialState
-from shoal.journal.rows import Verdict
 from shoal.reporting.table import dataframe
 
 pd = pytest.importorskip("pandas")

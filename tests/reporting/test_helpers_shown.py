@@ -1,7 +1,7 @@
 """Helpers of jobs on several devices in `shoal status`."""
 
 from shoal.core.job import Purpose
-from shoal.journal.rows import DeviceRow
+from shoal.core.rows import DeviceRow
 from shoal.reporting.devices import device_json, device_lines
 from shoal.reporting.snapshot import DeviceUse, JobUse
 

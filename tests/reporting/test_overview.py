@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 from report_samples import row
+from support.recorded import RecordedJournal
 from timeline_samples import GB, Clock, machines, pretend, training, trial
 
 from shoal.core.demand import Demand
 from shoal.core.job import Purpose
+from shoal.core.rows import JobRow, Run
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
-from shoal.journal.rows import JobRow, Run
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 from shoal.reporting.overview import Elapsed, overview, overview_json, structure_names
 from shoal.reporting.text import key_text, numbers_text, structure_text
 
@@ -27,7 +27,7 @@ def clock():
 @pytest.fixture
 def journal(tmp_path, clock):
     study = {"metric": "accuracy", "mode": "max", "retries": 2}
-    with Journal.create(tmp_path / "a <study>", study, task=b"", algorithm=b"", clock=clock) as journal:
+    with RecordedJournal.create(tmp_path / "a <study>", study, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_devices(machines(2))
         journal.record_proposal(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])
         yield journal
@@ -123,7 +123,7 @@ def test_devices_that_only_an_earlier_run_had_are_told_of(journal, clock):
     journal.record_job_start(training("1", [0]), "cuda:1")
     journal.close()
     clock.now = 2000.0
-    with Journal.open(journal.directory, clock=clock) as again:
+    with RecordedJournal.open(journal.directory, clock=clock) as again:
         again.begin_run()
         again.requeue_running()
         again.record_devices(machines(1))

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from shoal.core.cause import causes
 from shoal.core.job import Purpose
+from shoal.core.rows import Verdict
 from shoal.core.trial import TrialState
-from shoal.journal.rows import Verdict
 from shoal.reporting.progress import LineProgress, LiveProgress, SilentProgress, progress
 from shoal.reporting.savings import Savings
 from shoal.reporting.snapshot import Best, DeviceUse, Failing, JobUse

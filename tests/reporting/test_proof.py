@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.recorded import RecordedJournal
 from timeline_samples import Clock, trial
 
 from shoal.core.array import FusionKey
 from shoal.core.event import Proven
 from shoal.core.trial import Budget, Check, TrialGroup
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 from shoal.reporting.overview import notebook_html, overview, overview_json
 from shoal.reporting.proof import trial_verdicts, verdicts
 from shoal.reporting.snapshot import snapshot
@@ -98,27 +98,27 @@ CASES = {
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
+def journal(tmp_path: Path) -> Iterator[RecordedJournal]:
     study = {"metric": "accuracy", "mode": "max"}
-    with Journal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=Clock()) as journal:
+    with RecordedJournal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=Clock()) as journal:
         journal.record_proposal(12, [TrialGroup(tuple(map(trial, range(12))), Budget(3))])
         yield journal
 
 
 def record(journal: JournalView, events: list[Proven]) -> None:
-    assert isinstance(journal, Journal)
+    assert isinstance(journal, RecordedJournal)
     for event in events:
         journal.record_checks(event)
 
 
 @pytest.mark.parametrize(("events", "lines"), CASES.values(), ids=CASES)
-def test_each_structure_has_a_verdict(journal: Journal, events: list[Proven], lines: list[str]) -> None:
+def test_each_structure_has_a_verdict(journal: RecordedJournal, events: list[Proven], lines: list[str]) -> None:
     record(journal, events)
     assert list(map(verdict_text, verdicts(journal))) == lines
 
 
 @pytest.mark.parametrize("case", ["fused", "fused, then refused", "several structures, those that were refused first"])
-def test_status_page_report_and_notebook_say_the_same(journal: Journal, case: str) -> None:
+def test_status_page_report_and_notebook_say_the_same(journal: RecordedJournal, case: str) -> None:
     events, lines = CASES[case]
     record(journal, events)
     seen = snapshot(journal, 2000.0)
@@ -133,7 +133,7 @@ def test_status_page_report_and_notebook_say_the_same(journal: Journal, case: st
         assert line in html
 
 
-def test_a_verdict_as_plain_values(journal: Journal) -> None:
+def test_a_verdict_as_plain_values(journal: RecordedJournal) -> None:
     record(journal, CASES["fused, then refused"][0])
     (found,) = snapshot_json(snapshot(journal, 2000.0))["arrays"]
     assert found == {
@@ -151,7 +151,7 @@ def test_a_verdict_as_plain_values(journal: Journal) -> None:
     }
 
 
-def test_many_structures_are_cut_short(journal: Journal) -> None:
+def test_many_structures_are_cut_short(journal: RecordedJournal) -> None:
     record(journal, [Proven("1", FusionKey(f"{x}", "d", 32), {x: 0, x + 1: 0}, steps(x, 0.0)) for x in range(9)])
     *lines, last = verdict_texts(verdicts(journal))
     assert [line.partition(";")[0] for line in lines] == [f"fused, 2 members (trials {x}, {x + 1})" for x in range(6)]
@@ -175,7 +175,9 @@ OF_TRIALS = {
 
 
 @pytest.mark.parametrize(("case", "number", "text"), OF_TRIALS.values(), ids=OF_TRIALS)
-def test_each_trial_of_an_array_has_a_verdict(journal: Journal, case: str, number: int, text: str | None) -> None:
+def test_each_trial_of_an_array_has_a_verdict(
+    journal: RecordedJournal, case: str, number: int, text: str | None
+) -> None:
     record(journal, CASES[case][0])
     found = trial_verdicts(journal).get(number)
     assert (None if found is None else trial_verdict_text(found)) == text

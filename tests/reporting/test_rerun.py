@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from shoal.core.errors import ShoalError
+from shoal.core.rows import TrialRow
 from shoal.core.trial import Origin, Report, Trial, TrialState
-from shoal.journal.rows import TrialRow
 from shoal.reporting.rerun import Difference, Rerun, check_rerun, rerun_json
 
 TRIAL = Trial(2, {"lr": 0.1}, seed=1, data_seed=2)

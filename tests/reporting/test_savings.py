@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.recorded import RecordedJournal
 from timeline_samples import Clock, machines, training, trial
 
 import shoal
@@ -16,7 +17,6 @@ from shoal.core.job import Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.cost.history import History
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 from shoal.reporting.savings import Savings, savings
 from shoal.reporting.snapshot import snapshot
 
@@ -31,9 +31,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def journal(tmp_path: Path, clock: Clock) -> Iterator[Journal]:
+def journal(tmp_path: Path, clock: Clock) -> Iterator[RecordedJournal]:
     study = {"metric": "accuracy", "mode": "max"}
-    with Journal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=clock) as journal:
+    with RecordedJournal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_devices(machines(1))
         journal.record_proposal(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])
         yield journal
@@ -47,14 +47,16 @@ def history() -> History:
     return known
 
 
-def train(journal: Journal, structures: str, trials: int, seconds: float) -> None:
+def train(journal: RecordedJournal, structures: str, trials: int, seconds: float) -> None:
     """A job whose trials report two epochs each, of so many seconds of their share."""
     journal.record_job_start(training("1", list(range(trials)), structures), "cuda:0")
     for epoch in (1, 2):
         journal.record_reports("1", [Report(number, epoch, {"accuracy": 0.5}, seconds) for number in range(trials)])
 
 
-def test_an_array_is_compared_with_its_members_one_by_one(journal: Journal, clock: Clock, history: History) -> None:
+def test_an_array_is_compared_with_its_members_one_by_one(
+    journal: RecordedJournal, clock: Clock, history: History
+) -> None:
     journal.record_job_start(replace(training("0", [0]), purpose=Purpose.PROFILE), "cuda:0")
     clock.now += 0.5
     journal.record_job_end("0", "finished", failed=False)
@@ -64,7 +66,7 @@ def test_an_array_is_compared_with_its_members_one_by_one(journal: Journal, cloc
     assert found.saved == pytest.approx(1.5)
 
 
-def test_validation_counts_as_it_is(journal: Journal, history: History) -> None:
+def test_validation_counts_as_it_is(journal: RecordedJournal, history: History) -> None:
     train(journal, "a", 4, 0.25)
     activities = {Activity.START: 9.0, Activity.STEPS: 1.0, Activity.TIMED_STEPS: 0.2, Activity.VALIDATION: 0.4}
     journal.record_job_end("1", "finished", failed=False, activities=activities)
@@ -74,7 +76,7 @@ def test_validation_counts_as_it_is(journal: Journal, history: History) -> None:
 
 
 def test_checks_against_plain_pytorch_are_no_time_that_trials_would_take_alone(
-    journal: Journal, history: History
+    journal: RecordedJournal, history: History
 ) -> None:
     train(journal, "a", 4, 0.25)
     activities = {Activity.STEPS: 1.0, Activity.VALIDATION: 0.5, Activity.CHECKS: 0.5}
@@ -84,7 +86,7 @@ def test_checks_against_plain_pytorch_are_no_time_that_trials_would_take_alone(
     assert (found.together, found.alone) == (2.0, pytest.approx(2.0 * (0.25 + 0.5 * 2)))
 
 
-def test_a_pack_saves_what_its_relative_time_says(journal: Journal, clock: Clock, history: History) -> None:
+def test_a_pack_saves_what_its_relative_time_says(journal: RecordedJournal, clock: Clock, history: History) -> None:
     history.put_relative_time(("a x 32", "b x 32"), KIND, 0.8)
     journal.record_job_start(training("1", [0, 1], "ab"), "cuda:0")
     for number, epoch in ((0, 1), (1, 1), (0, 2), (1, 2)):
@@ -105,14 +107,14 @@ def test_a_pack_saves_what_its_relative_time_says(journal: Journal, clock: Clock
     ],
 )
 def test_nothing_is_said_of_what_was_not_grouped_or_measured(
-    structures: str, trials: int, opaque: bool, journal: Journal, history: History
+    structures: str, trials: int, opaque: bool, journal: RecordedJournal, history: History
 ) -> None:
     journal.put("opaque", opaque)
     train(journal, structures, trials, 0.25)
     assert savings(journal, history) is None
 
 
-def test_a_trial_that_joined_a_job_counts_with_its_structure(journal: Journal, history: History) -> None:
+def test_a_trial_that_joined_a_job_counts_with_its_structure(journal: RecordedJournal, history: History) -> None:
     journal.record_job_start(training("1", [0], "a"), "cuda:0")
     journal.record_join("1", "cuda:0", training("2", [1], "a").arrays)
     journal.record_reports("1", [Report(number, 1, {"accuracy": 0.5}, 0.25) for number in (0, 1)])
@@ -132,7 +134,7 @@ def test_a_trial_that_joined_a_job_counts_with_its_structure(journal: Journal, h
     ],
 )
 def test_the_speedup_is_that_which_was_measured(
-    measured: dict[str, Any], speedup: float, journal: Journal, history: History
+    measured: dict[str, Any], speedup: float, journal: RecordedJournal, history: History
 ) -> None:
     history.put("a", "d", 32, KIND, replace(PROFILE, **measured))
     train(journal, "a", 4, 0.25)
@@ -141,7 +143,7 @@ def test_the_speedup_is_that_which_was_measured(
     assert found.alone == pytest.approx(2.0 * speedup)
 
 
-def test_a_repeated_report_is_one_epoch(journal: Journal, history: History) -> None:
+def test_a_repeated_report_is_one_epoch(journal: RecordedJournal, history: History) -> None:
     train(journal, "a", 2, 0.25)
     journal.record_reports("1", [Report(0, 2, {"accuracy": 0.5}, 0.0)])
     found = savings(journal, history)

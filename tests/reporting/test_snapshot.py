@@ -1,13 +1,13 @@
 """A snapshot says what the journal says."""
 
 import pytest
+from support.recorded import RecordedJournal
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
-from shoal.journal.writer import Journal
 from shoal.reporting.snapshot import Best, JobUse, snapshot
 
 CLUSTER = Cluster((Node("one", 2, tuple(Device(f"cpu:{slot}", "cpu/1", 1000) for slot in range(2))),))
@@ -28,7 +28,7 @@ def clock():
 @pytest.fixture
 def journal(tmp_path, clock):
     study = {"metric": "accuracy", "mode": "max"}
-    with Journal.create(tmp_path, study, task=b"", algorithm=b"", clock=clock) as journal:
+    with RecordedJournal.create(tmp_path, study, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_devices(CLUSTER)
         trials = tuple(Trial(number, {"lr": number}, number, 0) for number in range(4))
         journal.record_proposal(4, [TrialGroup(trials, Budget(4))])
@@ -94,11 +94,11 @@ def test_a_last_report_that_took_no_time_is_left_out_of_the_rate(journal):
 
 def test_time_counts_from_the_call(journal, clock, tmp_path):
     journal.close()
-    with Journal.open(tmp_path, clock=clock) as again:
+    with RecordedJournal.open(tmp_path, clock=clock) as again:
         again.begin_run(97.5)
         assert snapshot(again, 110.0).elapsed == 12.5
     study = {"metric": "accuracy", "mode": "max"}
-    with Journal.create(tmp_path / "other", study, task=b"", algorithm=b"", clock=clock, called=90.0) as new:
+    with RecordedJournal.create(tmp_path / "other", study, task=b"", algorithm=b"", clock=clock, called=90.0) as new:
         assert snapshot(new, 110.0).elapsed == 20.0
 
 
@@ -106,7 +106,7 @@ def test_the_pace_is_that_of_the_process_that_runs_it(journal, clock, tmp_path):
     report(journal, 0, 1, 0.5)
     journal.close()
     clock.now = 1000.0
-    with Journal.open(tmp_path, clock=clock) as again:
+    with RecordedJournal.open(tmp_path, clock=clock) as again:
         again.begin_run()
         assert snapshot(again, 1010.0).seconds_left is None
         report(again, 0, 2, 0.5)
@@ -120,7 +120,7 @@ def test_nothing_runs_when_nobody_runs_it(journal, clock, tmp_path):
     clock.now = 107.0
     report(journal, 0, 1, 0.5)
     journal.close()
-    with Journal.read(tmp_path) as view:
+    with RecordedJournal.read(tmp_path) as view:
         seen = snapshot(view, 5000.0)
     assert (seen.pid, seen.elapsed, seen.seconds_left) == (None, 7.0, None)
     assert seen.devices == ()
@@ -130,7 +130,7 @@ def test_a_study_that_never_reported_ran_until_its_last_job_ended(journal, clock
     clock.now = 104.0
     journal.record_job_end("1", "raised", "ValueError: x", failed=True)
     journal.close()
-    with Journal.read(tmp_path) as view:
+    with RecordedJournal.read(tmp_path) as view:
         assert snapshot(view, 5000.0).elapsed == 4.0
 
 

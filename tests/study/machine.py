@@ -1,4 +1,4 @@
-"""The state machine of a small study, without an engine: events in, records and commands out."""
+"""The state machine of a small study, without an engine: events in, rows and commands out."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Machine:
 
     def step(self, event: Any, now: float) -> tuple[list[Any], list[Any]]:
         step = self.core.step(event, now)
-        return list(step.records), list(step.commands)
+        return list(step.rows), list(step.commands)
 
     def plan(self, now: float) -> list[Any]:
         return [command for due in Due for command in self.step(due, now)[1]]

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.recorded import RecordedJournal
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
@@ -50,7 +51,6 @@ from shoal.core.space import Space, grid, uniform
 from shoal.core.trial import Decision, Report, Trial, TrialState
 from shoal.cost.history import History
 from shoal.journal.statistics import StudyStatistics
-from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing import Packing
 from shoal.reporting.progress import SilentProgress
@@ -294,15 +294,15 @@ class Stage:
     slots: int = 1
     settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
-    def open(self) -> Journal:
+    def open(self) -> RecordedJournal:
         if (self.directory / "journal.sqlite").exists():
-            return Journal.open(self.directory)
+            return RecordedJournal.open(self.directory)
         study = {"metric": "loss", "mode": "min", "space": self.space.to_json()} | self.settings
-        return Journal.create(self.directory, study, task=b"", algorithm=b"")
+        return RecordedJournal.create(self.directory, study, task=b"", algorithm=b"")
 
     def engine(
         self,
-        journal: Journal,
+        journal: RecordedJournal,
         backend: Backend,
         policy: Policy | None = None,
         retries: int = 2,
@@ -626,11 +626,11 @@ def run_with_kills(method: str, when: str, run: Callable[[], None], monkeypatch:
     Returns:
         How many died before one got to the end.
     """
-    original = getattr(Journal, method)
+    original = getattr(RecordedJournal, method)
     for kills in range(100):
         left = kills % 7
 
-        def mortal(journal: Journal, *arguments: object, **named: object) -> object:
+        def mortal(journal: RecordedJournal, *arguments: object, **named: object) -> object:
             nonlocal left
             left -= 1
             if left < 0 and when == "before":
@@ -641,7 +641,7 @@ def run_with_kills(method: str, when: str, run: Callable[[], None], monkeypatch:
             return result
 
         with monkeypatch.context() as patch:
-            patch.setattr(Journal, method, mortal)
+            patch.setattr(RecordedJournal, method, mortal)
             try:
                 run()
             except Killed:
@@ -696,7 +696,7 @@ def walk_with_kills(seed: int, run: Callable[[], None], monkeypatch: pytest.Monk
 
         with monkeypatch.context() as patch:
             for method in RECORDS:
-                patch.setattr(Journal, method, mortal(getattr(Journal, method)))
+                patch.setattr(RecordedJournal, method, mortal(getattr(RecordedJournal, method)))
             try:
                 run()
             except Killed:
@@ -971,7 +971,7 @@ def test_jobs_that_cannot_be_started_on_a_full_disk_are_not_waited_for(
 
     stage, carrier = four(tmp_path / "study", slots=2), backend(on_start=none)
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record_job_end", full)
+        patch.setattr(RecordedJournal, "record_job_end", full)
         with pytest.raises(StorageFullError, match="no room for the journal"):
             stage.run(carrier)
     assert not carrier.stopped, "no job was there"
@@ -1033,11 +1033,11 @@ def test_a_job_whose_start_cannot_be_recorded_is_not_waited_for(
 ) -> None:
     stage, carrier = four(tmp_path / "study", slots=2), backend()
 
-    def full(journal: Journal, job: Job, device: str) -> None:
+    def full(journal: RecordedJournal, job: Job, device: str) -> None:
         raise StorageFullError("no room for the journal")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record_job_start", full)
+        patch.setattr(RecordedJournal, "record_job_start", full)
         with pytest.raises(StorageFullError, match="no room for the journal"):
             stage.run(carrier)
     assert not carrier.started

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import tasks
 from plain import check_plain, jobs, tune
+from support.recorded import RecordedJournal
 
 import shoal
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
 from shoal.core.trial import Origin, Report, TrialState
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 
 SPACE = {"lr": shoal.grid([0.01, 0.02, 0.04])}
 
@@ -23,14 +23,14 @@ SPACE = {"lr": shoal.grid([0.01, 0.02, 0.04])}
 def when(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], Callable[[], object]]:
     """Number of a trial and the epoch that it reports -> what people do then."""
     asks: dict[tuple[int, int], Callable[[], object]] = {}
-    original = Journal.record_reports
+    original = RecordedJournal.record_reports
 
-    def reported(journal: Journal, job: str, reports: Iterable[Report]) -> list[Report]:
+    def reported(journal: RecordedJournal, job: str, reports: Iterable[Report]) -> list[Report]:
         for report in (news := original(journal, job, reports)):
             asks.pop((report.trial, report.epoch), lambda: None)()
         return news
 
-    monkeypatch.setattr(Journal, "record_reports", reported)
+    monkeypatch.setattr(RecordedJournal, "record_reports", reported)
     return asks
 
 
@@ -69,7 +69,7 @@ def test_a_clone_goes_on_with_what_a_trial_has_learnt_and_another_begins_anew(tm
 
 
 def test_a_paused_study_that_runs_says_how_it_goes_on(finished: shoal.Study) -> None:
-    with closing(Journal.open(finished.directory)) as journal:
+    with closing(RecordedJournal.open(finished.directory)) as journal:
         journal.put("paused", True)
         with pytest.raises(
             JournalError, match=r"is paused, and process \d+ runs it; let it go on with: shoal study resume"

@@ -34,9 +34,9 @@ from shoal.cli.app import app
 from shoal.core.device import Cluster
 from shoal.core.errors import DeviceError, PolicyError, ShoalError
 from shoal.core.job import JobUpdate, Purpose
+from shoal.core.rows import Intervention, TrialRow
 from shoal.core.trial import Origin, TrialState
 from shoal.journal.requests import pending_requests, write_request
-from shoal.journal.rows import Intervention, TrialRow
 from shoal.journal.view import JournalView
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.text import intervention_text

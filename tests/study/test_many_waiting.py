@@ -7,13 +7,14 @@ import pytest
 
 from shoal.algorithms.grid import Grid
 from shoal.core.array import FusionKey
-from shoal.core.command import StartJob, Waiting
+from shoal.core.command import StartJob
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.objective import Objective
 from shoal.core.request import Request
+from shoal.core.rows import TrialRow
 from shoal.core.space import Space, grid
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.cost.history import History
@@ -71,7 +72,7 @@ class Study:
         """The trials that start, and the changed reasons of the others."""
         step = self.core.step(Due.PLAN, now)
         begun = [m.trial.number for x in step.commands if isinstance(x, StartJob) for m in x.job.members]
-        return begun, {number: why for x in step.records if isinstance(x, Waiting) for number, why in x.reasons.items()}
+        return begun, {x.number: x.reason for x in step.rows if isinstance(x, TrialRow) and x.reason}
 
     def ask(self, verb: str, *trials: int) -> None:
         """Let a person ask for something."""

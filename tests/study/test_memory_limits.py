@@ -10,10 +10,11 @@ import torch
 from shoal.core.command import Step, UpdateJob
 from shoal.core.demand import Demand
 from shoal.core.device import Device
+from shoal.core.event import Ended, Outcome
 from shoal.core.job import Job, JobUpdate
 from shoal.planner.shares import UNMEASURED_BYTES
+from shoal.study.jobs import RunningJobs
 from shoal.study.planning import _limit_memory
-from shoal.study.state import RunningJobs
 from shoal.testing.backends import scripted_job
 from shoal.worker.memory import limit_memory
 
@@ -37,18 +38,18 @@ def limits(state: Any) -> dict[str, int | None]:
 
 
 def test_limits_follow_the_neighbours_and_the_reservation() -> None:
-    state = SimpleNamespace(running=RunningJobs())
-    state.running.begin(job("first", 40), GPU)
-    state.running.begin(job("elsewhere", 40), OTHER)
+    state = SimpleNamespace(running=RunningJobs(), step=Step())
+    state.running.begin(job("first", 40), GPU, 0.0)
+    state.running.begin(job("elsewhere", 40), OTHER, 0.0)
     for name in ("one", "two"):
-        state.running.begin(job(name, 40), SLOT)
+        state.running.begin(job(name, 40), SLOT, 0.0)
     assert limits(state) == {}, "each is alone on its GPU"
-    state.running.begin(replace(job("second", 20), memory_limit=25 + UNMEASURED_BYTES), GPU)
+    state.running.begin(replace(job("second", 20), memory_limit=25 + UNMEASURED_BYTES), GPU, 0.0)
     assert limits(state) == {"first": 50 + UNMEASURED_BYTES}, "the second was given its limit when it started"
     assert limits(state) == {}
     state.running.change(replace(state.running["first"][0], demand=Demand(0.5, 60, 1.0, 10.0)))
     assert limits(state) == {"first": 75 + UNMEASURED_BYTES}, "members have joined it"
-    state.running.end("second")
+    state.running.end(Ended("second", Outcome.FINISHED), Outcome.FINISHED, 1.0)
     assert limits(state) == {"first": 0}
 
 

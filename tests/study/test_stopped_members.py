@@ -4,9 +4,10 @@ from typing import Any
 
 from machine import JOB, Machine
 
-from shoal.core.command import Intervened, UpdateJob
+from shoal.core.command import UpdateJob
 from shoal.core.event import MembersLeft
 from shoal.core.request import Request
+from shoal.core.rows import Intervention
 from shoal.core.trial import Report, TrialState
 
 
@@ -43,9 +44,9 @@ def test_a_trial_that_its_job_has_let_go_does_not_keep_its_memory_whatever_the_s
 def test_a_failed_trial_is_retried_once_its_job_has_let_it_go() -> None:
     machine = Machine()
     machine.report(2.0, Report(machine.first, 2, {"other": 1.0}))
-    records, _ = machine.step(Request("one", "retry", trials=(machine.first,)), 2.0)
-    refused = [record.refused for record in records if isinstance(record, Intervened)]
+    rows, _ = machine.step(Request("one", "retry", trials=(machine.first,)), 2.0)
+    refused = [row.refused for row in rows if isinstance(row, Intervention)]
     assert refused == [(f"trial {machine.first} is still in {JOB}; try again in a moment",)]
     machine.step(MembersLeft(JOB, frozenset({machine.first})), 2.1)
-    records, _ = machine.step(Request("two", "retry", trials=(machine.first,)), 2.1)
-    assert [record.trials for record in records if isinstance(record, Intervened)] == [(machine.first,)]
+    rows, _ = machine.step(Request("two", "retry", trials=(machine.first,)), 2.1)
+    assert [row.trials for row in rows if isinstance(row, Intervention)] == [(machine.first,)]

@@ -10,13 +10,14 @@ import pytest
 from shoal.algorithms.grid import Grid
 from shoal.cluster.monitor import Condition
 from shoal.core.array import FusionKey
-from shoal.core.command import JobEnded, JobLeaving, KillJob, StartJob, StopJob, StudyChanged, UpdateJob
+from shoal.core.command import KillJob, StartJob, StopJob, UpdateJob
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.event import Ended, Event, Outcome, Reported, TeamMeasured
 from shoal.core.job import JobUpdate, Purpose
 from shoal.core.objective import Objective
 from shoal.core.request import Request
+from shoal.core.rows import JobRow, Row, StudyValue
 from shoal.core.space import Space, grid
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.cost.history import History
@@ -76,14 +77,14 @@ class Machine:
                 retries=2, grouping=Grouping(NoPacking()), fuse=False, key=key_of, teams=True,
             )
         )  # fmt: skip
-        self.records: list[object] = []
+        self.rows: list[Row] = []
         self.step(Due.PROPOSE)
 
     def step(self, event: Any, after: float = 1.0) -> list[object]:
         self.now += after
         step = self.core.step(event, self.now)
-        self.records = list(step.records)
-        self.study.update({x.key: x.value for x in step.records if isinstance(x, StudyChanged)})
+        self.rows = list(step.rows)
+        self.study.update({x.key: x.value for x in step.rows if isinstance(x, StudyValue)})
         return list(step.commands)
 
     def plan(self, *actions: Action) -> list[object]:
@@ -93,6 +94,10 @@ class Machine:
 
     def report(self, job: str, trial: int = 0, epoch: int = 1) -> list[object]:
         return self.step(Reported(job, (Report(trial, epoch, {"loss": 1.0}, 10.0),)))
+
+    def message(self, job: str) -> str:
+        (row,) = [row for row in self.rows if isinstance(row, JobRow) and row.id == job]
+        return row.message
 
     @property
     def running(self) -> dict[str, str]:
@@ -163,7 +168,7 @@ def test_a_job_shrinks_and_its_device_is_free_once_the_helper_has_left() -> None
         Resize(LEADER, ("cuda:0",)),
     )
     assert described(commands) == [("team", LEADER), ("stop", HELPER)]
-    assert JobLeaving(HELPER, f"{LEADER} goes on without cuda:1") in machine.records
+    assert machine.message(HELPER) == f"{LEADER} goes on without cuda:1"
     machine.plan(Start("waiting", ("cuda:2",)))
     leaving = machine.policy.views[HELPER]
     assert (leaving.devices, leaving.preemptible, leaving.demand["H200"].compute) == (("cuda:1",), False, 1.0)
@@ -288,7 +293,8 @@ FAULTS = [Outcome.CRASHED, Outcome.RAISED, Outcome.OUT_OF_MEMORY, Outcome.STORAG
 def test_a_failed_helper_blames_no_trial_and_ends_no_study(outcome: Outcome) -> None:
     machine = Machine(spreading=FAST).wide("cuda:0", "cuda:1")
     assert described(machine.step(Ended(HELPER, outcome, "it happened"))) == [("team", LEADER)]
-    assert JobEnded(HELPER, outcome, "it happened", failed=False) in machine.records
+    (row,) = [row for row in machine.rows if isinstance(row, JobRow)]
+    assert (row.id, row.outcome, row.message) == (HELPER, outcome, "it happened")
     record = machine.core.state.trials[0]
     assert (record.state, record.failures, machine.running) == (TrialState.RUNNING, 0, {LEADER: "cuda:0"})
 
@@ -341,7 +347,7 @@ def test_a_device_that_does_not_pay_is_given_back_and_not_tried_again() -> None:
     machine.plan(Resize(LEADER, ("cuda:0", "cuda:1")))
     machine.step(measured({1: 1.0, 2: 1.1}))
     assert described(machine.plan()) == [("team", LEADER), ("stop", HELPER)]
-    assert JobLeaving(HELPER, f"steps of {LEADER} are not faster on 2 devices") in machine.records
+    assert machine.message(HELPER) == f"steps of {LEADER} are not faster on 2 devices"
     scaling = machine.policy.views[LEADER].scaling
     assert (scaling.devices, scaling.grows) == (1, False)
     machine.plan(Start("waiting", ("cuda:2",)))

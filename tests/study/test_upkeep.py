@@ -16,10 +16,10 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError, StorageFullError
 from shoal.core.job import Job, Purpose
+from shoal.core.rows import TrialRow
 from shoal.core.trial import TrialState
 from shoal.cost.history import History
 from shoal.journal.requests import pending_requests, write_request
-from shoal.journal.rows import TrialRow
 from shoal.journal.writer import Journal
 from shoal.results import Study
 from shoal.schedule.knapsack import WFD

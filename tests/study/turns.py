@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal.core.event import Outcome, TurnStats
 from shoal.core.job import Purpose
-from shoal.journal.rows import JobRow, Quantum
+from shoal.core.rows import JobRow, Quantum
 from shoal.journal.view import JournalView
 
 ROUNDING = 1e-9

@@ -9,7 +9,7 @@ from typing import Literal
 from shoal.core.device import Cluster
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
-from shoal.journal.rows import Reservation
+from shoal.core.rows import Reservation
 from shoal.journal.view import JournalView
 
 __all__ = ["Overcommitment", "faults_of_teams", "overcommitments"]

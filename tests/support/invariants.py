@@ -41,7 +41,7 @@ def check_step(state: StudyState, event: Event, jobs: Mapping[str, VirtualJob], 
         )
     _check_devices(state, jobs)
     _check_teams(state)
-    if state.shutdown is not None:
+    if state.lifecycle.shutdown is not None:
         return
     for record in state.trials:
         if record.state is TrialState.RUNNING:
@@ -86,14 +86,14 @@ def _check_teams(state: StudyState) -> None:
             continue
         if state.running.on(device.name) > 1:
             raise InvariantViolation(f"{job.id} shares {device.name} with another job")
-        if state.shutdown is not None or state.is_leaving(job.id):
+        if state.lifecycle.shutdown is not None or state.is_leaving(job.id):
             continue
         leader, home = state.running.get(job.assists, (None, None))
         if leader is None or home == device:
             raise InvariantViolation(f"{job.id} on {device.name} assists {job.assists}, which is on {home}")
-        if job.id not in state.teams.get(job.assists, ()):
+        if job.id not in state.running.teams.get(job.assists, ()):
             raise InvariantViolation(f"{job.assists} does not know that {job.id} assists it")
-    for leader_id, team in state.teams.items() if state.shutdown is None else ():
+    for leader_id, team in state.running.teams.items() if state.lifecycle.shutdown is None else ():
         if lost := team - state.running.keys():
             raise InvariantViolation(f"{leader_id} is to train with {min(lost)}, which has ended")
 

@@ -15,7 +15,7 @@ from typing import Any
 from shoal.backends.base import Ended
 from shoal.core.errors import BackendError, DeviceError, ShoalError, StorageFullError, StudyInterrupted
 from shoal.core.request import Verb
-from shoal.core.trial import FIRST_ADDED, TrialState
+from shoal.core.trial import FIRST_ADDED
 from shoal.cost.history import History
 from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.writer import Journal
@@ -57,16 +57,15 @@ class WatchedEngine(Engine):
         self.steps += 1
         if not self._depth:
             check_step(self._core.state, event, self.backend.jobs, self.backend.open)
-            if self._core.state.shutdown is None and self.steps % 16 == 0:
+            if self._core.state.lifecycle.shutdown is None and self.steps % 16 == 0:
                 self._compare_journal()
 
     def _compare_journal(self) -> None:
-        """Compare the trials in the journal with those of the state machine."""
-        trials, table = self._core.state.trials, self._journal.trials()
-        rows = {x.number: (x.state, x.epoch, x.target, x.failures, _waiting_reason(x.reason, x.state)) for x in table}
-        expected = {
-            x.number: (x.state, x.epoch, x.target, x.failures, _waiting_reason(x.reason, x.state)) for x in trials
-        }
+        """Compare the trials and the running jobs in the journal with those of the state machine."""
+        rows = {x.number: x for x in self._journal.trials()}
+        expected = {x.number: x.row for x in self._core.state.trials}
+        if (jobs := {x.id for x in self._journal.jobs(running=True)}) != self._core.state.running.keys():
+            raise InvariantViolation(f"{sorted(self._core.state.running)} run, and {sorted(jobs)} in the journal")
         if rows != expected:
             different = {number for number in rows.keys() | expected.keys() if rows.get(number) != expected.get(number)}
             number = min(different)
@@ -261,11 +260,6 @@ class _StudyRun:
         if not removed:
             raise error
         self._persisted.requests.append(write_request(self._directory, "add devices", devices=removed))
-
-
-def _waiting_reason(reason: str, state: TrialState) -> str:
-    """Return the reason for which a trial waits; "" if it does not."""
-    return reason if state is TrialState.PENDING else ""
 
 
 def _location(error: BaseException) -> str:

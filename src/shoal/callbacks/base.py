@@ -57,7 +57,7 @@ class TrialResult:
         reason: Reason why it was stopped or has failed; "" if there is none.
         epoch: Epochs reported.
         metrics: Name -> last value; empty without any report.
-        best: Name -> best value, never NaN; see `shoal.journal.rows.TrialRow`.
+        best: Name -> best value, never NaN; see `shoal.core.rows.TrialRow`.
         seconds: Sum of the seconds of its reports.
     """
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from shoal.callbacks.base import Callback, EpochReport, StudyInfo, TrialResult
 from shoal.cluster.process_lock import ProcessLock
 from shoal.core.errors import ShoalError
+from shoal.core.rows import TrialRow
 from shoal.core.trial import Config
-from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.pickling import dumped, loaded, why_not_loaded
 

@@ -1,5 +1,6 @@
 """Objectives: the metrics that trials are compared by, and the Pareto front."""
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,10 @@ from shoal.core.space import is_number
 __all__ = [
     "Objective",
     "check_reported",
+    "first_objective",
     "loss_metric",
+    "lower_is_better",
+    "merge_best",
     "metric_fault",
     "metric_names",
     "missing_metric",
@@ -76,6 +80,33 @@ def loss_metric(named: str | None, objectives: Iterable[Objective]) -> str | Non
     minimised; None if there is none.
     """
     return named or next((objective.metric for objective in objectives if objective.mode == "min"), None)
+
+
+def lower_is_better(name: str, objectives: Sequence[Objective]) -> bool:
+    """Whether a metric is minimised: the study's by its mode, others if their name ends with "loss" or "error"."""
+    for objective in objectives:
+        if objective.metric == name:
+            return objective.mode == "min"
+    return name.endswith(("loss", "error"))
+
+
+def merge_best(
+    best: Mapping[str, float], metrics: Mapping[str, float], objectives: Sequence[Objective]
+) -> dict[str, float]:
+    """Update the best values with a report; NaN is never the best."""
+    merged = dict(best)
+    for name, value in metrics.items():
+        if math.isnan(value):
+            continue
+        better = min if lower_is_better(name, objectives) else max
+        merged[name] = better(merged.get(name, value), value)
+    return merged
+
+
+def first_objective(metrics: Mapping[str, float], objectives: Sequence[Objective]) -> float | None:
+    """The value of the first objective; None if the metrics lack one of the objectives, or one is NaN."""
+    values = [metrics.get(objective.metric, math.nan) for objective in objectives]
+    return None if any(map(math.isnan, values)) else values[0]
 
 
 def missing_metric(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> str | None:

@@ -11,12 +11,12 @@ from msgspec import DecodeError, Struct, convert
 from msgspec.json import Decoder
 
 from shoal.core.activity import Activity
-from shoal.core.command import GroupsProposed
 from shoal.core.errors import JournalError
+from shoal.core.event import Outcome
 from shoal.core.job import Purpose
+from shoal.core.rows import Intervention, JobRow, Kill, Proposal, Reservation, TrialRow, Verdict
 from shoal.core.space import is_number
 from shoal.core.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
-from shoal.journal.rows import Intervention, JobRow, Reservation, TrialRow, Verdict
 
 __all__ = [
     *("encode", "storable"),
@@ -78,7 +78,7 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
 def job_row(row: tuple[Any, ...]) -> JobRow:
     """Decode a row of the table jobs with the trials that joined it and its last reservation."""
     job, purpose, device, trials, started, ended, outcome, message, keys, activities, *others = row
-    resumes, assists, joined, *reservation = others
+    resumes, assists, killed, why, joined, *reservation = others
     numbers, members = _decoded(trials, _NUMBERS), _decoded(keys, _MEMBERS)
     for key, number in _decoded(joined, _JOINED):
         numbers.append(number)
@@ -92,11 +92,12 @@ def job_row(row: tuple[Any, ...]) -> JobRow:
         ended,
         outcome,
         message,
-        None if reservation[0] is None else Reservation(*reservation),
+        None if reservation[0] is None else Reservation(*reservation, job=job),
         {key: tuple(dict.fromkeys(found)) for key, found in members.items()},
         _decoded(activities, _ACTIVITIES),
         resumes,
         assists,
+        Kill(Outcome(killed), why) if killed else None,
     )
 
 
@@ -131,17 +132,17 @@ def metrics_of(text: str) -> dict[str, float]:
     return metrics
 
 
-def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> GroupsProposed:
+def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> Proposal:
     """Decode a row of the table proposals."""
     groups = (
         TrialGroup(tuple(trials[number] for number in group.trials), Budget(group.epochs), group.name)
         for group in _decoded(proposed, _GROUPS)
     )
-    return GroupsProposed(free, tuple(groups))
+    return Proposal(free, tuple(groups))
 
 
 def intervention_of(row: tuple[Any, ...]) -> Intervention:
     """Decode a row of the table interventions; its first column is `seq`."""
-    _, time, request, verb, trials, devices, text, refused = row
+    seq, time, request, verb, trials, devices, text, refused = row
     lists = tuple(_decoded(trials, _NUMBERS)), tuple(_decoded(devices, _TEXTS))
-    return Intervention(request, verb, *lists, text, tuple(_decoded(refused, _TEXTS)), time=time)
+    return Intervention(request, verb, *lists, text, tuple(_decoded(refused, _TEXTS)), time, seq)

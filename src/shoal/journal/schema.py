@@ -84,29 +84,26 @@ _SCHEMA = (
     """CREATE TABLE reports (
         seq INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, trial INTEGER NOT NULL, epoch INTEGER NOT NULL,
         state TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, metrics TEXT NOT NULL,
-        checkpoint TEXT NOT NULL DEFAULT '')""",
+        checkpoint TEXT NOT NULL, improvement REAL)""",
     "CREATE UNIQUE INDEX reports_of_trial ON reports (trial, epoch, state)",
     # Reports whose value of the first metric is better than all before.
-    "CREATE TABLE improvements (seq INTEGER PRIMARY KEY, time REAL NOT NULL, objective REAL NOT NULL)",
+    "CREATE INDEX improvements ON reports (seq) WHERE improvement IS NOT NULL",
     *_INTERVENTIONS,
     # State derived from the events, and actions of the engine.
     """CREATE TABLE trials (
         number INTEGER PRIMARY KEY, config TEXT NOT NULL, seed INTEGER NOT NULL, data_seed INTEGER NOT NULL,
-        origin INTEGER, start INTEGER NOT NULL,
-        state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', epoch INTEGER NOT NULL DEFAULT 0,
-        target INTEGER NOT NULL, failures INTEGER NOT NULL DEFAULT 0, device TEXT NOT NULL DEFAULT '',
-        job TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
-        best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
+        origin INTEGER, start INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, epoch INTEGER NOT NULL,
+        target INTEGER NOT NULL, failures INTEGER NOT NULL, device TEXT NOT NULL, job TEXT NOT NULL,
+        seconds REAL NOT NULL, metrics TEXT NOT NULL, best TEXT NOT NULL, objective REAL)""",
     "CREATE INDEX trials_of_state ON trials (state, job)",
-    # A job as it was started. `keys` is a JSON object: key of an array -> numbers of its trials. `kill_reason` is the
-    # outcome after a kill, with its reason: "hung: showed no progress ...".
+    # `trials` and `keys`, a JSON object (key of an array -> numbers of its trials), are those of the start of a job.
+    # `kill_outcome` is the outcome that it has once its kill, for `kill_reason`, has ended it; "" without a kill.
     # `activities` is a JSON object: activity -> seconds; empty for a job that did not report them. `resumes` is the id
     # of the suspended job that it continues, or ""; `assists` that of the job for which it computes gradients, or "".
     """CREATE TABLE jobs (
         id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
-        ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL,
-        kill_reason TEXT NOT NULL DEFAULT '', activities TEXT NOT NULL DEFAULT '{}',
-        resumes TEXT NOT NULL DEFAULT '', assists TEXT NOT NULL DEFAULT '')""",
+        ended REAL, outcome TEXT NOT NULL, message TEXT NOT NULL, keys TEXT NOT NULL, kill_outcome TEXT NOT NULL,
+        kill_reason TEXT NOT NULL, activities TEXT NOT NULL, resumes TEXT NOT NULL, assists TEXT NOT NULL)""",
     *_JOINS,
     # Reservations of a job from a point in time on, NULL where unknown; the first is from its start.
     "CREATE TABLE reservations (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",

@@ -1,8 +1,8 @@
 """Aggregates over a whole study, computed by SQL, for progress displays and reports."""
 
 from shoal.core.job import Purpose
+from shoal.core.rows import NOT_FAILED
 from shoal.core.trial import FIRST_ADDED, TrialState
-from shoal.journal.rows import NOT_FAILED
 from shoal.journal.view import JournalView
 
 __all__ = ["StudyStatistics"]

@@ -10,20 +10,16 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Self, TypeVar
 
-from shoal.core.command import GroupsProposed
 from shoal.core.errors import JournalError
 from shoal.core.event import TurnStats
 from shoal.core.objective import objectives
-from shoal.core.space import Space
-from shoal.core.trial import FIRST_ADDED, Report, TrialState
-from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row, verdict_of
-from shoal.journal.lock import LockOwner, lock_owner
-from shoal.journal.rows import (
+from shoal.core.rows import (
     NOT_FAILED,
     CheckRow,
     DeviceRow,
     Intervention,
     JobRow,
+    Proposal,
     Quantum,
     Reservation,
     Run,
@@ -31,6 +27,10 @@ from shoal.journal.rows import (
     TrialRow,
     Verdict,
 )
+from shoal.core.space import Space
+from shoal.core.trial import FIRST_ADDED, Report, TrialState
+from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row, verdict_of
+from shoal.journal.lock import LockOwner, lock_owner
 from shoal.journal.schema import FILE_NAME, open_existing, require_read_permission, translate_errors
 from shoal.paths import absolute
 from shoal.remedy import command
@@ -51,6 +51,7 @@ _TRIAL = (
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
 _JOB = (
     "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, activities, resumes, assists, "
+    "kill_outcome, kill_reason, "
     "(SELECT json_group_array(json_array(key, trial)) FROM (SELECT key, trial FROM joins WHERE job = id "
     "ORDER BY joins.rowid)) AS joined, "
     "time, compute, memory, cores "
@@ -65,9 +66,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
         ((int,), "number seed data_seed start epoch target failures seq trial pid epochs free step members checks"),
         ((int, float), "seconds started"),
         ((str,), "config state reason device metrics best id purpose trials outcome request verb activities resumes"),
-        ((str,), "assists message keys key value proposed job name node kind what newest refusal"),
+        (
+            (str,),
+            "assists kill_outcome kill_reason message keys key value proposed job name node kind what newest refusal",
+        ),
         ((int, NoneType), "origin memory"),
-        ((int, float, NoneType), "objective ended time compute cores node_cores difference before"),
+        ((int, float, NoneType), "objective improvement ended time compute cores node_cores difference before"),
         ((bytes,), "data"),
     )
     for name in names.split()
@@ -261,7 +265,7 @@ class JournalView(OpenJournal):
 
     def improvements(self) -> list[tuple[float, float]]:
         """Time in seconds since 1970 and value of each report whose value of the first metric was the best so far."""
-        return self.tables.rows("SELECT time, objective FROM improvements ORDER BY seq")
+        return self.tables.rows("SELECT time, improvement FROM reports WHERE improvement IS NOT NULL ORDER BY seq")
 
     def begun_states(self) -> dict[int, TrialState]:
         """Number of each trial that has begun to train or has ended -> its state, by number."""
@@ -314,7 +318,7 @@ class JournalView(OpenJournal):
         found = self.tables.read("intervention", intervention_of, f"{_INTERVENTION} WHERE request = ?", request)
         return found[0] if found else None
 
-    def events(self) -> Iterator[GroupsProposed | Report]:
+    def events(self) -> Iterator[Proposal | Report]:
         """Inputs of the algorithm, in order. Repeating these calls restores its state.
 
         Empty proposals are left out, and so are reports of retried trials and of trials that users added.
@@ -323,7 +327,7 @@ class JournalView(OpenJournal):
         trials = {row.number: row.trial for row in self.trials()}
         proposals = self.tables.rows("SELECT seq, free, proposed FROM proposals ORDER BY seq")
         with self.tables.decoding("a proposal of its algorithm"):
-            decoded: list[tuple[int, GroupsProposed | Report]] = [
+            decoded: list[tuple[int, Proposal | Report]] = [
                 (seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals
             ]
         rows = self.tables.stream(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
@@ -339,6 +343,17 @@ class JournalView(OpenJournal):
         """All jobs in the order of their start, or only those that have not ended."""
         where = "WHERE ended IS NULL" if running else ""
         return self.tables.read("job", job_row, f"{_JOB} {where} ORDER BY jobs.rowid")
+
+    def job_count(self) -> int:
+        """Number of all jobs."""
+        ((count,),) = self.tables.rows("SELECT count(*) FROM jobs")
+        return int(count)
+
+    def last_seq(self) -> int:
+        """Largest `seq` of all proposals, reports and interventions; 0 without any."""
+        tables = "SELECT seq FROM proposals UNION ALL SELECT seq FROM reports UNION ALL SELECT seq FROM interventions"
+        ((last,),) = self.tables.rows(f"SELECT coalesce(max(seq), 0) FROM ({tables})")
+        return int(last)
 
     def failures(self) -> list[tuple[TrialRow, JobRow | None]]:
         """Open trials with failures, each with its newest failed job; None if an array failed, and not its job."""
@@ -383,10 +398,10 @@ class JournalView(OpenJournal):
     def reservations(self) -> dict[str, list[Reservation]]:
         """Id of each job -> its reservations in order, the first from its start."""
         found: dict[str, list[Reservation]] = {}
-        for job, *reservation in self.tables.rows(
-            "SELECT job, time, compute, memory, cores FROM reservations ORDER BY rowid"
+        for *reservation, job in self.tables.rows(
+            "SELECT time, compute, memory, cores, job FROM reservations ORDER BY rowid"
         ):
-            found.setdefault(job, []).append(Reservation(*reservation))
+            found.setdefault(job, []).append(Reservation(*reservation, job=job))
         return found
 
     def quanta(self) -> dict[str, list[Quantum]]:
@@ -405,6 +420,10 @@ class JournalView(OpenJournal):
             f"SELECT job, key, trial, members, epoch, step, what, difference, reason FROM checks {where} ORDER BY rowid"
         )
         return [CheckRow(*row) for row in self.tables.rows(sql, *([] if trial is None else [trial]))]
+
+    def checked(self) -> list[tuple[str, int]]:
+        """Key and number of each trial that has a row of checks."""
+        return self.tables.rows("SELECT DISTINCT key, trial FROM checks")
 
     def verdicts(self, key: str | None = None) -> list[Verdict]:
         """Verdicts on the structures, by key: of all keys, or of one."""

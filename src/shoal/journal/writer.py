@@ -1,61 +1,175 @@
-"""Writing of a journal. The engine records each change before it acts on it."""
+"""Writing of a journal: the rows of each step are committed before the engine acts on them."""
 
 import json
+import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple
-from functools import reduce
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any, Self
 
-from shoal.core.activity import Activity
-from shoal.core.array import Array
-from shoal.core.cause import Cause
-from shoal.core.command import Intervened
-from shoal.core.demand import Demand
-from shoal.core.device import Cluster
-from shoal.core.event import NOT_TRIAL_FAILURES, Outcome, Proven, TurnStats
-from shoal.core.job import Job, Purpose
-from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
+from shoal.core.errors import AlgorithmError, JournalError
+from shoal.core.objective import objectives
+from shoal.core.rows import (
+    CheckRow,
+    DeviceRow,
+    Intervention,
+    JobRow,
+    Joined,
+    Proposal,
+    Quantum,
+    ReportRow,
+    Reservation,
+    Row,
+    StudyValue,
+    Telemetry,
+    TrialRow,
+    Verdict,
+)
 from shoal.journal.codec import encode, storable
 from shoal.journal.lock import WriterLock
-from shoal.journal.locked import LockedJournal
-from shoal.journal.record import record
-from shoal.journal.rows import REFUSED, CheckRow, Verdict
-from shoal.journal.schema import translate_errors
-from shoal.journal.view import JournalTables
+from shoal.journal.schema import connect, create_tables, open_existing, translate_errors
+from shoal.journal.storage import set_journal_mode
+from shoal.journal.view import JournalView
+from shoal.paths import absolute
 from shoal.sources import Edit, imported_files, sources
 
 __all__ = ["Journal"]
 
-_FINAL = "({})".format(", ".join(f"'{state}'" for state in TrialState if state.final))
 
-_INSERT_TRIAL = (
-    "INSERT INTO trials (number, config, seed, data_seed, origin, start, epoch, state, target) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_REQUEUE_TRIAL = "state = excluded.state, target = excluded.target, reason = ''"
+class Journal(JournalView):
+    """A study's journal that only this process may write while it is open.
 
+    A `kill -9` loses no committed transaction, and leaves no partial one.
 
-class Journal(LockedJournal):
-    """A study's journal, with a method for each record of its engine.
-
-    Each method is one transaction; calls inside `with journal.transaction():` share one transaction.
-
-    Its arguments are those of `LockedJournal`.
+    Args:
+        clock: Clock, in seconds since 1970.
     """
 
     def __init__(
         self, directory: Path, connection: sqlite3.Connection, lock: WriterLock, clock: Callable[[], float]
     ) -> None:
-        super().__init__(directory, connection, lock, clock)
-        self._devices: dict[str, tuple[object, ...]] = {}  # rows as last recorded by this process
-        self._usage: dict[str, tuple[int | None, int | None]] = {}  # of devices, as last recorded by this process
-        self._seq: int
-        ((self._seq,),) = self.tables.rows(
-            "SELECT coalesce(max(seq), 0) FROM "
-            "(SELECT seq FROM proposals UNION ALL SELECT seq FROM reports UNION ALL SELECT seq FROM interventions)"
-        )
+        super().__init__(directory, connection)
+        self._lock = lock
+        self.clock = clock
+        set_journal_mode(directory, connection)
+
+    @classmethod
+    def create(
+        cls,
+        directory: Path | str,
+        study: Mapping[str, Any],
+        *,
+        task: bytes,
+        algorithm: bytes,
+        clock: Callable[[], float] = time.time,
+        called: float | None = None,
+    ) -> Self:
+        """Create a study and begin its first run.
+
+        Args:
+            study: Values of the study, JSON values; must hold "metric" and "mode" ("min" or "max"), or lists of them.
+            called: As in `begin_run`.
+
+        Raises:
+            StudyExistsError: the directory holds a study.
+            JournalError: the directory cannot be written, or another process is creating a study there.
+        """
+        directory = absolute(directory)
+        try:
+            objectives(study["metric"], study["mode"])
+        except AlgorithmError as error:
+            raise JournalError(
+                f"a study has a metric and a mode 'min' or 'max', got {study['metric']!r}, {study['mode']!r}"
+            ) from error
+        values = {key: encode(value, f"the study's {key!r}") for key, value in study.items()}
+        with translate_errors(directory, begun=False), ExitStack() as undo:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = WriterLock(directory)
+            undo.callback(lock.release)
+            connection = connect(directory, "rwc")
+            undo.callback(connection.close)
+            create_tables(directory, connection, values, {"task": task, "algorithm": algorithm})
+            journal = cls(directory, connection, lock, clock)
+            journal.begin_run(called)
+            undo.pop_all()
+        return journal
+
+    @classmethod
+    def open(cls, directory: Path | str, *, clock: Callable[[], float] = time.time) -> Self:
+        """Open a study for writing; nothing of it changes before `begin_run`."""
+        directory = absolute(directory)
+        open_existing(directory, write=True).close()  # raises before a lock file is made where there is no study
+        with translate_errors(directory), ExitStack() as undo:
+            lock = WriterLock(directory)
+            undo.callback(lock.release)
+            connection = open_existing(directory, write=True)
+            undo.callback(connection.close)
+            journal = cls(directory, connection, lock, clock)
+            undo.pop_all()
+        return journal
+
+    def begin_run(self, called: float | None = None) -> None:
+        """Record that this process runs the study from now on.
+
+        Args:
+            called: Time of the user's call, in seconds since 1970, as the start of the run; None: now.
+        """
+        with self.transaction():
+            self.tables.rows(
+                "INSERT INTO runs (pid, started, epochs, before) "
+                "SELECT ?, ?, coalesce(sum(epoch - start), 0), ? FROM trials",
+                os.getpid(),
+                self.clock() if called is None else called,
+                self.last_moment(),
+            )
+
+    def close(self) -> None:
+        """Close the file and free the writer's lock; may be called twice."""
+        super().close()
+        self._lock.release()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A transaction; it may be nested. After an exception or a kill nothing inside is recorded."""
+        if self.tables.connection.in_transaction:
+            yield
+            return
+        self.tables.rows("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.tables.rows("COMMIT")
+        except BaseException:
+            if self.tables.connection.in_transaction:  # SQLite rolls back by itself after some errors
+                self.tables.rows("ROLLBACK")
+            raise
+
+    def put(self, key: str, value: object) -> None:
+        """Record a changed value of the study."""
+        text = encode(value, f"the study's {key!r}")
+        self.tables.rows("INSERT OR REPLACE INTO study (key, value) VALUES (?, ?)", key, text)
+        self.study[key] = json.loads(text)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write rows in one transaction; raises StorageFullError if the disk is full, and writes none then.
+
+        Rows of trials, jobs, verdicts and values of the study replace earlier ones; all others are added, in order.
+        """
+        if not rows:
+            return
+        by_kind: dict[type[Row], list[Any]] = {}
+        for row in rows:
+            by_kind.setdefault(type(row), []).append(row)
+        with self.transaction(), translate_errors(self.directory):
+            for kind, some in by_kind.items():
+                if kind is StudyValue:
+                    for value in some:
+                        self.put(value.key, value.value)
+                else:
+                    sql, columns = _TABLES[kind]
+                    self.tables.connection.executemany(sql, map(columns, some))
 
     def record_edits(self, edits: Sequence[Edit]) -> None:
         """Record that the study continues with edited source files of its task, whose contents become the reference.
@@ -65,7 +179,7 @@ class Journal(LockedJournal):
         trials = self.trials()
         open_ = [row.number for row in trials if not row.state.final]
         entry = {
-            "time": self._clock(),
+            "time": self.clock(),
             "files": {edit.path: edit.text for edit in edits},
             "open": open_,
             "next": sum(not row.trial.is_added for row in trials),
@@ -76,340 +190,130 @@ class Journal(LockedJournal):
             project = self.study.get("project")
             self.put("sources", sources(imported_files(files, Path(project)) if project else files))
 
-    def record_proposal(self, free: int, groups: Sequence[TrialGroup]) -> None:
-        """Record groups that the algorithm proposed; their new or promoted trials wait.
 
-        An empty proposal is not recorded, since it does not change the algorithm.
-        """
-        if not groups:
-            return
-        proposed = [
-            {"name": group.name, "epochs": group.budget.epochs, "trials": [trial.number for trial in group.trials]}
-            for group in groups
-        ]
-        rows = [_trial_values(trial, group.budget.epochs) for group in groups for trial in group.trials]
-        with self.transaction():
-            self.tables.rows(
-                "INSERT INTO proposals (seq, time, free, proposed) VALUES (?, ?, ?, ?)",
-                self._next_seq(),
-                self._clock(),
-                free,
-                json.dumps(proposed),
-            )
-            self._execute_many(f"{_INSERT_TRIAL} ON CONFLICT (number) DO UPDATE SET {_REQUEUE_TRIAL}", rows)
+def _insert(table: str, columns: str, *, key: str = "", changes: str = "", or_ignore: bool = False) -> str:
+    """An SQL statement that adds a row; one with the same key gets the new values of the columns `changes` instead.
 
-    def record_added_trial(self, trial: Trial, target: int) -> None:
-        """Record a trial that a user has added; it waits."""
-        self.tables.rows(_INSERT_TRIAL, *_trial_values(trial, target))
-
-    def record_reports(self, job: str, reports: Iterable[Report]) -> list[Report]:
-        """Record reports of a job, without repetitions.
-
-        After a resume a worker may repeat recorded epochs. Such a report is ignored, unless it says for the first time
-        that the trial is PAUSED or FAILED there. A report of a trial in a final state is ignored.
-
-        Args:
-            job: Id of the job; "" if the engine itself fails a trial.
-
-        Returns:
-            The recorded reports, which the algorithm observes in this order.
-        """
-        with self.transaction(), translate_errors(self.directory):
-            return record(self.tables.connection, self._next_seq, self._clock(), job, list(reports), self.objectives)
-
-    def record_decisions(self, decisions: Iterable[Decision]) -> None:
-        """Record decisions of the algorithm; a trial in a final state keeps it."""
-        self._execute_many(
-            f"UPDATE trials SET state = ?, reason = ? WHERE number = ? AND state NOT IN {_FINAL}",
-            [(decision.state, storable(decision.reason), decision.trial) for decision in decisions],
-        )
-
-    def requeue_failed(self, numbers: Iterable[int]) -> dict[int, int]:
-        """Make failed trials wait again with their failures cleared; other trials do not change.
-
-        A separate intervention records that the algorithm does not observe them any more; see `retried`.
-
-        Returns:
-            Number of each trial that waits again -> epochs reported before it failed.
-        """
-        rows = self.tables.rows(
-            "SELECT number, coalesce((SELECT max(epoch) FROM reports WHERE trial = number AND state <> ?), start) "
-            "FROM trials WHERE state = ? AND number IN (SELECT value FROM json_each(?)) ORDER BY number",
-            TrialState.FAILED,
-            TrialState.FAILED,
-            json.dumps(sorted(numbers)),
-        )
-        epochs = dict(rows)
-        self._execute_many(
-            "UPDATE trials SET state = ?, reason = '', failures = 0, epoch = ? WHERE number = ?",
-            [(TrialState.PENDING, epoch, number) for number, epoch in epochs.items()],
-        )
-        return epochs
-
-    def record_user_stop(self, numbers: Iterable[int], reason: str) -> None:
-        """Record trials as STOPPED by a user, in any state."""
-        self._execute_many(
-            "UPDATE trials SET state = ?, reason = ? WHERE number = ?",
-            [(TrialState.STOPPED, storable(reason), number) for number in numbers],
-        )
-
-    def record_intervention(self, what: Intervened) -> None:
-        """Record the result of a user's request."""
-        lists = map(json.dumps, (what.trials, what.devices, [storable(line) for line in what.refused]))
-        self.tables.rows(
-            "INSERT INTO interventions (seq, time, request, verb, text, trials, devices, refused) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            *(self._next_seq(), self._clock(), what.request, what.verb, storable(what.text), *lists),
-        )
-
-    def record_waiting_reasons(self, reasons: Mapping[int, str]) -> None:
-        """Record waiting reasons; trials that do not wait are left out."""
-        rows = [(storable(reason), trial) for trial, reason in reasons.items()]
-        self._execute_many("UPDATE trials SET reason = ? WHERE number = ? AND state = 'pending'", rows)
-
-    def record_job_start(self, job: Job, device: str) -> None:
-        """Record a job that is about to start on a device; the members of a training job become RUNNING."""
-        numbers = [member.trial.number for member in job.members]
-        now = self._clock()
-        with self.transaction():
-            self.tables.rows(
-                "INSERT INTO jobs (id, purpose, device, trials, started, message, keys, resumes, assists) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                job.id,
-                job.purpose,
-                device,
-                json.dumps(numbers),
-                now,
-                f"goes on with {job.resumes}" if job.resumes else "",
-                json.dumps(_trials_by_key(job.arrays) if job.purpose is Purpose.TRAIN else {}),
-                job.resumes,
-                job.assists,
-            )
-            self._execute_many(_INSERT_RESERVATION, _reservation_rows(now, {job.id: job.demand}))
-            if job.purpose is Purpose.TRAIN:
-                _mark_running(self.tables, job.id, device, numbers)
-
-    def record_preemption(self, job: str, why: str) -> None:
-        """Record the reason why a job will be asked to leave its device."""
-        with self.transaction():
-            _append_message(self.tables, job, why)
-
-    def record_kill(self, job: str, outcome: Outcome, why: str) -> None:
-        """Record the outcome of a job before its kill; `requeue_running` applies it if this process dies first."""
-        self.tables.rows("UPDATE jobs SET kill_reason = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
-
-    def record_join(self, job: str, device: str, arrays: Sequence[Array]) -> None:
-        """Record arrays whose members are about to join a running job; the members become RUNNING."""
-        numbers = [member.trial.number for array in arrays for member in array.members]
-        rows = [(job, array.key.steps, member.trial.number) for array in arrays for member in array.members]
-        with self.transaction():
-            self._execute_many("INSERT INTO joins VALUES (?, ?, ?)", rows)
-            _mark_running(self.tables, job, device, numbers)
-
-    def record_reservations(self, demands: Mapping[str, Demand]) -> None:
-        """Record new reservations of jobs, where a memory or cores of 0 mean unknown."""
-        if demands:
-            self._execute_many(_INSERT_RESERVATION, _reservation_rows(self._clock(), demands))
-
-    def record_quantum(self, job: str, number: int, losses: TurnStats) -> None:
-        """Record the losses of a turn of a job."""
-        self.tables.rows(
-            "INSERT INTO quanta VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            job,
-            number,
-            self._clock(),
-            *astuple(losses),
-        )
-
-    def record_checks(self, found: Proven) -> None:
-        """Record comparisons of trials of an array with plain PyTorch, or why they train in it; of trials that have no
-        row yet, that they were in an array.
-        """
-        key, members = found.key.steps, len(found.trials)
-        rows = [CheckRow(found.job, key, x.trial, members, x.epoch, x.step, x.what, x.difference) for x in found.checks]
-        if found.refusal:
-            reason = storable(found.refusal)
-            rows += [
-                CheckRow(found.job, key, trial, members, epoch, found.step, REFUSED, None, reason)
-                for trial, epoch in found.trials.items()
-            ]
-        sql = "SELECT DISTINCT trial FROM checks WHERE key = ? AND trial IN (SELECT value FROM json_each(?))"
-        known = {trial for (trial,) in self.tables.rows(sql, key, json.dumps([*found.trials]))}
-        new = found.trials.keys() - known - {row.trial for row in rows}
-        rows += [CheckRow(found.job, key, trial, members, found.trials[trial], 0, "") for trial in sorted(new)]
-        (before,) = self.verdicts(key) or [Verdict(key)]
-        verdict = reduce(Verdict.followed_by, rows, before)
-        with self.transaction():
-            self._execute_many("INSERT INTO checks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(astuple, rows))
-            self.tables.rows(
-                "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                *(key, json.dumps(verdict.trials), *astuple(verdict)[2:]),
-            )
-
-    def record_telemetry(self, usage: Mapping[str, tuple[int | None, int | None]]) -> None:
-        """Record changes in the use of GPUs: name of a device -> its utilisation in percent and bytes in use; None if
-        unknown.
-        """
-        now = self._clock()
-        changed = {name: used for name, used in usage.items() if self._usage.get(name) != used}
-        self._execute_many(
-            "INSERT INTO telemetry VALUES (?, ?, ?, ?)", [(now, x, *used) for x, used in changed.items()]
-        )
-        self._usage |= changed
-
-    def record_devices(self, cluster: Cluster) -> None:
-        """Record changes of the present devices; earlier ones that the cluster lacks are recorded as removed."""
-        rows: dict[str, tuple[object, ...]] = {
-            device.name: (
-                device.name,
-                node.name,
-                node.cores,
-                device.kind,
-                device.memory,
-                device.cores,
-                device.compute,
-                device.healthy,
-                "" if device.healthy else device.note,
-            )
-            for node, device in cluster
-        }
-        gone = {name: (*row[:-2], False, "removed") for name, row in self._devices.items() if name not in rows}
-        changed = [row for name, row in (rows | gone).items() if self._devices.get(name) != row]
-        now = self._clock()
-        self._execute_many(
-            "INSERT INTO devices VALUES (?, (SELECT max(number) FROM runs), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(now, *row) for row in changed],
-        )
-        self._devices = rows | gone
-
-    def record_job_end(
-        self,
-        job: str,
-        outcome: str,
-        message: str = "",
-        *,
-        failed: bool,
-        activities: Mapping[Activity, float] = MappingProxyType({}),
-    ) -> dict[int, int]:
-        """Record the end of a job; its RUNNING trials wait again, and are returned with their counts of failures."""
-        with self.transaction():
-            _append_message(self.tables, job, message)
-            self.tables.rows(
-                "UPDATE jobs SET ended = ?, outcome = ?, activities = ? WHERE id = ?",
-                self._clock(),
-                outcome,
-                json.dumps({activity: round(seconds, 6) for activity, seconds in activities.items()}),
-                job,
-            )
-            return dict(
-                self.tables.rows(
-                    "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "
-                    "RETURNING number, failures",
-                    TrialState.PENDING,
-                    int(failed),
-                    job,
-                    TrialState.RUNNING,
-                )
-            )
-
-    def record_dropped_trials(
-        self, job: str, trials: Iterable[int], message: str = "", *, failed: bool
-    ) -> dict[int, int]:
-        """Record trials that a job does not train any more; RUNNING ones wait again, returned as of
-        `record_job_end`.
-        """
-        numbers = sorted(trials)
-        with self.transaction():
-            _append_message(self.tables, job, f"dropped trials {', '.join(map(str, numbers))}: {message}")
-            return dict(
-                self.tables.rows(
-                    "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "
-                    "AND number IN (SELECT value FROM json_each(?)) RETURNING number, failures",
-                    TrialState.PENDING,
-                    int(failed),
-                    job,
-                    TrialState.RUNNING,
-                    json.dumps(numbers),
-                )
-            )
-
-    def record_common_failure(self, cause: Cause) -> None:
-        """Record that the study ends because its first trials failed with one cause, and clear failures of open trials.
-
-        `study["common_failure_trials"]` keeps the trials of all such ends; on resume they wait behind the others.
-        """
-        with self.transaction():
-            self.tables.rows(f"UPDATE trials SET failures = 0 WHERE state NOT IN {_FINAL}")
-            self.put("stopped", {"text": cause.text, "trials": cause.trials, "log": cause.log})
-            key = "common_failure_trials"
-            self.put(key, sorted({*self.study.get(key, ()), *cause.trials}))
-
-    def requeue_running(self) -> None:
-        """Record that all jobs have ended with their engine: RUNNING trials wait again, open jobs end as ORPHANED.
-
-        A job that was about to be killed gets the outcome of the kill, so that trials of a hung job count a failure.
-        """
-        killed = self.tables.rows("SELECT id, kill_reason FROM jobs WHERE ended IS NULL AND kill_reason <> ''")
-        with self.transaction():
-            for job, text in killed:
-                outcome, _, why = text.partition(": ")
-                self.record_job_end(job, outcome, why, failed=outcome not in NOT_TRIAL_FAILURES)
-            self.tables.rows(
-                "UPDATE jobs SET ended = ?, outcome = ?, message = trim(message || char(10) || ?, char(10)) "
-                "WHERE ended IS NULL",
-                self._clock(),
-                Outcome.ORPHANED,
-                "the engine died",
-            )
-            self.tables.rows("UPDATE trials SET state = ? WHERE state = ?", TrialState.PENDING, TrialState.RUNNING)
-
-    def _next_seq(self) -> int:
-        self._seq += 1
-        return self._seq
-
-    def _discard_caches(self) -> None:
-        self._devices, self._usage = {}, {}
+    A row of a device gets the number of the newest run.
+    """
+    names = columns.split()
+    values = ", ".join("(SELECT max(number) FROM runs)" if name == "run" else "?" for name in names)
+    changed = ", ".join(f"{name} = excluded.{name}" for name in changes.split())
+    replaces = f" ON CONFLICT ({key}) DO UPDATE SET {changed}" if key else ""
+    return f"INSERT {'OR IGNORE ' if or_ignore else ''}INTO {table} ({', '.join(names)}) VALUES ({values}){replaces}"
 
 
-def _append_message(tables: JournalTables, job: str, message: str) -> None:
-    sql = "UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?"
-    tables.rows(sql, storable(message), job)
+def _proposal(row: Proposal) -> tuple[object, ...]:
+    proposed = [
+        {"name": group.name, "epochs": group.budget.epochs, "trials": [trial.number for trial in group.trials]}
+        for group in row.groups
+    ]
+    return row.seq, row.time, row.free, json.dumps(proposed)
 
 
-def _mark_running(tables: JournalTables, job: str, device: str, numbers: Sequence[int]) -> None:
-    tables.rows(
-        "UPDATE trials SET state = ?, reason = '', device = ?, job = ? "
-        "WHERE number IN (SELECT value FROM json_each(?))",
-        *(TrialState.RUNNING, device, job, json.dumps(numbers)),
+def _report(row: ReportRow) -> tuple[object, ...]:
+    report = row.report
+    metrics = json.dumps(dict(report.metrics))
+    return (
+        *(row.seq, row.time, row.job, report.trial, report.epoch, report.state, storable(report.reason)),
+        *(report.seconds, metrics, report.checkpoint, row.improvement),
     )
 
 
-def _trial_values(trial: Trial, target: int) -> tuple[object, ...]:
-    """Row of a waiting trial without reports."""
-    config = encode(trial.config, f"the config of trial {trial.number}")
-    origin = None if trial.origin is None else trial.origin.trial
-    start = trial.start
-    return trial.number, config, trial.seed, trial.data_seed, origin, start, start, TrialState.PENDING, target
+def _trial(row: TrialRow) -> tuple[object, ...]:
+    trial = row.trial
+    return (
+        *(trial.number, encode(trial.config, f"the config of trial {trial.number}"), trial.seed, trial.data_seed),
+        *(None if trial.origin is None else trial.origin.trial, trial.start, row.state, storable(row.reason)),
+        *(row.epoch, row.target, row.failures, row.device, row.job, row.seconds),
+        *(json.dumps(row.metrics), json.dumps(row.best), row.objective),
+    )
 
 
-def _memory_and_cores(demand: Demand | None) -> tuple[int | None, float | None]:
-    """Memory and cores of a demand; None if they are 0, which means unknown."""
-    return (None, None) if demand is None else (demand.memory or None, demand.cores or None)
+def _job(row: JobRow) -> tuple[object, ...]:
+    kill = ("", "") if row.kill is None else (row.kill.outcome, storable(row.kill.reason))
+    activities = {activity: round(seconds, 6) for activity, seconds in row.activities.items()}
+    return (
+        *(row.id, row.purpose, row.device, json.dumps(row.trials), row.started, row.ended, row.outcome),
+        *(storable(row.message), json.dumps(row.members), *kill, json.dumps(activities), row.resumes, row.assists),
+    )
 
 
-def _trials_by_key(arrays: Iterable[Array]) -> dict[str, list[int]]:
-    """`FusionKey.steps` of each array -> numbers of its trials."""
-    found: dict[str, list[int]] = {}
-    for array in arrays:
-        found.setdefault(array.key.steps, []).extend(member.trial.number for member in array.members)
-    return found
+def _reservation(row: Reservation) -> tuple[object, ...]:
+    return row.job, row.time, row.compute, row.memory, row.cores
 
 
-_INSERT_RESERVATION = "INSERT INTO reservations (job, time, compute, memory, cores) VALUES (?, ?, ?, ?, ?)"
+def _intervention(row: Intervention) -> tuple[object, ...]:
+    lists = map(json.dumps, (row.trials, row.devices, [storable(line) for line in row.refused]))
+    return row.seq, row.time, row.request, row.verb, storable(row.text), *lists
 
 
-def _reservation_rows(now: float, demands: Mapping[str, Demand | None]) -> list[tuple[object, ...]]:
-    return [
-        (job, now, None if demand is None else demand.compute, *_memory_and_cores(demand))
-        for job, demand in demands.items()
-    ]
+def _device(row: DeviceRow) -> tuple[object, ...]:
+    place = row.name, row.node, row.node_cores, row.kind, row.memory, row.cores, row.compute
+    return row.time, *place, row.healthy, row.reason
+
+
+def _quantum(row: Quantum) -> tuple[object, ...]:
+    return row.job, row.number, row.time, *astuple(row.losses)
+
+
+def _check(row: CheckRow) -> tuple[object, ...]:
+    return *astuple(row)[:-1], storable(row.reason)
+
+
+def _verdict(row: Verdict) -> tuple[object, ...]:
+    others = row.members, row.checks, row.difference, row.newest, storable(row.refusal), row.epoch, row.step
+    return row.key, json.dumps(row.trials), *others
+
+
+_TABLES: Mapping[type[Row], tuple[str, Callable[[Any], tuple[object, ...]]]] = {
+    Proposal: (_insert("proposals", "seq time free proposed"), _proposal),
+    # A retried trial may fail again at the same epoch.
+    ReportRow: (
+        _insert(
+            "reports",
+            "seq time job trial epoch state reason seconds metrics checkpoint improvement",
+            or_ignore=True,
+        ),
+        _report,
+    ),
+    TrialRow: (
+        _insert(
+            "trials",
+            "number config seed data_seed origin start state reason epoch target failures device job seconds metrics "
+            "best objective",
+            key="number",
+            changes="state reason epoch target failures device job seconds metrics best objective",
+        ),
+        _trial,
+    ),
+    JobRow: (
+        _insert(
+            "jobs",
+            "id purpose device trials started ended outcome message keys kill_outcome kill_reason activities resumes "
+            "assists",
+            key="id",
+            changes="ended outcome message kill_outcome kill_reason activities",
+        ),
+        _job,
+    ),
+    Joined: (_insert("joins", "job key trial"), astuple),
+    Reservation: (_insert("reservations", "job time compute memory cores"), _reservation),
+    Intervention: (_insert("interventions", "seq time request verb text trials devices refused"), _intervention),
+    DeviceRow: (
+        _insert("devices", "time run name node node_cores kind memory cores compute healthy reason"),
+        _device,
+    ),
+    Quantum: (_insert("quanta", "job number time highest lowest last steps seconds"), _quantum),
+    Telemetry: (_insert("telemetry", "time device utilisation memory"), astuple),
+    CheckRow: (_insert("checks", "job key trial members epoch step what difference reason"), _check),
+    Verdict: (
+        _insert(
+            "verdicts",
+            "key trials members checks difference newest refusal epoch step",
+            key="key",
+            changes="trials members checks difference newest refusal epoch step",
+        ),
+        _verdict,
+    ),
+}

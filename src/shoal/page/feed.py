@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shoal.core.errors import ShoalError
-from shoal.journal.rows import Run
+from shoal.core.rows import Run
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.view import JournalView
 from shoal.page.views import json_text, report_values, snapshot_view

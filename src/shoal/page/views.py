@@ -11,11 +11,11 @@ from typing import Any
 from shoal.core.errors import ShoalError
 from shoal.core.job import log_path
 from shoal.core.request import requester
+from shoal.core.rows import DeviceRow, Telemetry
 from shoal.core.trial import Report, TrialState
 from shoal.cost.history import History, environment, history_path
 from shoal.journal.codec import metrics_of
 from shoal.journal.requests import pending_requests
-from shoal.journal.rows import DeviceRow, Telemetry
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.accounting import account, accounting_json

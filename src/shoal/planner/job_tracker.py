@@ -8,7 +8,6 @@ from math import isfinite
 from statistics import median
 
 from shoal.core.array import Array, FusionKey, Member, remove_members
-from shoal.core.command import QuantumMeasured
 from shoal.core.device import Device
 from shoal.core.event import NOT_TRIAL_FAILURES, Ended, Outcome, Reported, TurnStats
 from shoal.core.job import Job, Purpose
@@ -67,7 +66,7 @@ class JobTracker:
         """Lowest loss of all turns; None before the first."""
         self._earlier: list[EarlierJob] = []  # suspended jobs of an earlier engine whose trials do not wait yet
         self._helper_failures = Counter[tuple[FusionKey, str]]()
-        self._measured: list[QuantumMeasured] = []
+        self._measured: list[tuple[str, int, TurnStats]] = []
         self._switches: list[float] = []
 
     def copy(self) -> "JobTracker":
@@ -86,8 +85,8 @@ class JobTracker:
             elif job.quanta:
                 self.interrupted[frozenset[int]().union(*job.arrays)] = job
 
-    def take_quanta(self) -> list[QuantumMeasured]:
-        """Return the records of the turns that have ended since the last call."""
+    def take_quanta(self) -> list[tuple[str, int, TurnStats]]:
+        """Return the job, the number and the losses of each turn that has ended since the last call."""
         measured, self._measured = self._measured, []
         return measured
 
@@ -233,7 +232,7 @@ class JobTracker:
         # Arrays of one job may report the same seconds, and a program that was killed reports none.
         elapsed = max(now - started, _MIN_SECONDS)
         quantum = replace(losses, seconds=min(losses.seconds or elapsed, elapsed))
-        self._measured.append(QuantumMeasured(job, len(history.quanta), quantum))
+        self._measured.append((job, len(history.quanta), quantum))
         if isfinite(losses.lowest):
             self.best = losses.lowest if self.best is None else min(self.best, losses.lowest)
         return replace(history, quanta=(*history.quanta, quantum), current_turn=None)

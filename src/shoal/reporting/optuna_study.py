@@ -10,9 +10,9 @@ from shoal.algorithms.sampler import directions, without_optuna_info
 from shoal.core.domain import Choice
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
+from shoal.core.rows import TrialRow
 from shoal.core.space import Space
 from shoal.core.trial import Report, TrialState
-from shoal.journal.rows import TrialRow
 from shoal.journal.schema import FILE_NAME
 from shoal.reporting.ranking import values
 

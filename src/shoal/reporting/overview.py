@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
+from shoal.core.rows import DeviceRow, JobRow, Reservation, Run, Telemetry, TrialRow
 from shoal.core.space import flatten
 from shoal.core.trial import TrialState
 from shoal.journal.lock import LockOwner
-from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, Telemetry, TrialRow
 from shoal.journal.view import JournalView
 from shoal.reporting.failures import failing_json
 from shoal.reporting.ranking import ranked

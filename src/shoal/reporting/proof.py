@@ -1,6 +1,6 @@
 """Whether trials train as arrays or in plain PyTorch, and what was proven of it, from a study's journal."""
 
-from shoal.journal.rows import Verdict
+from shoal.core.rows import Verdict
 from shoal.journal.view import JournalView
 
 __all__ = ["trial_verdicts", "verdicts"]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence, Set
 
 from shoal.core.objective import Objective, pareto_front
+from shoal.core.rows import TrialRow
 from shoal.core.trial import TrialState
-from shoal.journal.rows import TrialRow
 
 __all__ = ["all_nan", "front", "ranked", "values", "why_no_best"]
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from shoal.cluster.discover import discover
 from shoal.core.device import Device
 from shoal.core.errors import ShoalError
+from shoal.core.rows import TrialRow
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.reporting.snapshot import TaskEdit, task_edits
 from shoal.reporting.table import task_edit_json

@@ -8,9 +8,9 @@ from statistics import fmean
 from shoal.core.activity import Activity
 from shoal.core.demand import Profile
 from shoal.core.job import Purpose
+from shoal.core.rows import JobRow
 from shoal.cost.estimate import fused_gain, step_seconds
 from shoal.cost.history import History
-from shoal.journal.rows import JobRow
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 

@@ -7,9 +7,9 @@ from typing import Any
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
+from shoal.core.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_optional_values
-from shoal.journal.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.proof import verdicts

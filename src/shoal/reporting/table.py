@@ -16,9 +16,9 @@ from rich.text import Text
 
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
+from shoal.core.rows import Intervention, TrialRow, Verdict
 from shoal.core.space import flatten
 from shoal.core.trial import TrialState
-from shoal.journal.rows import Intervention, TrialRow, Verdict
 from shoal.reporting.devices import device_json, device_lines
 from shoal.reporting.failures import (
     cause_json,

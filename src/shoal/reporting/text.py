@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.request import Request
+from shoal.core.rows import Intervention, Verdict
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, TrialState
-from shoal.journal.rows import Intervention, Verdict
 from shoal.reporting.savings import Savings
 from shoal.reporting.snapshot import Best, Snapshot, TaskEdit
 

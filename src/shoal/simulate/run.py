@@ -12,13 +12,14 @@ from typing import Any
 
 from shoal.backends.virtual import SlowDown, Virtual
 from shoal.cluster.monitor import Condition
-from shoal.core import command
+from shoal.core.command import KillJob, StartJob, Step, StopJob, UpdateJob
 from shoal.core.device import Cluster, Node
 from shoal.core.errors import DeviceError, PolicyError
-from shoal.core.event import Outcome as End
-from shoal.core.job import Job, Purpose, WorkerContext
+from shoal.core.event import Outcome
+from shoal.core.job import Purpose, WorkerContext
 from shoal.core.objective import Objective
 from shoal.core.request import Request
+from shoal.core.rows import DeviceRow, JobRow, Proposal, ReportRow, Row, StudyValue, TrialRow
 from shoal.core.space import Space
 from shoal.core.trial import TrialState
 from shoal.cost.history import History
@@ -28,7 +29,7 @@ from shoal.reporting.savings import savings
 from shoal.schedule.base import JobView, Plan, Policy
 from shoal.simulate.result import Interval, SimulationResult
 from shoal.simulate.workload import SimulatedWorkload
-from shoal.study.actuation import carry_out, commit
+from shoal.study.actuation import carry_out
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.event import Due, Event
@@ -120,7 +121,7 @@ class Simulation:
         )
         self._conditions: dict[str, Condition] = {}
         self._segments: dict[int, str] = {}  # number of an unended trial -> name of its segment
-        self._running: dict[str, tuple[command.JobStarted, float]] = {}
+        self._running: dict[str, tuple[StartJob, float]] = {}
         self._journal: Journal | None = None
 
     def run(self, directory: Path | None = None, policy: str = "") -> SimulationResult:
@@ -146,7 +147,9 @@ class Simulation:
         study = {"metric": "loss", "mode": "min", "space": Space({}).to_json(), "policy": policy}
         began = time.time() - self._backend.now
         journal = Journal.create(directory, study, task=b"", algorithm=b"", clock=lambda: began + self._backend.now)
-        journal.record_devices(self._core.state.fleet.cluster)
+        step = Step(journal.clock())
+        self._core.state.config.devices.write_changes(step)
+        journal.write(step.rows)
         return journal
 
     def _run(self) -> None:
@@ -197,59 +200,51 @@ class Simulation:
         """Pass an event to the state machine and carry out its commands; return whether a job was affected."""
         state = self._core.state
         try:
-            step = self._core.step(event, self._backend.now)
+            step = self._core.step(event, self._backend.now, None if self._journal is None else self._journal.clock())
         except DeviceError:  # no waiting trial can ever start; the result has the reasons
             step = state.step
         if self._journal is not None:
-            commit(self._journal, step.records)
-        for record in step.records:
-            self._record(record, self._backend.now)
-        for command_ in step.commands:
-            if follow_up := carry_out(command_, self._backend, state.config.directory):
+            self._journal.write(step.rows)
+        for row in step.rows:
+            self._observe(row, self._backend.now)
+        if any(isinstance(row, DeviceRow) for row in step.rows):
+            self._result.clusters.append((self._backend.now, state.fleet.with_held_memory))
+        for command in step.commands:
+            if isinstance(command, StartJob) and command.job.purpose in (Purpose.TRAIN, Purpose.ASSIST):
+                self._running[command.job.id] = command, self._backend.now
+            if follow_up := carry_out(command, self._backend, state.config.directory):
                 self._handle(follow_up)
-        job_commands = command.StartJob | command.UpdateJob | command.StopJob | command.KillJob
-        return any(isinstance(command_, job_commands) for command_ in step.commands)
+        return any(isinstance(command, StartJob | UpdateJob | StopJob | KillJob) for command in step.commands)
 
-    def _record(self, record: command.Record, now: float) -> None:
+    def _observe(self, row: Row, now: float) -> None:
         result = self._result
-        match record:
-            case command.GroupsProposed():
-                for trial in (trial for group in record.groups for trial in group.trials):
+        match row:
+            case Proposal():
+                for trial in (trial for group in row.groups for trial in group.trials):
                     name = self._workload.label(trial.number)
                     if name in result.arrivals:
                         name = f"{name}@{self._core.state.trials[trial.number].target}"
                     self._segments[trial.number] = name
                     result.arrivals[name] = now
-            case command.TrialsReported():
-                for report in record.reports:
-                    target = self._workload.source(report.trial).curves.target
-                    if target is not None and report.metrics.get("loss", inf) <= target:
-                        result.reached.setdefault(self._workload.label(report.trial), now)
-                    if report.state is not TrialState.RUNNING:
-                        self._end(report.trial, now)
-            case command.Decided():
-                for decision in record.decisions:
-                    self._end(decision.trial, now)
-            case command.JobStarted(job=Job(purpose=Purpose.TRAIN | Purpose.ASSIST)):
-                self._running[record.job.id] = record, now
-            case command.JobEnded() if record.job in self._running:
-                result.switches += record.outcome is not End.FINISHED and not self._running[record.job][0].job.assists
-                self._end_interval(record.job, now)
-            case command.DevicesChanged():
-                result.clusters.append((now, record.cluster))
-            case command.StudyChanged():
-                self._study[record.key] = record.value
-
-    def _end(self, trial: int, now: float) -> None:
-        if (name := self._segments.pop(trial, None)) is not None:
-            self._result.completion[name] = now
+            case ReportRow():
+                target = self._workload.source(row.report.trial).curves.target
+                if target is not None and row.report.metrics.get("loss", inf) <= target:
+                    result.reached.setdefault(self._workload.label(row.report.trial), now)
+            case TrialRow() if row.state not in (TrialState.PENDING, TrialState.RUNNING):
+                if row.number in self._segments:
+                    result.completion[self._segments.pop(row.number)] = now
+            case JobRow() if row.ended is not None and row.id in self._running:
+                result.switches += row.outcome != Outcome.FINISHED and not row.assists
+                self._end_interval(row.id, now)
+            case StudyValue(key=key, value=value):
+                self._study[key] = value
 
     def _end_interval(self, job: str, now: float) -> None:
         started, began = self._running.pop(job)
         members, demand = started.job.members, started.job.demand
         label = self._workload.label(members[0].trial.number)
         compute = 1.0 if demand is None or started.job.assists else demand.compute
-        self._result.intervals.append(Interval(label, len(members), started.device, began, now, compute))
+        self._result.intervals.append(Interval(label, len(members), started.device.name, began, now, compute))
 
 
 class _TimedPolicy(Policy):

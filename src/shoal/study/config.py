@@ -74,7 +74,8 @@ class EngineConfig:
             limits_shares=self.backend.limits_shares,
             teams=self.backend.concurrent and self.backend.elastic and not self.structure,
             trains=self.trains,
-            jobs=len(journal.jobs()),
+            jobs=journal.job_count(),
+            seq=journal.last_seq(),
             loss=(loss := loss_metric(journal.study.get("loss"), journal.objectives)),
             find_policy=partial(self._find_policy, journal.study.get("objective", "makespan"), loss),
         )

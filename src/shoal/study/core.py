@@ -1,9 +1,8 @@
-"""The state machine of a study. Each event changes the state and returns records and commands."""
+"""The state machine of a study. Each event changes the state and returns rows and commands."""
 
 import re
-from collections.abc import Collection, Iterable
 
-from shoal.core.command import ArrayLeft, CopyCheckpoint, JobEnded, Step, StopJob, StudyChanged, TrialsReported
+from shoal.core.command import Step, StopJob
 from shoal.core.event import (
     ArrayFailed,
     Ended,
@@ -21,16 +20,14 @@ from shoal.core.event import (
 from shoal.core.event import Event as JobEvent
 from shoal.core.job import Purpose
 from shoal.core.request import Request
-from shoal.core.trial import Decision, TrialGroup, TrialState
-from shoal.planner.job_history import EarlierJob
+from shoal.core.rows import StudyValue
 from shoal.study.devices import DeviceConditions
 from shoal.study.event import Due, Event, Shutdown, TrialFailed
 from shoal.study.interventions import handle_members_left, hold_study, intervene
 from shoal.study.job_events import (
     OBJECTIVE_ENDED,
-    apply_decisions,
     complete_reports,
-    end_at_target,
+    dropped,
     end_by_trial,
     end_job,
     fail_array,
@@ -42,7 +39,6 @@ from shoal.study.job_events import (
 from shoal.study.planning import ask_algorithm, check_progress, find_signatures, place
 from shoal.study.state import CoreConfig, StudyState
 from shoal.study.teams import update_teams
-from shoal.study.trials import TrialRecord, completed_without_algorithm
 
 __all__ = ["MOST_NOTES", "StudyCore"]
 
@@ -53,66 +49,31 @@ MOST_NOTES = 3
 class StudyCore:
     """The state machine of a study.
 
-    It has no clock, thread or process. `step` returns records, and commands to carry out once the records are
-    committed. The same events give the same steps.
+    It has no clock, thread or process. `step` returns rows, and commands to carry out once the rows are committed. The
+    same events give the same steps.
     """
 
     def __init__(self, config: CoreConfig) -> None:
         self.state = StudyState(config)
 
-    def step(self, event: Event, now: float) -> Step:
-        """Apply an event to the state; return records to commit, then commands to carry out.
+    def step(self, event: Event, now: float, time: float | None = None) -> Step:
+        """Apply an event to the state; return rows to commit, then commands to carry out.
 
-        The study ends if `state.stopped` is set afterwards or an error is raised, also one of the algorithm or the
-        policy: `state.step` must be committed and carried out before. `now` are seconds of a monotonic clock.
+        The study ends if `state.lifecycle.stopped` is set afterwards or an error is raised, also one of the algorithm
+        or the policy: `state.step` must be committed and carried out before.
+
+        Args:
+            now: Seconds of a monotonic clock.
+            time: Seconds since 1970, for the rows; None: `now`, of a study whose time is virtual.
         """
         state = self.state
-        state.step = Step()
-        (_handle if state.shutdown is None else _handle_during_shutdown)(state, event, now)
-        return state.step
-
-    def register_groups(self, groups: Iterable[TrialGroup]) -> None:
-        """Register groups that the algorithm proposed in an earlier run."""
-        self.state.trials.register_groups(groups)
-
-    def restore(
-        self,
-        records: Iterable[TrialRecord],
-        decisions: Iterable[Decision],
-        *,
-        reported: bool,
-        retried: Collection[int] = (),
-        jobs: Iterable[EarlierJob] = (),
-        requests: Iterable[str] = (),
-        reached: int | None = None,
-    ) -> Step:
-        """Restore the state that a study had when its engine ended. Call this before any step.
-
-        None of the records is RUNNING; the jobs were suspended or running, on devices that are still there.
-        """
-        state, study = self.state, self.state.config.study
-        state.step = Step()
-        without_algorithm = state.trials.without_algorithm = set(retried)
-        state.requests = set(requests)
-        state.trials.common_failures = set(study.get("common_failure_trials", ()))
-        state.trials.paused = set(study.get("paused_trials", ()))
-        state.paused, state.end_requested, state.ended = (
-            study.get(key, False) for key in ("paused", "end_requested", "ended")
-        )
-        state.ended_because = study.get("ended_because", "")
-        state.tracker.restore(jobs)
-        for record in records:
-            state.trials.restore(record)
-            if record.trial.is_added:
-                without_algorithm.add(record.number)
-        paused = [x.number for x in state.trials if x.number in without_algorithm and x.state is TrialState.PAUSED]
-        kept = [decision for decision in decisions if decision.trial not in without_algorithm]
-        apply_decisions(state, [*kept, *map(completed_without_algorithm, paused)])
-        if reported:
-            state.retries.first_failures.reported()
-        if reached is not None and not state.ended_because and not state.ended:  # reported while shutting down
-            end_at_target(state, reached)
-        state.step.command(*(CopyCheckpoint(record.trial) for record in state.trials.waiting()))
+        state.step = Step(now if time is None else time)
+        try:
+            (_handle if state.lifecycle.shutdown is None else _handle_during_shutdown)(state, event, now)
+        finally:
+            state.write_changes()
+            if (shutdown := state.lifecycle.shutdown) is not None and not shutdown.record:
+                state.step.rows.clear()
         return state.step
 
 
@@ -120,15 +81,15 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
     devices, step = state.config.devices, state.step
     match event:
         case Shutdown():
-            state.shutdown = event
+            state.lifecycle.shutdown = event
             devices.forget_kills()
             step.command(*map(StopJob, state.running))
         case Due.CHECK:
             devices.end_lost_jobs(state.running, now, step)
         case Due.PROPOSE:
-            if not (state.paused or state.end_requested):
+            if not (state.lifecycle.paused or state.lifecycle.end_requested):
                 ask_algorithm(state)
-        case Due.PLAN if state.on_hold:
+        case Due.PLAN if state.lifecycle.on_hold:
             hold_study(state)
         case Due.PLAN:
             find_signatures(state)
@@ -149,7 +110,7 @@ def _add_note(state: StudyState, note: str) -> None:
     """Record a note of a worker as a line for the user: the first `MOST_NOTES` that differ in more than numbers."""
     notes, line = state.config.study.get("note", "").splitlines(), " ".join(note.split())
     if note and len(notes) < MOST_NOTES and _without_numbers(line) not in map(_without_numbers, notes):
-        state.step.record(StudyChanged("note", "\n".join([*notes, line])))
+        state.step.write(StudyValue("note", "\n".join([*notes, line])))
 
 
 def _without_numbers(line: str) -> str:
@@ -168,7 +129,7 @@ def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
         case Profiled() | RelativeTimeMeasured() | MemoryMeasured():
             record_measurement(state, event)
         case Proven():
-            state.step.record(event)
+            state.step.write(*state.checks.add(event))
         case TeamMeasured():
             handle_team(state, event)
             _add_note(state, event.note and f"a job has one device, since its steps cannot be divided: {event.note}")
@@ -193,8 +154,6 @@ def _handle_during_shutdown(state: StudyState, event: Event, now: float) -> None
             pass  # requests stay pending until the study is resumed
         case _:
             _handle_job_during_shutdown(state, state.config.devices.with_true_outcome(event, state.running))
-    if state.shutdown is not None and not state.shutdown.record:
-        state.step.records.clear()
 
 
 def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
@@ -204,17 +163,17 @@ def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
         case TeamMeasured():
             handle_team(state, event)
         case ArrayFailed():
-            state.step.record(ArrayLeft(event.job, event.trials, event.message, failed=False))
+            state.running.note(event.job, dropped(event.trials, event.message))
+            state.trials.requeue(event.job, event.trials, failed=False)
         case Proven():
-            state.step.record(event)
+            state.step.write(*state.checks.add(event))
         case Reported():
-            state.step.record(
-                TrialsReported(event.job, tuple(complete_reports(event.reports, state.config.objectives)))
-            )
+            complete = complete_reports(event.reports, state.config.objectives)
+            state.write_reports(event.job, [report for report in complete if state.trials.reported(report)])
             if event.ended_by is not None:
                 end_by_trial(state, OBJECTIVE_ENDED.format(event.ended_by))
         case Ended():
-            job, _ = state.running.end(event.job)
-            state.step.record(JobEnded(event.job, event.outcome, event.message, False, event.activities))
+            job, _ = state.running.end(event, event.outcome, state.step.time)
+            state.trials.requeue(event.job, None, failed=False)
             if job.purpose is not Purpose.ASSIST and event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
                 state.unsaved_jobs.append(f"{event.job} {event.outcome}")

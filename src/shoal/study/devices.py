@@ -6,26 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cluster.monitor import Condition, Monitor
-from shoal.core.command import (
-    DevicesChanged,
-    JobKilled,
-    KillJob,
-    ReleaseDevice,
-    Step,
-    StopJob,
-    StudyChanged,
-    TelemetryMeasured,
-)
-from shoal.core.device import Cluster, Device
+from shoal.core.command import KillJob, ReleaseDevice, Step, StopJob
+from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.core.event import Ended, Event, Outcome
 from shoal.core.job import Job, Purpose, log_path
+from shoal.core.rows import DeviceRow, Kill, StudyValue, Telemetry
 from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HangDetector
+from shoal.study.jobs import RunningJobs
 
-__all__ = ["DEATH_OUTCOMES", "DeviceConditions", "DeviceTracker", "DeviceWatch", "Running"]
-
-Running = Mapping[str, tuple[Job, Device]]
+__all__ = ["DEATH_OUTCOMES", "DeviceConditions", "DeviceTracker", "DeviceWatch"]
 
 MONITOR_SECONDS = 3.0
 """Seconds between two polls of the device monitor."""
@@ -60,7 +51,9 @@ class DeviceTracker:
         self._find = find
         self._hang_detector = hang_detector
         self._directory = directory
-        self._killed: dict[str, tuple[Outcome, str]] = {}  # job -> outcome and reason of its kill
+        self._killed: dict[str, Kill] = {}
+        self._rows: dict[str, DeviceRow] = {}
+        self._usage: dict[str, tuple[int | None, int | None]] = {}
         self._stopped: set[str] = set()
         self._released: set[str] = set()
 
@@ -70,24 +63,37 @@ class DeviceTracker:
             self.fleet.add(names, self._find)
         else:
             self.fleet.remove(names)
-        step.record(StudyChanged("fleet", self.fleet.record()), DevicesChanged(self.fleet.with_held_memory))
+        step.write(StudyValue("fleet", self.fleet.record()))
+        self.write_changes(step)
+
+    def write_changes(self, step: Step) -> None:
+        """Write the rows of devices that are new or have changed; those that the fleet lacks now are removed ones."""
+        rows = {device.name: _row(node, device) for node, device in self.fleet.with_held_memory}
+        for name in self._rows.keys() - rows.keys():
+            rows[name] = replace(self._rows[name], healthy=False, reason="removed")
+        step.write(*(replace(row, time=step.time) for name, row in rows.items() if self._rows.get(name) != row))
+        self._rows = rows
 
     def apply_conditions(self, seen: DeviceConditions, step: Step) -> str:
         """Apply the conditions that the monitor reported; return a note for the user about new devices, or ""."""
         self.fleet.apply(seen.conditions)
         new = () if seen.discovered is None else self.fleet.adopt(seen.discovered)
-        step.record(DevicesChanged(self.fleet.with_held_memory))
+        self.write_changes(step)
         usage = {name: (x.utilisation, x.memory_used) for name, x in seen.conditions.items()}
-        if known := {name: used for name, used in usage.items() if used != (None, None)}:
-            step.record(TelemetryMeasured(known))
+        for name, used in usage.items():
+            if used not in ((None, None), self._usage.get(name)):
+                step.write(Telemetry(step.time, name, *used))
+                self._usage[name] = used
         named = ", ".join(f"{device.name} ({device.kind})" for device in new)
         return f"new, and used by the study from now on: {named}" if new else ""
 
-    def end_lost_jobs(self, running: Running, now: float, step: Step) -> None:
+    def end_lost_jobs(self, running: RunningJobs, now: float, step: Step) -> None:
         """End jobs that hang, and jobs on lost or removed devices. Call this before placing jobs."""
         if self._hang_detector is not None:
             for job, seconds in self._hang_detector.poll(now):
-                self._kill(job, Outcome.HUNG, f"showed no progress for {seconds:.0f} s and was killed", step)
+                self._kill(
+                    running, job, Kill(Outcome.HUNG, f"showed no progress for {seconds:.0f} s and was killed"), step
+                )
         unusable = self.fleet.unusable
         busy: set[str] = set()
         for job, (held, device) in running.items() if unusable else ():
@@ -95,7 +101,8 @@ class DeviceTracker:
                 continue
             busy.add(device.name)
             if self.fleet.is_lost(device.name):
-                self._kill(job, Outcome.LOST, f"{device.name} {self.fleet.cluster.device(device.name).note}", step)
+                note = f"{device.name} {self.fleet.cluster.device(device.name).note}"
+                self._kill(running, job, Kill(Outcome.LOST, note), step)
             elif job not in self._stopped:
                 self._stopped.add(job)
                 if held.purpose is not Purpose.ASSIST:  # `update_teams` stops it once its leader goes on without it
@@ -117,7 +124,7 @@ class DeviceTracker:
         if self._hang_detector is not None:
             self._hang_detector.begin(job)
 
-    def with_true_outcome(self, event: Event, running: Running) -> Event:
+    def with_true_outcome(self, event: Event, running: RunningJobs) -> Event:
         """The event with its outcome corrected to HUNG or LOST if the job was killed or its device is lost."""
         if self._hang_detector is not None:
             self._hang_detector.on_event(event)
@@ -126,22 +133,29 @@ class DeviceTracker:
         if self._hang_detector is not None:
             self._hang_detector.end(event.job)
         self._stopped.discard(event.job)
-        outcome, why = self._killed.pop(event.job, (event.outcome, ""))
+        kill = self._killed.pop(event.job, None)
         if event.outcome not in DEATH_OUTCOMES:
             return event
-        if why:
-            return replace(event, outcome=outcome, message=f"{why}\nLog: {log_path(self._directory, event.job)}")
+        if kill is not None:
+            message = f"{kill.reason}\nLog: {log_path(self._directory, event.job)}"
+            return replace(event, outcome=kill.outcome, message=message)
         _, device = running[event.job]
         if self.fleet.is_lost(device.name):
             note = self.fleet.cluster.device(device.name).note
             return replace(event, outcome=Outcome.LOST, message=f"{device.name} {note}\n{event.message}")
         return event
 
-    def _kill(self, job: str, outcome: Outcome, why: str, step: Step) -> None:
+    def _kill(self, running: RunningJobs, job: str, kill: Kill, step: Step) -> None:
         if job not in self._killed:
-            self._killed[job] = outcome, why
-            step.record(JobKilled(job, outcome, why))
+            self._killed[job] = kill
+            running.kill(job, kill)
             step.command(KillJob(job))
+
+
+def _row(node: Node, device: Device) -> DeviceRow:
+    amounts = device.memory, device.cores, device.compute, device.healthy
+    reason = "" if device.healthy else device.note
+    return DeviceRow(device.name, node.name, node.cores, device.kind, *amounts, reason)
 
 
 class DeviceWatch:

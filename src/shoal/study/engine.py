@@ -1,4 +1,4 @@
-"""The engine loop: takes events, steps the state machine, commits its records and executes its commands."""
+"""The engine loop: takes events, steps the state machine, commits its rows and executes its commands."""
 
 import os
 from collections import deque
@@ -14,7 +14,7 @@ from shoal.remedy import command
 from shoal.reporting.failures import first_failed
 from shoal.reporting.progress import Progress
 from shoal.reporting.savings import savings
-from shoal.study.actuation import carry_out, commit
+from shoal.study.actuation import carry_out
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
 from shoal.study.devices import DEATH_OUTCOMES, DeviceWatch
@@ -50,7 +50,9 @@ class Engine:
         `interrupt` raises StudyInterrupted, `FirstFailures` StudyFailedError. Any error of the task, the disk, the
         algorithm or the policy ends it, too; all reports before it are recorded.
         """
-        self._journal.record_devices(self.fleet.with_held_memory)
+        first = Step(self._journal.clock())
+        self.state.config.devices.write_changes(first)
+        self._journal.write(first.rows)
         self._journal.put("stopped", None)
         self._journal.put("finished", False)
         with self._progress:
@@ -74,7 +76,7 @@ class Engine:
 
     def replay(self) -> None:
         """Restore the algorithm and the state machine from the journal. Call this before `run`."""
-        self._apply(restore(self._core, self._journal))
+        self._apply(restore(self.state, self._journal, self._journal.clock()))
 
     def _run_turn(self) -> None:
         self._poll_devices()
@@ -103,28 +105,31 @@ class Engine:
     def _handle(self, event: Event) -> None:
         state = self._core.state
         try:
-            step = self._core.step(event, self._clock())
+            step = self._step(event)
         except Exception:  # an error of the user's algorithm or policy, too: record what led to it
             self._apply(state.step)
             raise
-        cause, state.stopped = state.stopped, None
+        cause, state.lifecycle.stopped = state.lifecycle.stopped, None
         self._apply(step)
         if cause is not None:
             raise first_failed(cause, self._journal)
+
+    def _step(self, event: Event) -> Step:
+        return self._core.step(event, self._clock(), self._journal.clock())
 
     def _apply(self, step: Step) -> None:
         """Commit a step, then execute its commands. After a failure, jobs that were not started end as ORPHANED."""
         done = -1
         try:
-            commit(self._journal, step.records)
+            self._journal.write(step.rows)
             for done, each in enumerate(step.commands):  # noqa: B007  (it counts after the loop)
                 if follows := carry_out(each, self._backend, self._journal.directory):
                     self._handle(follows)
         except Exception:
             never = [x.job.id for x in step.commands[max(done, 0) :] if isinstance(x, StartJob)]
-            ends = [self._core.step(Ended(job, Outcome.ORPHANED, "was never started"), self._clock()) for job in never]
-            if done >= 0:  # else the journal has no record of these jobs
-                commit(self._journal, [record for end in ends for record in end.records])
+            ends = [self._step(Ended(job, Outcome.ORPHANED, "was never started")) for job in never]
+            if done >= 0:  # else the journal has no row of these jobs
+                self._journal.write([row for end in ends for row in end.rows])
             raise
 
     def _poll_devices(self, *, at_once: bool = False) -> None:

@@ -1,28 +1,16 @@
 """Interventions: handlers of users' requests to a running study."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 
-from shoal.core.command import (
-    ArrayLeft,
-    CloseRequest,
-    CopyCheckpoint,
-    Intervened,
-    ReleaseDevice,
-    Requeued,
-    StopJob,
-    StudyChanged,
-    TrialAdded,
-    TrialsReported,
-    TrialsStopped,
-    UpdateJob,
-    Waiting,
-)
+from shoal.core.command import CloseRequest, CopyCheckpoint, ReleaseDevice, StopJob, UpdateJob
 from shoal.core.errors import DeviceError, PolicyError
 from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
+from shoal.core.rows import Intervention, StudyValue
 from shoal.core.trial import Origin, TrialState
-from shoal.study.job_events import apply_decisions, end_study, stop_jobs
+from shoal.study.job_events import apply_decisions, dropped, end_study, stop_jobs
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
@@ -38,7 +26,8 @@ STUDY_ENDED = "the study was ended by a user"
 def intervene(state: StudyState, request: Request) -> None:
     """Carry out or refuse a request, unless that was recorded before a kill, and record the result."""
     if request.name not in state.requests:
-        state.step.record(_HANDLERS.get(request.verb, _unknown)(state, request))
+        result = _HANDLERS.get(request.verb, _unknown)(state, request)
+        state.step.write(replace(result, time=state.step.time, seq=state.next_seq()))
         state.requests.add(request.name)
     state.step.command(CloseRequest(request.name))
 
@@ -46,14 +35,14 @@ def intervene(state: StudyState, request: Request) -> None:
 def _release(state: StudyState, numbers: Set[int]) -> None:
     if state.trials.paused & numbers:
         state.trials.release(numbers)
-        state.step.record(StudyChanged("paused_trials", sorted(state.trials.paused)))
+        state.step.write(StudyValue("paused_trials", sorted(state.trials.paused)))
 
 
 def handle_members_left(state: StudyState, left: MembersLeft) -> None:
     """Handle members that have left a job on request; members that have not ended wait again."""
     numbers = state.trials.requeue(left.job, left.trials, failed=False)
     if numbers:
-        state.step.record(ArrayLeft(left.job, frozenset(numbers), PAUSED, failed=False))
+        state.running.note(left.job, dropped(numbers, PAUSED))
 
 
 def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
@@ -69,11 +58,8 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
     )
     running = [(x.job, x.number) for x in trials if x.state is TrialState.RUNNING]
     for record in trials:
-        state.trials.move(record, TrialState.STOPPED)
-    if failures:
-        state.step.record(TrialsReported("", failures))
-    if trials:
-        state.step.record(TrialsStopped(tuple(x.number for x in trials), reason))
+        state.trials.move(record, TrialState.STOPPED, reason)
+    state.write_reports("", failures)
     decisions = [x for report in failures for x in state.config.algorithm.observe(report)]
     leaving = apply_decisions(state, [x for x in decisions if x.trial not in state.trials.without_algorithm])
     for job, number in running:
@@ -84,59 +70,55 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
 
 def hold_study(state: StudyState) -> None:
     """Hold a paused or ending study. Once no job runs, a paused study releases its devices and an ending one ends."""
-    why = state.ended_because or (STUDY_ENDS if state.end_requested else STUDY_PAUSED)
+    lifecycle = state.lifecycle
+    why = lifecycle.ended_because or (STUDY_ENDS if lifecycle.end_requested else STUDY_PAUSED)
     waiting = (*state.trials.waiting(), *state.trials.paused_waiting())
-    if changed := state.trials.explain({x.number: why for x in waiting}):
-        state.step.record(Waiting(changed))
+    state.trials.explain({x.number: why for x in waiting})
     if state.running:
         return
-    if state.end_requested:
-        trials = [x for x in state.trials if not x.state.final]
-        for record in trials:
-            state.trials.move(record, TrialState.STOPPED)
-        numbers = tuple(x.number for x in trials)
-        state.step.record(TrialsStopped(numbers, state.ended_because or STUDY_ENDED), StudyChanged("ended", True))
-        state.ended = True
-    elif not state.devices_released:
-        state.devices_released = True
+    if lifecycle.end_requested:
+        for record in [x for x in state.trials if not x.state.final]:
+            state.trials.move(record, TrialState.STOPPED, lifecycle.ended_because or STUDY_ENDED)
+        lifecycle.end()
+    elif not lifecycle.devices_released:
+        lifecycle.devices_released = True
         state.step.command(*(ReleaseDevice(device.name) for _, device in state.fleet.cluster))
 
 
-def _pause_study(state: StudyState, request: Request) -> Intervened:
-    if state.paused or state.end_requested:
-        return _refused(request, f"the study is {'ended' if state.end_requested else 'paused'} already")
-    state.paused, state.devices_released = True, False
-    state.step.record(StudyChanged("paused", True))
+def _pause_study(state: StudyState, request: Request) -> Intervention:
+    if state.lifecycle.paused or state.lifecycle.end_requested:
+        return _refused(request, f"the study is {'ended' if state.lifecycle.end_requested else 'paused'} already")
+    state.lifecycle.pause()
     stop_jobs(state)
-    return Intervened(request.name, request.verb)
+    return Intervention(request.name, request.verb)
 
 
-def _resume_study(state: StudyState, request: Request) -> Intervened:
-    if not state.paused:
+def _resume_study(state: StudyState, request: Request) -> Intervention:
+    if not state.lifecycle.paused:
         return _refused(request, "the study is not paused")
-    state.paused, state.last_plan = False, None
-    state.step.record(StudyChanged("paused", False))
-    return Intervened(request.name, request.verb)
+    state.lifecycle.resume()
+    state.last_plan = None
+    return Intervention(request.name, request.verb)
 
 
-def _end_study(state: StudyState, request: Request) -> Intervened:
-    if state.end_requested or state.finished:
+def _end_study(state: StudyState, request: Request) -> Intervention:
+    if state.lifecycle.end_requested or state.finished:
         return _refused(request, "the study has ended already")
     end_study(state)
-    return Intervened(request.name, request.verb)
+    return Intervention(request.name, request.verb)
 
 
-def _refused(request: Request, why: str) -> Intervened:
-    return Intervened(request.name, request.verb, refused=(why,))
+def _refused(request: Request, why: str) -> Intervention:
+    return Intervention(request.name, request.verb, refused=(why,))
 
 
-def _stop(state: StudyState, request: Request) -> Intervened:
+def _stop(state: StudyState, request: Request) -> Intervention:
     trials, refused = _split_valid(state, request, _final_state_text)
     stop(state, trials, STOPPED)
-    return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
+    return Intervention(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
 
-def _policy(state: StudyState, request: Request) -> Intervened:
+def _policy(state: StudyState, request: Request) -> Intervention:
     name = str(request.arguments.get("policy"))
     try:
         policy = state.config.find_policy(name)
@@ -144,11 +126,11 @@ def _policy(state: StudyState, request: Request) -> Intervened:
         return _refused(request, str(error))
     state.config.policy = policy
     state.last_plan = None
-    state.step.record(StudyChanged("policy", name))
-    return Intervened(request.name, request.verb, text=name)
+    state.step.write(StudyValue("policy", name))
+    return Intervention(request.name, request.verb, text=name)
 
 
-def _add(state: StudyState, request: Request) -> Intervened:
+def _add(state: StudyState, request: Request) -> Intervention:
     given, problem = request.arguments, state.config.algorithm.problem
     origin = Origin(**given["origin"]) if given.get("origin") else None
     outside = problem.space.faults(given["config"])
@@ -156,18 +138,17 @@ def _add(state: StudyState, request: Request) -> Intervened:
     if origin is not None and state.trials.get(origin.trial) is None:
         refused = (*refused, f"there is no trial {origin.trial}")
     if refused:
-        return Intervened(request.name, request.verb, refused=refused)
+        return Intervention(request.name, request.verb, refused=refused)
     trial = problem.trial(state.trials.next_added, given["config"], origin)
     state.trials.add(TrialRecord(trial, given["epochs"], trial.start))
-    state.step.record(TrialAdded(trial, given["epochs"]))
     state.step.command(CopyCheckpoint(trial))
     text = [f"of trial {given['source']}"] if "source" in given else []
     text += [f"from its weights at epoch {origin.epoch}"] if origin is not None else []
     text += [f"outside the space: {'; '.join(outside)}"] if outside else []
-    return Intervened(request.name, request.verb, (trial.number,), text=", ".join(text))
+    return Intervention(request.name, request.verb, (trial.number,), text=", ".join(text))
 
 
-def _unknown(state: StudyState, request: Request) -> Intervened:
+def _unknown(state: StudyState, request: Request) -> Intervention:
     why = (
         "the version of shoal that runs the study does not know this request; resume the study with a newer version "
         "and repeat it"
@@ -175,7 +156,7 @@ def _unknown(state: StudyState, request: Request) -> Intervened:
     return _refused(request, why)
 
 
-def _retry(state: StudyState, request: Request) -> Intervened:
+def _retry(state: StudyState, request: Request) -> Intervention:
     def fault(record: TrialRecord) -> str:
         if not record.has_failed:
             return f"has not failed, it is {record.state}"
@@ -183,42 +164,40 @@ def _retry(state: StudyState, request: Request) -> Intervened:
 
     trials, refused = _split_valid(state, request, fault)
     numbers = tuple(x.number for x in trials)
-    if trials:
-        state.step.record(Requeued(numbers))
     _release(state, set(numbers))
     for record in trials:
         state.trials.retry(record)
         state.step.command(CopyCheckpoint(record.trial))
-    return Intervened(request.name, request.verb, numbers, refused=refused)
+    return Intervention(request.name, request.verb, numbers, refused=refused)
 
 
-def _devices(state: StudyState, request: Request) -> Intervened:
+def _devices(state: StudyState, request: Request) -> Intervention:
     try:
         state.config.devices.change(request.devices, state.step, add=request.verb == "add devices")
     except DeviceError as error:
         return _refused(request, str(error))
-    return Intervened(request.name, request.verb, devices=request.devices)
+    return Intervention(request.name, request.verb, devices=request.devices)
 
 
-def _pause(state: StudyState, request: Request) -> Intervened:
+def _pause(state: StudyState, request: Request) -> Intervention:
     held = state.trials.paused
     trials, refused = _split_valid(
         state, request, lambda x: _final_state_text(x) or ("is paused already" if x.number in held else "")
     )
     if trials:
         state.trials.pause([x.number for x in trials])
-        state.step.record(StudyChanged("paused_trials", sorted(state.trials.paused)))
+        state.step.write(StudyValue("paused_trials", sorted(state.trials.paused)))
     _leave(state, trials)
-    return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
+    return Intervention(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
 
-def _resume(state: StudyState, request: Request) -> Intervened:
+def _resume(state: StudyState, request: Request) -> Intervention:
     held = state.trials.paused
     trials, refused = _split_valid(
         state, request, lambda x: _final_state_text(x) or ("" if x.number in held else "is not paused")
     )
     _release(state, {x.number for x in trials})
-    return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
+    return Intervention(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
 
 def _split_valid(
@@ -255,7 +234,7 @@ def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
             state.step.command(StopJob(job))
 
 
-_HANDLERS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {
+_HANDLERS: Mapping[str, Callable[[StudyState, Request], Intervention]] = {
     "pause": _pause,
     "resume": _resume,
     "stop": _stop,

@@ -7,16 +7,7 @@ from math import inf, isfinite
 
 from shoal.core.array import Array, Member, remove_members
 from shoal.core.cause import cause_of
-from shoal.core.command import (
-    ArrayLeft,
-    Decided,
-    JobEnded,
-    StopJob,
-    StoppedOnCommonFailure,
-    StudyChanged,
-    TrialsReported,
-    UpdateJob,
-)
+from shoal.core.command import StopJob, UpdateJob
 from shoal.core.errors import ShoalError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import (
     NOT_TRIAL_FAILURES,
@@ -32,6 +23,7 @@ from shoal.core.event import (
 )
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.objective import Objective, check_reported, metric_fault, metric_names, missing_metric
+from shoal.core.rows import Quantum
 from shoal.core.trial import Decision, Report, TrialState
 from shoal.cost.store import OutOfMemoryObserved
 from shoal.remedy import command, resume_remedy
@@ -44,6 +36,7 @@ __all__ = [
     "OBJECTIVE_ENDED",
     "apply_decisions",
     "complete_reports",
+    "dropped",
     "end_at_target",
     "end_by_trial",
     "end_job",
@@ -53,6 +46,7 @@ __all__ = [
     "observe",
     "record_measurement",
     "stop_jobs",
+    "write_quanta",
 ]
 
 OBJECTIVE_ENDED = "trial {} stopped the study"
@@ -98,9 +92,8 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
         state.retries.first_failures.reported()
     new_reports = [report for report in valid if state.trials.reported(report)]
     state.trials.left(job, {report.trial for report in sent if report.state is not TrialState.RUNNING})
-    if new_reports:
-        state.step.record(TrialsReported(job, tuple(new_reports)))
-        _end_at_target(state, new_reports)
+    state.write_reports(job, new_reports)
+    _end_at_target(state, new_reports)
     leaving = apply_decisions(state, [decision for report in new_reports for decision in _decide(state, report)])
     failed = {report.trial for report in new_reports if report.state is TrialState.FAILED}
     if unknown := failed & {report.trial for report in sent if report.state is TrialState.RUNNING}:
@@ -111,7 +104,7 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
 
 def _end_at_target(state: StudyState, reports: Iterable[Report]) -> None:
     """End the study if a report, other than of a failure, is as good as its target; see `target` of `shoal.tune`."""
-    if (target := state.config.study.get("target")) is None or state.ended_because:
+    if (target := state.config.study.get("target")) is None or state.lifecycle.ended_because:
         return
     objective = state.config.objectives[0]
     reached = [
@@ -133,23 +126,16 @@ def end_at_target(state: StudyState, trial: int) -> None:
 
 def end_by_trial(state: StudyState, why: str) -> bool:
     """End the study once its jobs have ended, unless it is to end already; return whether it was not."""
-    if state.end_requested:
+    if state.lifecycle.end_requested:
         return False
-    state.ended_because = why
-    state.step.record(StudyChanged("ended_because", why))
-    _begin_end(state)
+    state.lifecycle.request_end(why)
     return True
 
 
 def end_study(state: StudyState) -> None:
     """Stop all jobs after a checkpoint; once none runs, `hold_study` ends the study."""
-    _begin_end(state)
+    state.lifecycle.request_end()
     stop_jobs(state)
-
-
-def _begin_end(state: StudyState) -> None:
-    state.paused, state.end_requested = False, True
-    state.step.record(StudyChanged("paused", False), StudyChanged("end_requested", True))
 
 
 def stop_jobs(state: StudyState) -> None:
@@ -160,15 +146,13 @@ def stop_jobs(state: StudyState) -> None:
 
 def apply_decisions(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str, set[int]]:
     """Apply decisions of the algorithm; return the trials that must leave each running job."""
-    if decisions:
-        state.step.record(Decided(tuple(decisions)))
     leaving: defaultdict[str, set[int]] = defaultdict(set)
     for decision in decisions:
         record = state.trials[decision.trial]
         if record.state is TrialState.RUNNING:
             leaving[record.job].add(decision.trial)
         if not record.state.final:
-            state.trials.move(record, decision.state)
+            state.trials.move(record, decision.state, decision.reason)
     return leaving
 
 
@@ -201,7 +185,8 @@ def handle_team(state: StudyState, found: TeamMeasured) -> None:
 
 def end_job(state: StudyState, ended: Ended, now: float) -> None:
     """Handle the end of a job; its trials below their targets wait again."""
-    job, device = state.running.end(ended.job)
+    outcome = state.tracker.outcome(ended)
+    job, device = state.running.end(ended, outcome, state.step.time)
     if job.purpose is Purpose.ASSIST:
         end_helper(state, job, device, ended, now)
         return
@@ -211,11 +196,9 @@ def end_job(state: StudyState, ended: Ended, now: float) -> None:
     reason = ended.outcome if ended.outcome is Outcome.OUT_OF_MEMORY else cause_of(ended.message) or ended.outcome
     state.signatures.end(job, device.kind, failed=failed, reason=reason)
     arrays = state.trials.present(job).arrays if job.purpose is Purpose.TRAIN else job.arrays
-    outcome = state.tracker.outcome(ended)
-    state.step.record(JobEnded(job.id, outcome, ended.message, failed, ended.activities))
     left = state.trials.requeue(job.id, None, failed=failed)
     state.tracker.end(job, outcome, left, now)
-    state.step.record(*state.tracker.take_quanta())
+    write_quanta(state)
     if error is not None:
         raise error
     if failed:
@@ -226,23 +209,33 @@ def end_job(state: StudyState, ended: Ended, now: float) -> None:
     state.profiles.end(job.id)
 
 
-def fail_array(state: StudyState, dropped: ArrayFailed) -> None:
+def fail_array(state: StudyState, failed: ArrayFailed) -> None:
     """Handle a failed array of a job; its trials wait again."""
-    job, device = state.running[dropped.job]
+    job, device = state.running[failed.job]
     present = state.trials.present(job).arrays
-    members = [member for member in job.members if member.trial.number in dropped.trials]
-    others = remove_members(job.arrays, dropped.trials)
-    error = _fatal_error(state, dropped, job.purpose, members)
-    message = f"{dropped.outcome}: {dropped.message}"
-    state.step.record(ArrayLeft(job.id, dropped.trials, message, error is None))
-    left = state.trials.requeue(job.id, dropped.trials, failed=error is None)
+    members = [member for member in job.members if member.trial.number in failed.trials]
+    others = remove_members(job.arrays, failed.trials)
+    error = _fatal_error(state, failed, job.purpose, members)
+    state.running.note(job.id, dropped(failed.trials, f"{failed.outcome}: {failed.message}"))
+    left = state.trials.requeue(job.id, failed.trials, failed=error is None)
     if error is not None:
         raise error
     job = replace(job, arrays=others)
     state.running.change(job)
     state.crowding.change(job)
     gone = remove_members(present, {member.trial.number for array in others for member in array.members})
-    _retry_or_fail(state, dropped, job, FailureContext(gone, device, shared_array=len(members) > 1), left)
+    _retry_or_fail(state, failed, job, FailureContext(gone, device, shared_array=len(members) > 1), left)
+
+
+def dropped(trials: Iterable[int], why: str) -> str:
+    """A line for the message of a job that does not train some of its trials any more."""
+    return f"dropped trials {', '.join(map(str, sorted(trials)))}: {why}"
+
+
+def write_quanta(state: StudyState) -> None:
+    """Write the turns of jobs that have ended."""
+    for job, number, losses in state.tracker.take_quanta():
+        state.step.write(Quantum(job, number, state.step.time, losses))
 
 
 def _retry_or_fail(
@@ -259,8 +252,8 @@ def _retry_or_fail(
     spent = state.retries.decide(failed, context, left)
     observe(state, "", [state.trials[number].failed(why) for number, why in spent.items()])
     if (cause := state.retries.first_failures.common_cause()) is not None:
-        state.step.record(StoppedOnCommonFailure(cause))
-        state.stopped = cause
+        state.trials.clear_all_failures()
+        state.lifecycle.stop(cause, sorted({*state.trials.common_failures, *cause.trials}))
 
 
 def _largest_memory(state: StudyState, arrays: Collection[Array]) -> int:

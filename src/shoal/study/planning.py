@@ -5,30 +5,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from shoal.core.array import Array, add_members, remove_members
-from shoal.core.command import (
-    CopyCheckpoint,
-    GroupsProposed,
-    JobJoined,
-    JobLeaving,
-    JobStarted,
-    ReservationsChanged,
-    StartJob,
-    StopJob,
-    UpdateJob,
-    Waiting,
-)
+from shoal.core.command import CopyCheckpoint, StartJob, StopJob, UpdateJob
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import AlgorithmError, DeviceError
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.resources import no_device
+from shoal.core.rows import Proposal
 from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.planner.plan_input import Placement, PlanInput
 from shoal.planner.planner import plan
 from shoal.planner.shares import memory_limit
 from shoal.remedy import command
 from shoal.study.interventions import PAUSED, STOPPED, stop
-from shoal.study.job_events import observe
+from shoal.study.job_events import observe, write_quanta
 from shoal.study.signatures import in_signature_jobs
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
@@ -50,9 +40,17 @@ BEHIND = "waits for trials ahead of it in the queue"
 
 
 def ask_algorithm(state: StudyState) -> None:
-    """Ask the algorithm for the next groups of trials."""
+    """Ask the algorithm for the next groups of trials; instead of trials that are stopped it may propose others."""
+    while stopped := _propose(state):
+        stop(state, stopped, STOPPED)
+
+
+def _propose(state: StudyState) -> list[TrialRecord]:
+    """Add the groups of trials that the algorithm proposes; return those that a user has stopped after they had
+    reached an earlier budget.
+    """
     if state.config.algorithm.finished:
-        return
+        return []
     idle = len(state.idle())
     groups = tuple(state.config.algorithm.next_groups(idle))
     if added := [trial.number for group in groups for trial in group.trials if trial.is_added]:
@@ -60,22 +58,20 @@ def ask_algorithm(state: StudyState) -> None:
             f"{state.config.algorithm!r} proposes trial {added[0]}; numbers from {FIRST_ADDED} on are "
             "reserved for trials that users add"
         )
-    if groups:
-        state.step.record(GroupsProposed(idle, groups))
+    if groups:  # without any, the algorithm has not changed
+        state.step.write(Proposal(idle, groups, state.next_seq(), state.step.time))
     state.trials.register_groups(groups)
     stopped: list[TrialRecord] = []
     for group in groups:
         for trial in group.trials:
             record = state.trials.get(trial.number) or TrialRecord(trial, 0, trial.start)
-            if record.state is TrialState.STOPPED:  # a user stopped it after it had reached its budget
+            if record.state is TrialState.STOPPED:
                 stopped.append(record)
             record.target = group.budget.epochs
             state.trials.move(record, TrialState.PENDING)
             if trial.origin is not None:
                 state.step.command(CopyCheckpoint(trial))
-    if stopped:
-        stop(state, stopped, STOPPED)
-        ask_algorithm(state)  # the algorithm may propose other trials instead
+    return stopped
 
 
 def find_signatures(state: StudyState) -> None:
@@ -93,7 +89,7 @@ def find_signatures(state: StudyState) -> None:
         table.set_keys({member.trial.number: key(member.trial) for member in unknown})
     elif idle := state.idle():
         shares = zip(state.signatures.split(unknown, len(idle)), idle, strict=False)
-        _start(state, [(Job(state.new_id(), (share,), Purpose.SIGNATURE), device) for share, device in shares])
+        _start(state, [(Job(state.running.new_id(), (share,), Purpose.SIGNATURE), device) for share, device in shares])
     elif state.config.elastic:
         training = [job.id for job, _ in state.running.values() if job.purpose is Purpose.TRAIN]
         for job, trials in state.signatures.assign_to_training([member.trial for member in unknown], training).items():
@@ -104,7 +100,7 @@ def place(state: StudyState, now: float) -> None:
     """Plan arrays and jobs for the waiting trials once their keys are known, and record why the other trials wait."""
     if any(job.purpose is Purpose.PROFILE and not job.arrays for job, _ in state.running.values()):
         # The job is about to end, and its process, which has built trials, is then free to train them.
-        _explain(state, dict.fromkeys(state.trials.unexplained, "waits for the end of a measurement"))
+        state.trials.explain(dict.fromkeys(state.trials.unexplained, "waits for the end of a measurement"))
         return
     cluster = state.fleet.cluster
     held = {x.number: f"{PAUSED}{_group_waiting_text(state, x)}" for x in state.trials.paused_waiting()}
@@ -114,17 +110,17 @@ def place(state: StudyState, now: float) -> None:
     unknown = state.trials.without_key - state.trials.paused
     reasons = held | _unknown_reasons(unknown, cluster)
     if unknown and not unknown.isdisjoint(in_signature_jobs(job for job, _ in state.running.values())):
-        _explain(state, dict.fromkeys([x.number for x in state.trials.waiting()], AWAITS_SIGNATURES) | reasons)
+        state.trials.explain(dict.fromkeys([x.number for x in state.trials.waiting()], AWAITS_SIGNATURES) | reasons)
         state.last_plan = None
         return
     placement = _plan_within_horizon(state, cluster, now, look_further=version != state.last_plan)
     reasons |= placement.refusals
-    state.tracker, state.next_job, state.wake = placement.history, placement.next_job, placement.wake
-    state.step.record(*state.tracker.take_quanta())
-    _explain(state, reasons)
+    state.tracker, state.running.next_job, state.wake = placement.history, placement.next_job, placement.wake
+    write_quanta(state)
+    state.trials.explain(reasons)
     state.last_plan, state.last_plan_time = None if placement.starts or placement.joins else version, now
     for job, leave in placement.preemptions.items():
-        state.step.record(JobLeaving(job, leave.reason))
+        state.running.note(job, leave.reason)
         if state.running[job][0].purpose is Purpose.ASSIST:
             continue  # `update_teams` stops it once its leader goes on without it
         state.step.command(StopJob(job))
@@ -133,8 +129,7 @@ def place(state: StudyState, now: float) -> None:
     _limit_memory(state)
     for job, arrays in placement.joins.items():
         _join(state, job, arrays)
-    if others := state.trials.explain_others(reasons, BEHIND):
-        state.step.record(Waiting(others))
+    state.trials.explain_others(reasons, BEHIND)
 
 
 def _plan_within_horizon(state: StudyState, cluster: Cluster, now: float, *, look_further: bool) -> Placement:
@@ -169,11 +164,6 @@ def _group_waiting_text(state: StudyState, held: TrialRecord) -> str:
     return f"; {waiting} {'trial waits' if waiting == 1 else 'trials wait'} for it at epoch {held.target}"
 
 
-def _explain(state: StudyState, reasons: Mapping[int, str]) -> None:
-    if changed := state.trials.explain(reasons):
-        state.step.record(Waiting(changed))
-
-
 def _plan_input(state: StudyState, cluster: Cluster, now: float) -> PlanInput:
     """Return what a plan follows from, but for the waiting trials; suspended jobs get their present members before."""
     state.tracker.refresh_suspended(state.trials.waits, now)
@@ -191,12 +181,9 @@ def _plan_version(state: StudyState) -> object:
 
 def _change_reservations(state: StudyState, reservations: Mapping[str, Demand]) -> None:
     """Record new reservations of running jobs before other jobs get the freed resources."""
-    if reservations:
-        state.step.record(ReservationsChanged(reservations))
     for number, demand in reservations.items():
-        job, _ = state.running[number]
-        before, job = job.demand, replace(job, demand=demand)
-        state.running.change(job)
+        before = state.running[number][0].demand
+        job = state.running.reserve(state.running[number][0], demand, state.step.time)
         if before is not None and before.compute != demand.compute:
             state.crowding.change(job)
 
@@ -213,26 +200,25 @@ def _limit_memory(state: StudyState) -> None:
 def _join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None:
     job, device = state.running[number]
     members = [member for array in arrays for member in array.members]
-    state.step.record(JobJoined(job.id, device.name, arrays))
+    state.running.join(job.id, arrays)
     state.step.command(UpdateJob(job.id, JobUpdate(join=arrays)))
     held = remove_members(state.trials.present(job).arrays, {member.trial.number for member in members})
     job = replace(job, arrays=add_members(held, arrays))  # without members that have left
     state.running.change(job)
     state.crowding.change(job)
-    state.trials.begin(job.id, members)
+    state.trials.begin(job.id, device.name, members)
 
 
 def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
     for job, device in starts:
-        state.step.record(JobStarted(job, device.name))
         state.step.command(StartJob(job, device))
-        state.running.begin(job, device)
+        state.running.begin(job, device, state.step.time)
         state.config.devices.begin(job)
         if job.purpose is Purpose.ASSIST:
             continue
         state.crowding.begin(job, device)
         if job.purpose is Purpose.TRAIN:
-            state.trials.begin(job.id, job.members)
+            state.trials.begin(job.id, device.name, job.members)
 
 
 def check_progress(state: StudyState, now: float) -> None:
@@ -244,7 +230,7 @@ def check_progress(state: StudyState, now: float) -> None:
     if state.running or state.finished or state.has_wake_time:
         return
     if not state.config.trains:
-        state.ended = True
+        state.lifecycle.end()
         return
     if not state.trials.has_waiting():
         if state.trials.paused_waiting():

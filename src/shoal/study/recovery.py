@@ -4,9 +4,8 @@ Requests of users, proposals of the algorithm and reports of trials are one sequ
 restored by the same calls in the same order. The rest of the state is read from the rows of trials, requests and the
 study, for three reasons:
 
-- The rows are the fold of all steps. `commit` applies each record of a step to the rows in one transaction. So after a
-  kill at any moment the rows are complete, and a study of a million trials is resumed without all its events. Every
-  simulated study checks that the rows agree with the state machine (`tests/support/simulation.py`).
+- The rows are the state, committed with each step. So after a kill at any moment they are complete, and a study of a
+  million trials is resumed without all its events.
 - Steps cannot be repeated. A plan depends on the clock, the devices and the profiles of other studies, and the journal
   holds none of them.
 - Jobs end with their process, and so do their reservations and their measured epochs. Their trials wait again, as after
@@ -15,20 +14,21 @@ study, for three reasons:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 
 from shoal.algorithms.base import Algorithm
-from shoal.core.command import GroupsProposed, Step
+from shoal.core.command import CopyCheckpoint, Step
 from shoal.core.errors import JournalError
-from shoal.core.event import Outcome
+from shoal.core.event import NOT_TRIAL_FAILURES, Outcome
 from shoal.core.job import Purpose
+from shoal.core.rows import JobRow, Proposal, Quantum
 from shoal.core.trial import Decision, TrialGroup, TrialState
-from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
-from shoal.journal.writer import Journal
 from shoal.planner.job_history import EarlierJob
-from shoal.study.core import StudyCore
-from shoal.study.state import CoreConfig
-from shoal.study.trials import TrialRecord
+from shoal.study.job_events import apply_decisions, end_at_target
+from shoal.study.jobs import ended_with_engine
+from shoal.study.state import StudyState
+from shoal.study.trials import TrialRecord, completed_without_algorithm
 
 __all__ = ["replay", "restore"]
 
@@ -36,50 +36,73 @@ _KEPT = (Outcome.SUSPENDED, Outcome.ORPHANED, Outcome.STOPPED)
 """Outcomes of jobs that leave their history to a next job of their trials."""
 
 
-def restore(core: StudyCore, journal: Journal) -> Step:
-    """Restore a new state machine and its algorithm from the journal; return the step to commit and carry out."""
-    journal.requeue_running()
-    decisions = replay(journal, core.state.config.algorithm, core.register_groups)
+def restore(state: StudyState, journal: JournalView, time: float) -> Step:
+    """Restore the state and the algorithm of a study from its journal; return the step to commit and carry out.
+
+    Call this before any step; `time` are seconds since 1970. The jobs of the last engine have ended with it. A job that
+    was about to be killed gets the outcome of the kill, so that trials of a job that hung count a failure.
+    """
+    config, study, trials, step = state.config, state.config.study, state.trials, Step(time)
+    state.step = step
+    decisions = replay(journal, config.algorithm, trials.register_groups)
     rows, seen, checkpoints = journal.trials(), journal.reported_states(), journal.checkpoints()
-    kinds = {row.name: row.kind for row in journal.devices(all_runs=True)}
-    present = {device.name for _, device in core.state.fleet.cluster if kinds.get(device.name) == device.kind}
-    earlier = _earlier_jobs(journal, {row.number: row.job for row in rows if row.state is TrialState.PENDING})
-    records = [
-        TrialRecord(
-            x.trial,
-            x.target,
-            x.epoch,
-            x.state,
-            x.failures,
-            reported_states=seen.get(x.number, {}),
-            checkpoint=checkpoints.get(x.number, ""),
-        )
-        for x in rows
-    ]
-    return core.restore(
-        records,
-        decisions,
-        reported=any(row.metrics for row in rows),
-        retried=journal.retried,
-        jobs=[job for job in earlier if job.device in present],
-        requests=[x.request for x in journal.interventions()],
-        reached=_trial_at_target(core.state.config, rows),
+    jobs = [ended_with_engine(row, time) if row.ended is None else row for row in journal.jobs()]
+    step.write(*(row for row in jobs if row.ended == time))
+    trials.without_algorithm = {*journal.retried, *(row.number for row in rows if row.trial.is_added)}
+    trials.common_failures = set(study.get("common_failure_trials", ()))
+    trials.paused = set(study.get("paused_trials", ()))
+    trials.least_loss = min((config.objectives[0].loss(value) for _, value in journal.improvements()), default=inf)
+    trials.restore(
+        (
+            TrialRecord(
+                *(x.trial, x.target, x.epoch, x.state, x.failures, x.reason, x.device, x.job, x.seconds),
+                *(x.metrics, x.best, x.objective),
+                reported_states=seen.get(x.number, {}),
+                checkpoint=checkpoints.get(x.number, ""),
+            )
+            for x in rows
+        ),
+        {row.id for row in jobs if row.outcome not in NOT_TRIAL_FAILURES},
     )
+    state.requests = {x.request for x in journal.interventions()}
+    state.checks.restore(journal.verdicts(), journal.checked())
+    kinds = {row.name: row.kind for row in journal.devices(all_runs=True)}
+    present = {device.name for _, device in state.fleet.cluster if kinds.get(device.name) == device.kind}
+    waiting = {x.number: x.job for x in trials if x.state is TrialState.PENDING}
+    state.tracker.restore(x for x in _earlier_jobs(jobs, journal.quanta(), waiting) if x.device in present)
+    own = trials.without_algorithm
+    paused = [x.number for x in trials if x.number in own and x.state is TrialState.PAUSED]
+    kept = [decision for decision in decisions if decision.trial not in own]
+    apply_decisions(state, [*kept, *map(completed_without_algorithm, paused)])
+    if any(row.metrics for row in rows):
+        state.retries.first_failures.reported()
+    reached = _trial_at_target(state)
+    if reached is not None and not state.lifecycle.ended_because and not state.lifecycle.ended:
+        end_at_target(state, reached)  # it has reported while the study was shutting down
+    step.command(*(CopyCheckpoint(record.trial) for record in trials.waiting()))
+    state.write_changes()
+    return step
 
 
-def _trial_at_target(config: CoreConfig, rows: Iterable[TrialRow]) -> int | None:
+def _trial_at_target(state: StudyState) -> int | None:
     """Number of the first trial that has reported the target of the study and has not failed; None if there is none."""
-    target, objective = config.study.get("target"), config.objectives[0]
+    target, objective = state.config.study.get("target"), state.config.objectives[0]
     if target is None:
         return None
-    best = {row.number: row.best.get(objective.metric) for row in rows if row.state is not TrialState.FAILED}
+    best = {x.number: x.best.get(objective.metric) for x in state.trials if not x.has_failed}
     return next((x for x, value in best.items() if value is not None and objective.reached(target, value)), None)
 
 
-def _earlier_jobs(journal: JournalView, waiting: Mapping[int, str]) -> list[EarlierJob]:
-    """The jobs that were suspended or running when their engine ended, oldest first."""
-    rows = {job.id: job for job in journal.jobs() if job.purpose is Purpose.TRAIN}
-    quanta = journal.quanta()
+def _earlier_jobs(
+    jobs: Iterable[JobRow], quanta: Mapping[str, Sequence[Quantum]], waiting: Mapping[int, str]
+) -> list[EarlierJob]:
+    """The jobs that were suspended or running when their engine ended, oldest first.
+
+    Args:
+        quanta: Id of a job -> its turns.
+        waiting: Number of each trial that waits -> id of its last job.
+    """
+    rows = {job.id: job for job in jobs if job.purpose is Purpose.TRAIN}
     last = max((job.ended or job.started for job in rows.values()), default=0.0)
     found: list[EarlierJob] = []
     for job in rows.values():
@@ -117,7 +140,7 @@ def replay(
     """
     decisions: list[Decision] = []
     for event in journal.events():
-        if not isinstance(event, GroupsProposed):
+        if not isinstance(event, Proposal):
             decisions += algorithm.observe(event)
             continue
         groups = tuple(algorithm.next_groups(event.free))

@@ -1,7 +1,6 @@
 """The state of a study, which only its events change."""
 
-from collections import Counter
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any
 
 from shoal.algorithms.base import Algorithm
 from shoal.core.array import FusionKey
-from shoal.core.cause import Cause
 from shoal.core.command import Step
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
-from shoal.core.job import Job, job_id
 from shoal.core.objective import Objective
-from shoal.core.trial import Trial
+from shoal.core.rows import ReportRow
+from shoal.core.trial import Report, Trial
 from shoal.cost.history import History
 from shoal.cost.store import ProfileStore
 from shoal.planner.cache import PlanCache
@@ -24,14 +22,16 @@ from shoal.planner.job_tracker import JobTracker
 from shoal.planner.plan_input import PlanInput
 from shoal.planner.shares import CrowdingMeter
 from shoal.schedule.base import Policy
+from shoal.study.checks import Checks
 from shoal.study.devices import DeviceTracker
-from shoal.study.event import Shutdown
 from shoal.study.fleet import Fleet
+from shoal.study.jobs import RunningJobs
+from shoal.study.lifecycle import Lifecycle
 from shoal.study.retries import RetryPolicy
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
 
-__all__ = ["MIN_POLL_SECONDS", "CoreConfig", "RunningJobs", "StudyState"]
+__all__ = ["MIN_POLL_SECONDS", "CoreConfig", "StudyState"]
 
 MIN_POLL_SECONDS = 0.005
 """Shortest time between two polls for events, even if the next plan is due."""
@@ -47,6 +47,8 @@ class CoreConfig:
 
     Args:
         study: Values of the study as its journal has them now; read only.
+        jobs: Number of jobs that the study has had.
+        seq: Number of its proposals, reports and interventions.
         replan_seconds: Seconds until the next plan, if nothing has changed but the progress of trials.
         key: Function from a trial to its fusion key, if keys are known without building models.
         loss: Reported value that policies take as the loss of a function or command; None if there is none.
@@ -69,6 +71,7 @@ class CoreConfig:
     key: Callable[[Trial], FusionKey] | None = None
     elastic: bool = True
     jobs: int = 0
+    seq: int = 0
     loss: str | None = None
     find_policy: Callable[[str], Policy] = _no_other
     limits_shares: Callable[[Device], bool] = lambda device: False
@@ -76,89 +79,26 @@ class CoreConfig:
     trains: bool = True
 
 
-class RunningJobs(Mapping[str, tuple[Job, Device]]):
-    """Id of each job that holds a device -> the job and the device, oldest first.
-
-    A job on several devices is a leader on the first one, and a helper (`Purpose.ASSIST`) on each of the others.
-    """
-
-    def __init__(self) -> None:
-        self.changes = 0
-        self.helpers: dict[str, set[str]] = {}
-        """Id of a job, which may have ended -> ids of the running jobs that assist it."""
-        self._all: dict[str, tuple[Job, Device]] = {}
-        self._on: Counter[str] = Counter()
-
-    def __getitem__(self, job: str) -> tuple[Job, Device]:
-        return self._all[job]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def values(self) -> ValuesView[tuple[Job, Device]]:
-        """The jobs with their devices, without a look-up of each."""
-        return self._all.values()
-
-    def items(self) -> ItemsView[str, tuple[Job, Device]]:
-        """As `values`, with the ids."""
-        return self._all.items()
-
-    def begin(self, job: Job, device: Device) -> None:
-        """Add a job that starts on a device."""
-        self._all[job.id] = (job, device)
-        self._on[device.name] += 1
-        if job.assists:
-            self.helpers.setdefault(job.assists, set()).add(job.id)
-        self.changes += 1
-
-    def change(self, job: Job) -> None:
-        """Update a job whose arrays or reservation have changed."""
-        self._all[job.id] = (job, self._all[job.id][1])
-
-    def end(self, job: str) -> tuple[Job, Device]:
-        """Remove a job that has left its device."""
-        ended, device = self._all.pop(job)
-        self._on[device.name] -= 1
-        if ended.assists:
-            self.helpers[ended.assists].remove(job)
-            if not self.helpers[ended.assists]:
-                del self.helpers[ended.assists]
-        self.changes += 1
-        return ended, device
-
-    def on(self, device: str) -> int:
-        """Number of jobs that hold a device."""
-        return self._on[device]
-
-
 class StudyState:
     """State of a study. Only functions of `shoal.study` change it, and only during a step.
 
     Attributes:
+        step: The step that is being made.
         crowding: Epochs of jobs alone and on shared devices.
         wake: Latest time of the next plan; inf: only after a change.
         last_plan: Inputs of the last plan, if the plan started nothing; otherwise None.
         last_plan_time: Time of the last plan, in seconds.
-        paused: Whether a user has paused the study, so that no trials are requested or placed.
-        devices_released: Whether a paused study has released its devices.
-        end_requested: Whether a user or a trial has ended the study; its jobs may still be running.
-        ended: Whether a study that a user or a trial has ended has no job any more.
-        ended_because: Why a trial has ended the study; "" if none has.
-        shutdown: The event that shuts down the study; None before.
-        teams: Id of each job on several devices -> ids of the helpers that it was told to train with.
-        dismissed: Ids of the running helpers that were asked to stop.
-        stopped: Common cause of failure of the first trials, which ends the study; None before.
+        requests: Names of the requests whose results are recorded.
         unsaved_jobs: Texts on the jobs that could not save their trials during shutdown.
     """
 
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
         self.step = Step()
-        self.trials = TrialTable()
-        self.running = RunningJobs()
+        self.trials = TrialTable(config.objectives)
+        self.running = RunningJobs(config.jobs + 1)
+        self.lifecycle = Lifecycle(config.study)
+        self.checks = Checks()
         self.signatures = SignatureRegistry(self.trials, {device.kind for _, device in self.fleet.found})
         self.profiles = ProfileStore(config.history, config.study.get("task", ""))
         self.tracker = JobTracker()
@@ -168,15 +108,9 @@ class StudyState:
         self.wake = inf
         self.last_plan: object = None
         self.last_plan_time = 0.0
-        self.paused = self.devices_released = self.end_requested = self.ended = False
-        self.ended_because = ""
-        self.shutdown: Shutdown | None = None
-        self.stopped: Cause | None = None
-        self.teams: dict[str, frozenset[str]] = {}
-        self.dismissed: set[str] = set()
         self.requests: set[str] = set()
         self.unsaved_jobs: list[str] = []
-        self.next_job = config.jobs + 1
+        self._seq = config.seq
 
     @property
     def fleet(self) -> Fleet:
@@ -186,12 +120,7 @@ class StudyState:
     @property
     def finished(self) -> bool:
         """Whether the algorithm, or a user, has ended the study and no retried trial is open."""
-        return (self.config.algorithm.finished or self.ended) and not self.trials.retrying()
-
-    @property
-    def on_hold(self) -> bool:
-        """Whether no job may run because of a user's request."""
-        return self.paused or (self.end_requested and not self.ended)
+        return (self.config.algorithm.finished or self.lifecycle.ended) and not self.trials.retrying()
 
     def is_leaving(self, job: str) -> bool:
         """Whether a running job was asked to leave its device, or is to be killed."""
@@ -219,7 +148,7 @@ class StudyState:
             cluster,
             now,
             history=self.tracker,
-            next_job=self.next_job,
+            next_job=self.running.next_job,
             grouping=config.grouping,
             fuse=config.fuse,
             elastic=config.elastic,
@@ -234,7 +163,17 @@ class StudyState:
             arrived=trials.arrived,
         )
 
-    def new_id(self) -> str:
-        """A new id of a job, unique in the study."""
-        self.next_job += 1
-        return job_id(self.next_job - 1)
+    def next_seq(self) -> int:
+        """The next place in the one order of proposals, reports and interventions."""
+        self._seq += 1
+        return self._seq
+
+    def write_reports(self, job: str, reports: Iterable[Report]) -> None:
+        """Write new reports of a job; `job` is "" if the study itself fails a trial."""
+        for report in reports:
+            improvement = self.trials.improvement(report)
+            self.step.write(ReportRow(self.next_seq(), self.step.time, job, report, improvement))
+
+    def write_changes(self) -> None:
+        """Write the rows that the step has changed."""
+        self.step.write(*self.trials.take_rows(), *self.running.take_rows(), *self.lifecycle.take_rows())

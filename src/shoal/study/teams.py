@@ -4,7 +4,7 @@ A helper is a job of its own for the back end and the journal. This module keeps
 gets the names of its helpers, and a helper whose leader does not need it any more is stopped.
 """
 
-from shoal.core.command import JobEnded, JobLeaving, StopJob, UpdateJob
+from shoal.core.command import StopJob, UpdateJob
 from shoal.core.device import Device
 from shoal.core.event import Ended, Outcome
 from shoal.core.job import Job, JobUpdate
@@ -20,18 +20,19 @@ def update_teams(state: StudyState, now: float) -> None:
     A team has the running helpers of a leader, without those about to leave; none if the leader is about to leave or
     has ended. Leaders and helpers leave for many reasons, so this compares what should be with what was commanded.
     """
-    for leader in sorted(state.running.helpers.keys() | state.teams.keys()):
-        helpers = state.running.helpers.get(leader, set())
-        runs = leader in state.running
+    running = state.running
+    for leader in sorted(running.helpers.keys() | running.teams.keys()):
+        helpers = running.helpers.get(leader, set())
+        runs = leader in running
         goes_on = runs and not state.is_leaving(leader)
         team = frozenset(helper for helper in helpers if goes_on and not state.is_leaving(helper))
-        before = state.teams.pop(leader, frozenset())
+        before = running.teams.pop(leader, frozenset())
         if team:
-            state.teams[leader] = team
+            running.teams[leader] = team
         if runs and team != before:
             state.step.command(UpdateJob(leader, JobUpdate(team=team)))
             _measure(state, leader, alone=not team)
-        for helper in sorted(helpers - team - state.dismissed):
+        for helper in sorted(helpers - team - running.dismissed):
             _dismiss(state, helper, f"{leader} {'is about to leave its device' if runs else 'has ended'}", now)
 
 
@@ -46,17 +47,16 @@ def _measure(state: StudyState, leader: str, *, alone: bool) -> None:
 def _dismiss(state: StudyState, helper: str, reason: str, now: float) -> None:
     """Stop a helper, with this reason if there is no other yet."""
     if not state.is_leaving(helper):
-        state.step.record(JobLeaving(helper, reason))
+        state.running.note(helper, reason)
     if helper not in state.tracker.leaving:
         state.tracker.request_preemption(helper, PreemptionRequest(False, reason), now)
-    state.dismissed.add(helper)
+    state.running.dismissed.add(helper)
     state.step.command(StopJob(helper))
 
 
 def end_helper(state: StudyState, helper: Job, device: Device, ended: Ended, now: float) -> None:
     """Handle the end of a helper. Its failure is none of a trial: the leader goes on with the others."""
-    state.step.record(JobEnded(helper.id, ended.outcome, ended.message, False, ended.activities))
-    if ended.outcome is not Outcome.FINISHED or helper.id not in state.dismissed:
+    if ended.outcome is not Outcome.FINISHED or helper.id not in state.running.dismissed:
         state.tracker.end_helper(helper, device, ended.outcome)
-    state.dismissed.discard(helper.id)
+    state.running.dismissed.discard(helper.id)
     state.tracker.end(helper, ended.outcome, (), now)

@@ -1,13 +1,16 @@
 """In-memory records of all trials of a study, and the queue of waiting trials."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from operator import attrgetter, itemgetter
 
 from shoal.core.array import FusionKey, Member
 from shoal.core.job import Job, Purpose
+from shoal.core.objective import Objective, first_objective, merge_best
+from shoal.core.rows import TrialRow
 from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.planner.waiting import ResourceLimit, WaitingClass
 
@@ -21,18 +24,16 @@ _number = attrgetter("trial.number")
 
 @dataclass(slots=True)
 class TrialRecord:
-    """State and history of a trial.
+    """State and history of a trial: the values of its `TrialRow`, and what only its study knows.
 
     Args:
         target: Epochs up to which the trial shall train.
         state: Only `TrialTable.move` sets it.
         key: Its fusion key; None if it is not known yet.
-        job: Id of the job that trains it, or trained it last.
         failure_note: Text on its last failure and its retry; "" before the first failure, and after it reached a
             target.
         last_cause: Epoch and cause of its last failure alone; None if it has not failed alone.
         reported_states: Epoch -> states with which it was reported, without FAILED.
-        reason: Last recorded waiting reason; "" if it does not wait, or none was recorded.
         checkpoint: Beginning of the name of its newest checkpoint that was reported, as in `Report`; "" if none was.
     """
 
@@ -41,12 +42,17 @@ class TrialRecord:
     epoch: int = 0
     state: TrialState = TrialState.PENDING
     failures: int = 0
-    key: FusionKey | None = None
+    reason: str = ""
+    device: str = ""
     job: str = ""
+    seconds: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, float] = field(default_factory=dict)
+    objective: float | None = None
+    key: FusionKey | None = None
     failure_note: str = ""
     last_cause: tuple[int, str] | None = None
     reported_states: dict[int, tuple[TrialState, ...]] = field(default_factory=dict)
-    reason: str = ""
     checkpoint: str = field(default="", compare=False)
     _member: Member | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -54,6 +60,14 @@ class TrialRecord:
     def number(self) -> int:
         """The trial's number."""
         return self.trial.number
+
+    @property
+    def row(self) -> TrialRow:
+        """Its row in the journal."""
+        return TrialRow(
+            *(self.trial, self.state, self.reason, self.epoch, self.target, self.failures, self.device, self.job),
+            *(self.seconds, self.metrics, self.best, self.objective),
+        )
 
     @property
     def has_failed(self) -> bool:
@@ -77,7 +91,7 @@ class TrialRecord:
 class TrialTable:
     """All trials of a study by number, with the waiting ones in classes."""
 
-    def __init__(self) -> None:
+    def __init__(self, objectives: Sequence[Objective] = ()) -> None:
         self.train_alone: set[int] = set()
         """Numbers of trials that failed together with others."""
         self.limits: dict[int, ResourceLimit] = {}
@@ -99,6 +113,10 @@ class TrialTable:
         """Numbers of waiting trials with a reason of their own, instead of that others are ahead in the queue."""
         self.without_key: set[int] = set()
         """Numbers of waiting trials without a fusion key."""
+        self.least_loss = inf
+        """Least loss, by the first objective, of all reports."""
+        self._objectives = objectives
+        self._changed: set[int] = set()
         self._all: dict[int, TrialRecord] = {}
         self._waiting: set[int] = set()
         self._suspended: frozenset[int] = frozenset()  # trials of suspended jobs
@@ -122,13 +140,20 @@ class TrialTable:
         """The record of a trial; None if there is no such trial."""
         return self._all.get(number)
 
-    def move(self, record: TrialRecord, state: TrialState) -> None:
-        """Set the state of a trial, which may be new."""
+    def take_rows(self) -> list[TrialRow]:
+        """The rows that have changed since the last call, by number."""
+        rows = [self._all[number].row for number in sorted(self._changed)]
+        self._changed.clear()
+        return rows
+
+    def move(self, record: TrialRecord, state: TrialState, reason: str = "") -> None:
+        """Set the state of a trial, which may be new, and the reason for it."""
         self._all[record.number] = record
+        self._changed.add(record.number)
         self._present.pop(record.job, None)
         if record.state is not state or state is TrialState.PENDING:
             self.changes += 1
-            record.reason = ""
+        record.reason = reason
         if state is TrialState.RUNNING:  # also after a late report; it waits again when its job ends
             self._members.setdefault(record.job, set()).add(record.number)
         record.state = state
@@ -144,12 +169,19 @@ class TrialTable:
         if state.final and state is not TrialState.FAILED:  # a failed trial may be retried
             record.reported_states.clear()
 
-    def restore(self, record: TrialRecord) -> None:
-        """Add a trial in the state that it had when its engine ended."""
-        self.move(record, record.state)
-        if record.failures > 0 and record.state is TrialState.PENDING:
-            self.isolate(record)
-            record.failure_note = f"failed in {record.failures} jobs before, is tried again by itself"
+    def restore(self, records: Iterable[TrialRecord], failed_jobs: Collection[str]) -> None:
+        """Add trials in the states that they had when their engine ended; RUNNING ones wait again, with one failure
+        more if their job is among the failed ones.
+        """
+        for record in records:
+            ran = record.state is TrialState.RUNNING
+            record.failures += ran and record.job in failed_jobs
+            self.move(record, TrialState.PENDING if ran else record.state, "" if ran else record.reason)
+            if not ran:
+                self._changed.discard(record.number)
+            if record.failures > 0 and record.state is TrialState.PENDING:
+                self.isolate(record)
+                record.failure_note = f"failed in {record.failures} jobs before, is tried again by itself"
 
     def register_groups(self, groups: Iterable[TrialGroup]) -> None:
         """Register groups of trials that the algorithm proposed, before the trials themselves."""
@@ -187,11 +219,11 @@ class TrialTable:
         changed, self._suspended = numbers ^ self._suspended, numbers
         self._reclassify(changed)
 
-    def begin(self, job: str, members: Iterable[Member]) -> None:
-        """Set the state of members of a job to RUNNING."""
+    def begin(self, job: str, device: str, members: Iterable[Member]) -> None:
+        """Set the state of members of a job on a device to RUNNING."""
         for member in members:
             record = self._all[member.trial.number]
-            record.job = job
+            record.job, record.device = job, device
             self.move(record, TrialState.RUNNING)
 
     def left(self, job: str, numbers: Collection[int]) -> None:
@@ -214,10 +246,23 @@ class TrialTable:
             record.reported_states[report.epoch] = (*seen, report.state)
         record.epoch = max(record.epoch, report.epoch)
         record.checkpoint = max(record.checkpoint, report.checkpoint)
-        self.move(record, report.state)
+        record.seconds += report.seconds
+        record.metrics = {**record.metrics, **report.metrics}
+        record.best = merge_best(record.best, report.metrics, self._objectives)
+        record.objective = first_objective(record.metrics, self._objectives)
+        self.move(record, report.state, report.reason)
         if report.state is TrialState.PAUSED:
             self.clear_failures(record)
         return True
+
+    def improvement(self, report: Report) -> float | None:
+        """The value of the first metric in a report if it is better than all before, else None."""
+        first = self._objectives[0]
+        value = report.metrics.get(first.metric)
+        if value is None or not first.loss(value) < self.least_loss:  # NaN is not less
+            return None
+        self.least_loss = first.loss(value)
+        return value
 
     def requeue(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
         """Record that a job has let trials (None: all) go; make those RUNNING wait again, and return their numbers."""
@@ -245,24 +290,22 @@ class TrialTable:
         self.without_algorithm.add(record.number)
         self.move(record, TrialState.PENDING)
 
-    def explain(self, reasons: Mapping[int, str]) -> dict[int, str]:
-        """Set waiting reasons, with the last failure of retried trials; returns those that have changed."""
-        changed: dict[int, str] = {}
+    def explain(self, reasons: Mapping[int, str]) -> None:
+        """Set the reasons why trials wait, with the last failure of retried trials."""
         for number, why in reasons.items():
             record = self._all[number]
             reason = f"{why}; {record.failure_note}" if record.failure_note else why
             if reason != record.reason:
-                record.reason = changed[number] = reason
+                record.reason = reason
+                self._changed.add(number)
         self.unexplained.difference_update(reasons)
         self.explained.update(reasons)
-        return changed
 
-    def explain_others(self, explained: Collection[int], reason: str) -> dict[int, str]:
-        """Give all waiting trials but those that were just explained this reason; returns those that have changed."""
+    def explain_others(self, explained: Collection[int], reason: str) -> None:
+        """Give all waiting trials but those that were just explained this reason."""
         others = (self.unexplained | self.explained).difference(explained)
-        changed = self.explain(dict.fromkeys(others, reason))
+        self.explain(dict.fromkeys(others, reason))
         self.explained -= others
-        return changed
 
     def present(self, job: Job) -> Job:
         """A training job with its present members at their present epochs; any other job unchanged.
@@ -295,6 +338,13 @@ class TrialTable:
     def retrying(self) -> bool:
         """Whether a retried or added trial has not ended."""
         return any(not self._all[number].state.final for number in self.without_algorithm)
+
+    def clear_all_failures(self) -> None:
+        """Set the number of failures of all open trials to 0."""
+        for record in self._all.values():
+            if record.failures and not record.state.final:
+                record.failures = 0
+                self._changed.add(record.number)
 
     def add(self, record: TrialRecord) -> None:
         """Add a waiting trial that a user requested."""

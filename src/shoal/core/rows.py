@@ -1,15 +1,19 @@
-"""Decoded rows of a journal: trials, jobs, devices, reservations, interventions and runs."""
+"""Rows of a journal: what a study writes, and what its readers get.
+
+The state machine returns the rows that a step has changed or added, and the journal stores them as they are. Rows of
+trials, jobs, verdicts and values of the study replace earlier ones; all others are added.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from shoal.core.activity import Activity
 from shoal.core.cause import cause_of, log_of
-from shoal.core.command import Intervened
 from shoal.core.event import NOT_TRIAL_FAILURES, Outcome, TurnStats
 from shoal.core.job import Purpose
 from shoal.core.request import requester
-from shoal.core.trial import Config, Trial, TrialState
+from shoal.core.trial import Config, Report, Trial, TrialGroup, TrialState
 
 __all__ = [
     "NOT_FAILED",
@@ -18,9 +22,15 @@ __all__ = [
     "DeviceRow",
     "Intervention",
     "JobRow",
+    "Joined",
+    "Kill",
+    "Proposal",
     "Quantum",
+    "ReportRow",
     "Reservation",
+    "Row",
     "Run",
+    "StudyValue",
     "Telemetry",
     "TrialRow",
     "Verdict",
@@ -36,6 +46,45 @@ _PLAIN_STEP = "step, plain"
 """`CheckRow.what` of a step that the trials of an array took one after another."""
 _MAX_NAMED = 4
 """Most numbers of trials in a verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyValue:
+    """A value of the study, a JSON value."""
+
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Groups that the algorithm proposed while `free` more trials could start.
+
+    Args:
+        seq: Its place in the one order of proposals, reports and interventions.
+        time: Time of the step, in seconds since 1970, as in all rows.
+    """
+
+    free: int
+    groups: tuple[TrialGroup, ...]
+    seq: int = 0
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRow:
+    """A report of a trial that was no repetition.
+
+    Args:
+        job: Id of the job; "" if the study itself has failed the trial.
+        improvement: Value of the first metric if it is better than all before, else None.
+    """
+
+    seq: int
+    time: float
+    job: str
+    report: Report
+    improvement: float | None
 
 
 @dataclass(frozen=True)
@@ -176,12 +225,14 @@ class Reservation:
         time: Begin, in seconds since 1970.
         compute: Fraction of the device.
         memory: Bytes.
+        job: Id of the job.
     """
 
     time: float
     compute: float | None = None
     memory: int | None = None
     cores: float | None = None
+    job: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -193,6 +244,7 @@ class DeviceRow:
         memory: Bytes that jobs may use.
         cores: CPU cores that a job on it may use as threads.
         reason: Reason why it gets none; "" if it is healthy.
+        time: Time of the change, in seconds since 1970.
     """
 
     name: str
@@ -204,18 +256,48 @@ class DeviceRow:
     compute: float = 1.0
     healthy: bool = True
     reason: str = ""
+    time: float = field(default=0.0, compare=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Intervention(Intervened):
-    """A user's request that was carried out or refused, with the time of that, in seconds since 1970."""
+@dataclass(frozen=True)
+class Intervention:
+    """Result of a user's request: trials and devices for which it was carried out, and refused parts, a line each.
 
-    time: float
+    Args:
+        time: Time at which it was carried out or refused, in seconds since 1970.
+        seq: As in `Proposal`.
+    """
+
+    request: str
+    verb: str
+    trials: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
+    text: str = ""
+    refused: tuple[str, ...] = ()
+    time: float = 0.0
+    seq: int = 0
 
     @property
     def user(self) -> str:
         """Login name of the user who made the request."""
         return requester(self.request)
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Outcome that a job has once its kill has ended it, and the reason of the kill."""
+
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A trial that joins a running job."""
+
+    job: str
+    key: str
+    trial: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +314,7 @@ class JobRow:
         activities: Seconds by activity; empty while it runs, and if it could not report them.
         resumes: Id of the suspended job that it continues, or "".
         assists: Id of the job for which it computes gradients on a further device, or "".
+        kill: Its kill, if it was killed or is about to be.
     """
 
     id: str
@@ -247,6 +330,7 @@ class JobRow:
     activities: Mapping[Activity, float] = field(default_factory=dict)
     resumes: str = ""
     assists: str = ""
+    kill: Kill | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -314,3 +398,20 @@ class Run:
     started: float
     epochs: int
     before: float | None = None
+
+
+Row = (
+    StudyValue
+    | Proposal
+    | ReportRow
+    | TrialRow
+    | JobRow
+    | Joined
+    | Reservation
+    | Intervention
+    | DeviceRow
+    | Quantum
+    | Telemetry
+    | CheckRow
+    | Verdict
+)
