@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.recorded import RecordedJournal
+
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
-from shoal.journal.writer import Journal
 
 STUDY = {"metric": "accuracy", "mode": "max", "seed": 0, "devices": ["cpu:0"], "space": {"lr": 0.1}}
 
@@ -22,8 +23,8 @@ class Clock:
         return self.now
 
 
-def create(directory: Path, **study: object) -> Journal:
-    return Journal.create(directory, STUDY | study, task=b"a task", algorithm=b"an algorithm", clock=Clock())
+def create(directory: Path, **study: object) -> RecordedJournal:
+    return RecordedJournal.create(directory, STUDY | study, task=b"a task", algorithm=b"an algorithm", clock=Clock())
 
 
 def trial(number: int, **config: object) -> Trial:

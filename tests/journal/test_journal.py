@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_samples import STUDY, create, group, job, report, trial
-from shoal.journal.record import lower_is_better, merge_best
 from support.recorded import RecordedJournal
 
 from shoal.core.activity import Activity
@@ -15,8 +14,8 @@ from shoal.core.array import FusionKey
 from shoal.core.errors import JournalError
 from shoal.core.event import Proven, TurnStats
 from shoal.core.job import Purpose
-from shoal.core.objective import objectives
-from shoal.core.rows import CheckRow, JobRow, Proposal, Reservation, Verdict
+from shoal.core.objective import lower_is_better, merge_best, objectives
+from shoal.core.rows import CheckRow, JobRow, Proposal, Reservation, TrialRow, Verdict
 from shoal.core.trial import Budget, Check, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.statistics import StudyStatistics
 
@@ -224,13 +223,6 @@ def test_a_final_state_is_kept(journal):
     assert (journal.trials()[0].state, journal.trials()[0].reason) == (FAILED, "its model raised")
 
 
-def test_a_report_of_an_unknown_trial_is_refused_with_all_of_its_step(journal):
-    journal.record_proposal(1, [group([0], 3)])
-    with pytest.raises(JournalError, match="trial 9 has reported, but the algorithm has not proposed it"):
-        journal.record_reports("1", [report(0, 1), report(9, 1)])
-    assert journal.curve(0) == []
-
-
 @pytest.mark.parametrize(
     ("failed", "failures"), [pytest.param(True, 1, id="failed"), pytest.param(False, 0, id="stopped as asked")]
 )
@@ -283,15 +275,14 @@ def test_reasons_of_waiting_are_written_only_for_trials_that_wait(journal):
     assert journal.tables.connection.total_changes == changes + 1
 
 
-def start_and_report_a_stranger(journal):
-    journal.record_proposal(1, [group([0], 2)])
-    journal.record_job_start(job("1", [0]), "cpu:0")
-    journal.record_reports("1", [report(9, 1)])
+LRS = ((0, 0.1), (1, object()))
 
 
-def test_a_transaction_that_raises_leaves_nothing(journal):
-    with pytest.raises(JournalError, match="has not proposed it"), journal.transaction():
-        start_and_report_a_stranger(journal)
+def test_rows_of_which_one_cannot_be_stored_leave_nothing(journal):
+    rows = [TrialRow(trial(number, lr=lr), PENDING, "", 0, 2, 0, "", "", 0.0, {}, {}, None) for number, lr in LRS]
+    with pytest.raises(JournalError, match="the config of trial 1 cannot be stored"):
+        journal.write([Proposal(1, (group([0], 2),), 1, 1.0), *rows])
+    assert list(journal.events()) == []
     assert journal.trials() == []
     assert journal.jobs() == []
     journal.record_proposal(1, [group([0], 2)])

@@ -119,7 +119,7 @@ def test_a_look_in_the_process_of_the_writer_leaves_it_the_locks_of_sqlite(journ
 
 
 def test_a_second_process_is_refused_and_told_of_the_first(journal):
-    code = f"from shoal.journal.writer import Journal; RecordedJournal.open({str(journal.directory)!r})"
+    code = f"from shoal.journal.writer import Journal; Journal.open({str(journal.directory)!r})"
     second = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
     )
@@ -199,13 +199,14 @@ READER = """
 import os, sys
 from shoal.core.errors import JournalError
 from shoal.journal.view import JournalView
+from shoal.journal.writer import Journal
 if os.getuid() == 0:  # for whom permissions do not count
     os.setuid(65534)
 directory = sys.argv[1]
 with JournalView.read(directory) as view:
     print(len(view.trials()), view.writer() is not None)
 try:
-    RecordedJournal.open(directory)
+    Journal.open(directory)
 except JournalError as error:
     print(error)
 """

@@ -100,19 +100,6 @@ def test_each_run_has_its_own_devices(journal):
         assert sorted(row.name for row in view.devices(all_runs=True)) == ["cpu:0", "cuda:0", "cuda:3"]
 
 
-def test_devices_are_written_again_after_their_transaction_failed(journal):
-    def fail():
-        with journal.transaction():
-            journal.record_devices(machines("cuda:0"))
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert journal.devices() == []
-    journal.record_devices(machines("cuda:0"))
-    assert [row.name for row in journal.devices()] == ["cuda:0"]
-
-
 @pytest.mark.parametrize(
     ("outcome", "message", "failed", "cause", "log"),
     [

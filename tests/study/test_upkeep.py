@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +17,7 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError, StorageFullError
 from shoal.core.job import Job, Purpose
-from shoal.core.rows import TrialRow
+from shoal.core.rows import JobRow, Row, Telemetry, TrialRow
 from shoal.core.trial import TrialState
 from shoal.cost.history import History
 from shoal.journal.requests import pending_requests, write_request
@@ -139,6 +140,18 @@ def stuck(*jobs: int) -> Callable[[Job], list[Event]]:
     return script
 
 
+def full_if(full: Callable[[Sequence[Row]], bool]) -> Callable[[Journal, Sequence[Row]], None]:
+    """`Journal.write`, for which the disk is full when it gets some rows."""
+    write = Journal.write
+
+    def writing(journal: Journal, rows: Sequence[Row]) -> None:
+        if rows and full(rows):
+            raise StorageFullError("no room for the journal")
+        write(journal, rows)
+
+    return writing
+
+
 def complete(stage: Guarded, *, failures: int = 0) -> None:
     assert [(row.state, row.epoch) for row in stage.rows()] == [(TrialState.COMPLETE, 2)] * 4
     assert max(row.failures for row in stage.rows()) == failures
@@ -244,12 +257,12 @@ def test_a_job_that_hangs_fails_its_trials_also_if_the_engine_is_killed_before_i
 def test_a_job_that_hangs_is_killed_also_where_the_disk_is_too_full_to_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: object) -> None:
-        raise StorageFullError("no space")
+    def kills(rows: Sequence[Row]) -> bool:
+        return any(isinstance(row, JobRow) and row.kill is not None for row in rows)
 
     stage, carrier = guarded(tmp_path / "study", slots=1), backend(stuck(0))
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record_kill", full)
+        patch.setattr(Journal, "write", full_if(kills))
         with pytest.raises(StorageFullError):
             stage.run(carrier, hang_seconds=5.0)
     assert carrier.killed == [carrier.started[2].id]
@@ -536,21 +549,21 @@ def test_the_same_error_twice_by_itself_is_not_tried_a_third_time(message: str, 
 def test_a_study_on_a_full_disk_winds_up_without_recording_its_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = Journal.record_devices
-
     def script(job: Job) -> list[Event]:
         if len(carrier.trained()) == 2:
             return [Ended(job.id, Outcome.STORAGE_FULL, "no room for a checkpoint")]
         return well(job)
 
-    def record_devices(journal: Journal, cluster: Cluster) -> None:
-        if len(carrier.trained()) > 1:
-            raise StorageFullError("no room for the journal")
-        record(journal, cluster)
-
     two = brackets(tmp_path / "study")
     carrier, stage = backend(script), Guarded(two.directory, two.make, two.space, 2, Sight(dict, 0))
-    monkeypatch.setattr(Journal, "record_devices", record_devices)
+    ended: list[JobRow] = []
+
+    def after_the_end(rows: Sequence[Row]) -> bool:
+        full = bool(ended)
+        ended.extend(row for row in rows if isinstance(row, JobRow) and row.outcome == Outcome.STORAGE_FULL)
+        return full
+
+    monkeypatch.setattr(Journal, "write", full_if(after_the_end))
     with pytest.raises(StorageFullError, match="no room for a checkpoint"):
         stage.run(carrier)
     assert len(carrier.trained()) == 2
@@ -560,18 +573,17 @@ def test_a_study_on_a_full_disk_winds_up_without_recording_its_devices(
 def test_the_end_of_a_job_is_heard_though_its_devices_cannot_be_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = Journal.record_devices
-
     def script(job: Job) -> list[Event]:
         return [Ended(job.id, Outcome.CRASHED, "died")] if job.purpose is Purpose.TRAIN else well(job)
 
-    def record_devices(journal: Journal, cluster: Cluster) -> None:
-        if carrier.trained() and not any(carrier._events.values()):  # its end was polled, and is about to be handled
-            raise StorageFullError("no room for the journal")
-        record(journal, cluster)
+    def when_it_has_died(rows: Sequence[Row]) -> bool:
+        polled = carrier.trained() and not any(carrier._events.values())  # its end is about to be handled
+        return bool(polled) and any(isinstance(row, Telemetry) for row in rows)
 
-    stage, carrier = guarded(tmp_path / "study", slots=1), backend(script)
-    monkeypatch.setattr(Journal, "record_devices", record_devices)
+    looks = count()
+    stage = guarded(tmp_path / "study", slots=1, see=lambda: {"cpu:0": Condition(memory_used=next(looks))})
+    carrier = backend(script)
+    monkeypatch.setattr(Journal, "write", full_if(when_it_has_died))
     monkeypatch.setattr(carrier, "stop", lambda job: None)  # a job that has ended is left alone
     with pytest.raises(StorageFullError, match="no room for the journal"):
         stage.run(carrier)
@@ -589,10 +601,8 @@ def test_the_other_jobs_are_waited_for_though_the_end_of_one_on_a_full_disk_cann
             return [Ended(job.id, Outcome.STORAGE_FULL, "no room for a checkpoint")]
         return well(job)
 
-    def job_ended(journal: Journal, job: str, *rest: object, **named: object) -> dict[int, int]:
-        if len(carrier.trained()) == 2:
-            raise StorageFullError("no room for the journal")
-        return record(journal, job, *rest, **named)  # type: ignore[arg-type]
+    def job_ended(rows: Sequence[Row]) -> bool:
+        return len(carrier.trained()) == 2 and any(isinstance(row, JobRow) and row.ended is not None for row in rows)
 
     def poll(timeout: float) -> list[Event]:
         events = say(timeout)
@@ -601,8 +611,8 @@ def test_the_other_jobs_are_waited_for_though_the_end_of_one_on_a_full_disk_cann
 
     two = brackets(tmp_path / "study")
     carrier, stage = backend(script), Guarded(two.directory, two.make, two.space, 2, Sight(dict, 0))
-    record, say = Journal.record_job_end, carrier.poll
-    monkeypatch.setattr(Journal, "record_job_end", job_ended)
+    say = carrier.poll
+    monkeypatch.setattr(Journal, "write", full_if(job_ended))
     monkeypatch.setattr(carrier, "poll", poll)
     with pytest.raises(StorageFullError, match="no room for the journal"):
         stage.run(carrier)

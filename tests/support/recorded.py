@@ -63,7 +63,8 @@ class RecordedJournal(Journal):
 
     def record_reports(self, job: str, reports: Iterable[Report]) -> list[Report]:
         new = [report for report in reports if self.table.reported(report)]
-        self._write(*(ReportRow(self._next(), self.clock(), job, x, self.table.improvement(x)) for x in new))
+        now = self.clock()
+        self._write(*(ReportRow(self._next(), now, job, x, self.table.improvement(x)) for x in new))
         return new
 
     def record_decisions(self, decisions: Iterable[Decision]) -> None:
@@ -146,7 +147,9 @@ class RecordedJournal(Journal):
         self.running.end(Ended(job, Outcome(outcome), message, activities), Outcome(outcome), self.clock())
         return self._requeue(job, None, failed=failed)
 
-    def record_dropped_trials(self, job: str, trials: Iterable[int], message: str, *, failed: bool) -> dict[int, int]:
+    def record_dropped_trials(
+        self, job: str, trials: Iterable[int], message: str = "", *, failed: bool
+    ) -> dict[int, int]:
         numbers = set(trials)
         self.running.note(job, dropped(numbers, message))
         return self._requeue(job, numbers, failed=failed)

@@ -232,7 +232,7 @@ class Reservation:
     compute: float | None = None
     memory: int | None = None
     cores: float | None = None
-    job: str = field(default="", kw_only=True)
+    job: str = field(default="", kw_only=True, compare=False)
 
 
 @dataclass(frozen=True)
