@@ -170,15 +170,7 @@ class RecordedJournal(Journal):
 
     def _records(self) -> list[TrialRecord]:
         seen, checkpoints = self.reported_states(), self.checkpoints()
-        return [
-            TrialRecord(
-                *(x.trial, x.target, x.epoch, x.state, x.failures, x.reason, x.device, x.job, x.seconds, x.metrics),
-                *(x.best, x.objective),
-                reported_states=seen.get(x.number, {}),
-                checkpoint=checkpoints.get(x.number, ""),
-            )
-            for x in self.trials()
-        ]
+        return [TrialRecord.of(x, seen.get(x.number, {}), checkpoints.get(x.number, "")) for x in self.trials()]
 
     def _requeue(self, job: str, trials: set[int] | None, *, failed: bool) -> dict[int, int]:
         left = self.table.requeue(job, trials, failed=failed)

@@ -46,23 +46,16 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     state.step = step
     decisions = replay(journal, config.algorithm, trials.register_groups)
     rows, seen, checkpoints = journal.trials(), journal.reported_states(), journal.checkpoints()
-    jobs = [ended_with_engine(row, time) if row.ended is None else row for row in journal.jobs()]
-    step.write(*(row for row in jobs if row.ended == time))
+    ended = {row.id: ended_with_engine(row, time) for row in journal.jobs(running=True)}
+    step.write(*ended.values())
+    jobs = [ended.get(row.id, row) for row in journal.jobs()]
     trials.without_algorithm = {*journal.retried, *(row.number for row in rows if row.trial.is_added)}
     trials.common_failures = set(study.get("common_failure_trials", ()))
     trials.paused = set(study.get("paused_trials", ()))
     trials.least_loss = min((config.objectives[0].loss(value) for _, value in journal.improvements()), default=inf)
     trials.restore(
-        (
-            TrialRecord(
-                *(x.trial, x.target, x.epoch, x.state, x.failures, x.reason, x.device, x.job, x.seconds),
-                *(x.metrics, x.best, x.objective),
-                reported_states=seen.get(x.number, {}),
-                checkpoint=checkpoints.get(x.number, ""),
-            )
-            for x in rows
-        ),
-        {row.id for row in jobs if row.outcome not in NOT_TRIAL_FAILURES},
+        (TrialRecord.of(row, seen.get(row.number, {}), checkpoints.get(row.number, "")) for row in rows),
+        {row.id for row in ended.values() if row.outcome not in NOT_TRIAL_FAILURES},
     )
     state.requests = {x.request for x in journal.interventions()}
     state.checks.restore(journal.verdicts(), journal.checked())

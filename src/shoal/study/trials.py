@@ -56,6 +56,16 @@ class TrialRecord:
     checkpoint: str = field(default="", compare=False)
     _member: Member | None = field(default=None, init=False, compare=False, repr=False)
 
+    @staticmethod
+    def of(row: TrialRow, reported_states: dict[int, tuple[TrialState, ...]], checkpoint: str) -> "TrialRecord":
+        """The record of a row, with what the reports of the trial say."""
+        return TrialRecord(
+            *(row.trial, row.target, row.epoch, row.state, row.failures, row.reason, row.device, row.job, row.seconds),
+            *(row.metrics, row.best, row.objective),
+            reported_states=reported_states,
+            checkpoint=checkpoint,
+        )
+
     @property
     def number(self) -> int:
         """The trial's number."""
