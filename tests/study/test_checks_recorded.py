@@ -6,6 +6,7 @@ from machine import JOB, Machine
 from shoal.core.array import FusionKey
 from shoal.core.event import Proven
 from shoal.core.trial import Check
+from shoal.study.checks import Checks
 from shoal.study.event import Shutdown
 
 KEY = FusionKey("net", "data", 32)
@@ -18,8 +19,8 @@ EVENTS = {
 
 
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
-def test_an_event_is_its_record(event: Proven) -> None:
-    assert Machine().step(event, 2.0) == ([event], [])
+def test_an_event_gives_rows(event: Proven) -> None:
+    assert Machine().step(event, 2.0) == (Checks().add(event), [])
 
 
 @pytest.mark.parametrize("record", [True, False], ids=["recorded", "a full disk"])
@@ -27,4 +28,4 @@ def test_an_event_during_shutdown_is_recorded_if_anything_is(record: bool) -> No
     machine = Machine()
     machine.step(Shutdown(record=record), 2.0)
     event = EVENTS["refused"]
-    assert machine.step(event, 2.1) == ([event] if record else [], [])
+    assert machine.step(event, 2.1) == (Checks().add(event) if record else [], [])

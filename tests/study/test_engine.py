@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.recorded import RecordedJournal
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
@@ -47,10 +46,12 @@ from shoal.core.errors import (
     UnusableTaskError,
 )
 from shoal.core.job import Job, JobUpdate, Purpose
+from shoal.core.rows import Intervention, JobRow, Joined, Proposal, ReportRow, Row, TrialRow
 from shoal.core.space import Space, grid, uniform
 from shoal.core.trial import Decision, Report, Trial, TrialState
 from shoal.cost.history import History
 from shoal.journal.statistics import StudyStatistics
+from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing import Packing
 from shoal.reporting.progress import SilentProgress
@@ -294,15 +295,15 @@ class Stage:
     slots: int = 1
     settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
-    def open(self) -> RecordedJournal:
+    def open(self) -> Journal:
         if (self.directory / "journal.sqlite").exists():
-            return RecordedJournal.open(self.directory)
+            return Journal.open(self.directory)
         study = {"metric": "loss", "mode": "min", "space": self.space.to_json()} | self.settings
-        return RecordedJournal.create(self.directory, study, task=b"", algorithm=b"")
+        return Journal.create(self.directory, study, task=b"", algorithm=b"")
 
     def engine(
         self,
-        journal: RecordedJournal,
+        journal: Journal,
         backend: Backend,
         policy: Policy | None = None,
         retries: int = 2,
@@ -614,34 +615,45 @@ def row_numbers(job: Job) -> set[int]:
     return {member.trial.number for member in job.members}
 
 
-def run_with_kills(method: str, when: str, run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run engines of which each dies at one call of a method of the journal more than the one before it.
+def full_if(full: Callable[[Sequence[Row]], bool]) -> Callable[[Journal, Sequence[Row]], None]:
+    """`Journal.write`, for which the disk is full when it gets some rows."""
+    write = Journal.write
+
+    def writing(journal: Journal, rows: Sequence[Row]) -> None:
+        if rows and full(rows):
+            raise StorageFullError("no room for the journal")
+        write(journal, rows)
+
+    return writing
+
+
+def run_with_kills(kind: type[Row], when: str, run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run engines of which each dies as it writes a row of a kind, each time one more than the one before it.
 
     Args:
-        method: of the journal.
-        when: `before` or `after` the method has recorded anything.
+        kind: of the row.
+        when: `before` or `after` the step of the row is written.
         run: runs one engine.
         monkeypatch: of the test.
 
     Returns:
         How many died before one got to the end.
     """
-    original = getattr(RecordedJournal, method)
+    write = Journal.write
     for kills in range(100):
         left = kills % 7
 
-        def mortal(journal: RecordedJournal, *arguments: object, **named: object) -> object:
+        def mortal(journal: Journal, rows: Sequence[Row]) -> None:
             nonlocal left
-            left -= 1
+            left -= any(isinstance(row, kind) for row in rows)
             if left < 0 and when == "before":
                 raise Killed
-            result = original(journal, *arguments, **named)
+            write(journal, rows)
             if left < 0:
                 raise Killed
-            return result
 
         with monkeypatch.context() as patch:
-            patch.setattr(RecordedJournal, method, mortal)
+            patch.setattr(Journal, "write", mortal)
             try:
                 run()
             except Killed:
@@ -650,24 +662,8 @@ def run_with_kills(method: str, when: str, run: Callable[[], None], monkeypatch:
     raise AssertionError("no engine got to the end")
 
 
-RECORDS = (
-    "record_proposal",
-    "record_reports",
-    "record_decisions",
-    "record_job_start",
-    "record_join",
-    "record_job_end",
-    "record_waiting_reasons",
-    "record_preemption",
-    "record_intervention",
-    "record_added_trial",
-    "record_dropped_trials",
-)
-"""Methods of the journal, around each of which an engine may be killed."""
-
-
 def walk_with_kills(seed: int, run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run engines of which each dies at random before or after a record, until one gets to the end.
+    """Run engines of which each dies at random before or after a step is written, until one gets to the end.
 
     Args:
         seed: of the walk.
@@ -677,26 +673,21 @@ def walk_with_kills(seed: int, run: Callable[[], None], monkeypatch: pytest.Monk
     Returns:
         How many died.
     """
-    random = Random(seed)
+    random, write = Random(seed), Journal.write
     for kills in range(200):
         left, before = random.randrange(12), random.random() < 0.5
 
-        def mortal(original: Callable[..., object]) -> Callable[..., object]:
-            def record(*arguments: object, **named: object) -> object:
-                nonlocal left
-                left -= 1
-                if left < 0 and before:  # noqa: B023  (each engine has its own)
-                    raise Killed
-                result = original(*arguments, **named)
-                if left < 0:
-                    raise Killed
-                return result
-
-            return record
+        def mortal(journal: Journal, rows: Sequence[Row]) -> None:
+            nonlocal left
+            left -= bool(rows)
+            if left < 0 and before:  # noqa: B023  (each engine has its own)
+                raise Killed
+            write(journal, rows)
+            if left < 0:
+                raise Killed
 
         with monkeypatch.context() as patch:
-            for method in RECORDS:
-                patch.setattr(RecordedJournal, method, mortal(getattr(RecordedJournal, method)))
+            patch.setattr(Journal, "write", mortal)
             try:
                 run()
             except Killed:
@@ -726,19 +717,17 @@ def test_kills_at_random_change_nothing(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", RECORDS[:7])
+@pytest.mark.parametrize("kind", [Proposal, ReportRow, TrialRow, JobRow, Joined])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_a_kill_around_any_record_changes_nothing(
-    make: Callable[[], Algorithm], method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_kill_around_any_row_changes_nothing(
+    make: Callable[[], Algorithm], kind: type[Row], when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = Stage(tmp_path / "undisturbed", make)
     undisturbed.run(backend())
     stage = Stage(tmp_path / "study", make)
-    kills = run_with_kills(method, when, lambda: stage.run(backend()), monkeypatch)
-    assert kills > 0 or (method == "record_join" and make is MAKERS["hyperband"]), (
-        "one bracket: nobody runs to be joined"
-    )
+    kills = run_with_kills(kind, when, lambda: stage.run(backend()), monkeypatch)
+    assert kills > 0 or (kind is Joined and make is MAKERS["hyperband"]), "one bracket: nobody runs to be joined"
     assert stage.outcome() == undisturbed.outcome()
 
 
@@ -966,12 +955,12 @@ def test_jobs_that_cannot_be_started_on_a_full_disk_are_not_waited_for(
     def none(job: Job) -> None:
         raise BackendError("no more processes")
 
-    def full(*unused: object, **others: object) -> None:
-        raise StorageFullError("no room for the journal")
+    def ends(rows: Sequence[Row]) -> bool:
+        return any(isinstance(row, JobRow) and row.ended is not None for row in rows)
 
     stage, carrier = four(tmp_path / "study", slots=2), backend(on_start=none)
     with monkeypatch.context() as patch:
-        patch.setattr(RecordedJournal, "record_job_end", full)
+        patch.setattr(Journal, "write", full_if(ends))
         with pytest.raises(StorageFullError, match="no room for the journal"):
             stage.run(carrier)
     assert not carrier.stopped, "no job was there"
@@ -1033,11 +1022,8 @@ def test_a_job_whose_start_cannot_be_recorded_is_not_waited_for(
 ) -> None:
     stage, carrier = four(tmp_path / "study", slots=2), backend()
 
-    def full(journal: RecordedJournal, job: Job, device: str) -> None:
-        raise StorageFullError("no room for the journal")
-
     with monkeypatch.context() as patch:
-        patch.setattr(RecordedJournal, "record_job_start", full)
+        patch.setattr(Journal, "write", full_if(lambda rows: any(isinstance(row, JobRow) for row in rows)))
         with pytest.raises(StorageFullError, match="no room for the journal"):
             stage.run(carrier)
     assert not carrier.started
@@ -1252,19 +1238,17 @@ def test_kills_at_random_while_trials_are_tried_again_change_nothing(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "method", ["requeue_failed", "put", "record_reports", "record_decisions", "record_job_start", "record_job_end"]
-)
+@pytest.mark.parametrize("kind", [Intervention, ReportRow, TrialRow, JobRow])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_tried_again_changes_nothing(
-    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Row], when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages = [Stage(tmp_path / name, MAKERS["hyperband"]) for name in ("undisturbed", "study")]
     for stage in stages:
         stage.run(backend(unsteady(0, 3)))
         retry(stage)
     stages[0].run(backend())
-    assert run_with_kills(method, when, lambda: stages[1].run(backend()), monkeypatch)
+    assert run_with_kills(kind, when, lambda: stages[1].run(backend()), monkeypatch)
     assert stages[1].outcome() == stages[0].outcome()
 
 

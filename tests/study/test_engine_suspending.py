@@ -16,6 +16,7 @@ from shoal.backends.base import Ended, Event, Outcome, Reported
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError
 from shoal.core.job import Job, Purpose
+from shoal.core.rows import JobRow, ReportRow, Row, TrialRow
 from shoal.core.trial import TrialState
 from shoal.journal.statistics import StudyStatistics
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal, Resize, Resume, Start, Stop, Suspend
@@ -111,13 +112,13 @@ def test_kills_at_random_while_jobs_are_suspended_lose_no_trial(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["record_preemption", "record_job_end", "record_job_start", "record_reports"])
+@pytest.mark.parametrize("kind", [TrialRow, JobRow, ReportRow])
 def test_a_kill_while_jobs_are_suspended_loses_no_trial(
-    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Row], when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed, stage = Stage(tmp_path / "undisturbed"), Stage(tmp_path / "study", slots=2)
     undisturbed.run(backend())
-    kills = run_with_kills(method, when, lambda: stage.run(backend(), Restless()), monkeypatch)
+    kills = run_with_kills(kind, when, lambda: stage.run(backend(), Restless()), monkeypatch)
     assert kills > 0
     assert stage.outcome() == undisturbed.outcome()
 

@@ -1,6 +1,6 @@
 """People intervene in studies that train models: what comes of it is what plain PyTorch gives."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import tasks
 from plain import check_plain, jobs, tune
-from support.recorded import RecordedJournal
 
 import shoal
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
-from shoal.core.trial import Origin, Report, TrialState
+from shoal.core.rows import ReportRow, Row
+from shoal.core.trial import Origin, TrialState
 from shoal.journal.view import JournalView
+from shoal.journal.writer import Journal
 
 SPACE = {"lr": shoal.grid([0.01, 0.02, 0.04])}
 
@@ -23,14 +24,15 @@ SPACE = {"lr": shoal.grid([0.01, 0.02, 0.04])}
 def when(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], Callable[[], object]]:
     """Number of a trial and the epoch that it reports -> what people do then."""
     asks: dict[tuple[int, int], Callable[[], object]] = {}
-    original = RecordedJournal.record_reports
+    write = Journal.write
 
-    def reported(journal: RecordedJournal, job: str, reports: Iterable[Report]) -> list[Report]:
-        for report in (news := original(journal, job, reports)):
-            asks.pop((report.trial, report.epoch), lambda: None)()
-        return news
+    def writing(journal: Journal, rows: Sequence[Row]) -> None:
+        write(journal, rows)
+        for row in rows:
+            if isinstance(row, ReportRow):
+                asks.pop((row.report.trial, row.report.epoch), lambda: None)()
 
-    monkeypatch.setattr(RecordedJournal, "record_reports", reported)
+    monkeypatch.setattr(Journal, "write", writing)
     return asks
 
 
@@ -69,7 +71,7 @@ def test_a_clone_goes_on_with_what_a_trial_has_learnt_and_another_begins_anew(tm
 
 
 def test_a_paused_study_that_runs_says_how_it_goes_on(finished: shoal.Study) -> None:
-    with closing(RecordedJournal.open(finished.directory)) as journal:
+    with closing(Journal.open(finished.directory)) as journal:
         journal.put("paused", True)
         with pytest.raises(
             JournalError, match=r"is paused, and process \d+ runs it; let it go on with: shoal study resume"

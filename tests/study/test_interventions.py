@@ -34,7 +34,7 @@ from shoal.cli.app import app
 from shoal.core.device import Cluster
 from shoal.core.errors import DeviceError, PolicyError, ShoalError
 from shoal.core.job import JobUpdate, Purpose
-from shoal.core.rows import Intervention, TrialRow
+from shoal.core.rows import Intervention, JobRow, Proposal, Row, StudyValue, TrialRow
 from shoal.core.trial import Origin, TrialState
 from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.view import JournalView
@@ -196,13 +196,11 @@ def test_a_trial_that_is_resumed_before_it_has_left_waits_for_that(tmp_path: Pat
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "method", ["record_intervention", "record_dropped_trials", "record_decisions", "record_job_start"]
-)
+@pytest.mark.parametrize("kind", [Intervention, TrialRow, JobRow])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("make", [MAKERS["hyperband"], MAKERS["asha"]], ids=["hyperband", "asha"])
 def test_a_kill_while_trials_are_paused_and_resumed_changes_nothing(
-    make: Callable[[], Any], method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Any], kind: type[Row], when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(tmp_path / "study", make)
     asks: list[Then] = [
@@ -213,7 +211,7 @@ def test_a_kill_while_trials_are_paused_and_resumed_changes_nothing(
     def run() -> None:
         stage.run(Asking(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=asks))
 
-    assert run_with_kills(method, when, run, monkeypatch) or method == "record_dropped_trials"
+    assert run_with_kills(kind, when, run, monkeypatch)
     assert not asks
     assert stage.outcome() == undisturbed(tmp_path, lambda place: Stage(place, make))
     assert [verb for verb, _, _ in noted(stage)] == ["pause", "resume"], "each is done once"
@@ -312,7 +310,9 @@ def test_interventions_are_kept_with_their_time(half_way: Stage) -> None:
     half_way.run(backend())
     with closing(half_way.open()) as journal:
         (only,) = journal.interventions()
-        assert only == Intervention(only.request, "resume", refused=("trial 0 is not paused",), time=only.time)
+        assert only == Intervention(
+            only.request, "resume", refused=("trial 0 is not paused",), time=only.time, seq=only.seq
+        )
         assert [job.purpose for job in journal.jobs()].count(Purpose.TRAIN) == 2
 
 
@@ -399,10 +399,10 @@ def test_an_algorithm_that_chooses_only_stopped_trials_is_asked_again_at_once(tm
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["record_intervention", "record_user_stop", "record_proposal"])
+@pytest.mark.parametrize("kind", [Intervention, TrialRow, Proposal])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_stopped_changes_nothing(
-    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Row], when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages = [Stage(tmp_path / name, MAKERS["hyperband"]) for name in ("undisturbed", "study")]
     for stage in stages:
@@ -410,7 +410,7 @@ def test_a_kill_while_trials_are_stopped_changes_nothing(
             stage.run(asking(stage, (reached(1, 1), die)))
         Study(stage.directory).stop([1, 4])
     stages[0].run(backend())
-    assert run_with_kills(method, when, lambda: stages[1].run(backend()), monkeypatch)
+    assert run_with_kills(kind, when, lambda: stages[1].run(backend()), monkeypatch)
     assert stages[1].outcome() == stages[0].outcome()
     assert noted(stages[1]) == [("stop", (1, 4), ())]
 
@@ -614,10 +614,10 @@ def test_a_value_outside_its_domain_is_noted_and_shown_everywhere(half_way: Stag
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["record_intervention", "record_added_trial", "record_decisions"])
+@pytest.mark.parametrize("kind", [Intervention, TrialRow])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_added_changes_nothing(
-    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Row], when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages = [Stage(tmp_path / name, MAKERS["hyperband"]) for name in ("undisturbed", "study")]
     for stage in stages:
@@ -627,7 +627,7 @@ def test_a_kill_while_trials_are_added_changes_nothing(
         study.add({"x": 0.25}, 3)
         study.clone(2, {"x": 0.5}, epochs=2, anew=True)
     stages[0].run(backend())
-    assert run_with_kills(method, when, lambda: stages[1].run(backend()), monkeypatch)
+    assert run_with_kills(kind, when, lambda: stages[1].run(backend()), monkeypatch)
     assert stages[1].outcome() == stages[0].outcome()
     assert [row[0] for row in stages[1].outcome()[-2:]] == [ADDED, ADDED + 1]
 
@@ -730,10 +730,10 @@ def test_kills_at_random_while_people_intervene_change_nothing(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["record_intervention", "put", "record_job_end", "record_job_start"])
+@pytest.mark.parametrize("kind", [Intervention, StudyValue, JobRow])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_the_policy_changes_and_the_study_is_paused_and_resumed_changes_nothing(
-    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Row], when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(tmp_path / "study")
     asks: list[Then] = [
@@ -748,7 +748,7 @@ def test_a_kill_while_the_policy_changes_and_the_study_is_paused_and_resumed_cha
         carriers.append(Asking(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=asks))
         stage.run(carriers[-1])
 
-    assert run_with_kills(method, when, run, monkeypatch)
+    assert run_with_kills(kind, when, run, monkeypatch)
     assert stage.outcome() == undisturbed(tmp_path, Stage)
     done = [verb for verb, _, _ in noted(stage)]
     assert done[:3] == ["policy", "pause study", "resume study"], "each is done once"
@@ -800,10 +800,10 @@ def test_a_study_that_is_ended_keeps_what_it_has_and_is_over_after_a_resume_too(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["record_intervention", "put", "record_user_stop", "record_job_end"])
+@pytest.mark.parametrize("kind", [Intervention, StudyValue, TrialRow, JobRow])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_a_study_is_ended_changes_nothing(
-    method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Row], when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(tmp_path / "study", MAKERS["hyperband"])
     asks: list[Then] = [(reached(1, 1), lambda study: study.end_study())]
@@ -811,7 +811,7 @@ def test_a_kill_while_a_study_is_ended_changes_nothing(
     def run() -> None:
         stage.run(Asking(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=asks))
 
-    assert run_with_kills(method, when, run, monkeypatch)
+    assert run_with_kills(kind, when, run, monkeypatch)
     assert not asks
     assert all(row[2].final for row in stage.outcome())
     assert noted(stage) == [("end study", (), ())]

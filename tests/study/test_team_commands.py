@@ -414,6 +414,6 @@ def test_after_the_ends_nothing_is_left(ends: list[Event]) -> None:
     machine = Machine(spreading=FAST).wide("cuda:0", "cuda:1")
     for each in ends:
         machine.step(each)
-    state = machine.core.state
-    assert (state.running.helpers, state.teams, state.dismissed, dict(state.tracker.leaving)) == ({}, {}, set(), {})
-    assert [state.running.on(f"cuda:{number}") for number in range(4)] == [0] * 4
+    running, tracker = machine.core.state.running, machine.core.state.tracker
+    assert (running.helpers, running.teams, running.dismissed, dict(tracker.leaving)) == ({}, {}, set(), {})
+    assert [running.on(f"cuda:{number}") for number in range(4)] == [0] * 4

@@ -16,7 +16,7 @@ from shoal.study.trials import TrialRecord, TrialTable
 def test_a_late_report_of_a_trial_that_waits_leaves_it_to_the_end_of_its_job() -> None:
     trials, trial = TrialTable(), Trial(0, {}, 0, 0)
     trials.move(TrialRecord(trial, 9), TrialState.PENDING)
-    trials.begin("job", [Member(trial, 0, 9)])
+    trials.begin("job", "cpu:0", [Member(trial, 0, 9)])
     assert trials.requeue("job", {0}, failed=True) == {0}
     assert trials.reported(Report(0, 1, {"loss": 1.0}, 1.0, TrialState.RUNNING))
     assert trials[0].state is TrialState.RUNNING
@@ -27,7 +27,7 @@ def test_a_late_report_of_a_trial_that_waits_leaves_it_to_the_end_of_its_job() -
 def test_a_report_is_news_once() -> None:
     trials, trial = TrialTable(), Trial(0, {}, 0, 0)
     trials.move(TrialRecord(trial, 2), TrialState.PENDING)
-    trials.begin("job", [Member(trial, 0, 2)])
+    trials.begin("job", "cpu:0", [Member(trial, 0, 2)])
     running, paused, failed = (
         Report(0, 2, {"loss": 1.0}, 1.0, state) for state in (TrialState.RUNNING, TrialState.PAUSED, TrialState.FAILED)
     )
@@ -40,12 +40,17 @@ def test_a_reason_is_told_when_it_changes_and_again_after_the_trial_ran() -> Non
     for trial in some:
         trials.move(TrialRecord(trial, 9), TrialState.PENDING)
     busy = dict.fromkeys((0, 1), "all devices are busy")
-    assert trials.explain(busy) == busy
-    assert trials.explain(busy) == {}
-    assert trials.explain(busy | {1: "is being measured"}) == {1: "is being measured"}
-    trials.begin("job", [Member(some[0], 0, 9)])
+
+    def changed(reasons: dict[int, str]) -> dict[int, str]:
+        trials.explain(reasons)
+        return {row.number: row.reason for row in trials.take_rows()}
+
+    assert changed(busy) == busy
+    assert changed(busy) == {}
+    assert changed(busy | {1: "is being measured"}) == {1: "is being measured"}
+    trials.begin("job", "cpu:0", [Member(some[0], 0, 9)])
     trials.requeue("job", None, failed=False)
-    assert trials.explain(busy) == busy
+    assert changed(busy) == busy
 
 
 def test_changes_count_what_a_plan_depends_on() -> None:
@@ -53,7 +58,7 @@ def test_changes_count_what_a_plan_depends_on() -> None:
     seen = [trials.changes]
     trials.move(TrialRecord(trial, 2), TrialState.PENDING)
     seen.append(trials.changes)
-    trials.begin("job", [Member(trial, 0, 2)])
+    trials.begin("job", "cpu:0", [Member(trial, 0, 2)])
     seen.append(trials.changes)
     assert seen == sorted(set(seen))
     trials.reported(Report(0, 1, {"loss": 1.0}, 1.0, TrialState.RUNNING))
@@ -68,7 +73,7 @@ def test_a_job_is_shown_with_the_members_that_it_has_now() -> None:
         trials.move(TrialRecord(trial, 3), TrialState.PENDING)
     members = tuple(Member(trial, 0, 3) for trial in some)
     job = Job("job", (Array(FusionKey("net", "data", 32), members),))
-    trials.begin("job", members)
+    trials.begin("job", "cpu:0", members)
     assert trials.present(job) == job
     trials.reported(Report(0, 1, {"loss": 1.0}, 1.0, TrialState.RUNNING))
     assert [member.start for member in trials.present(job).members] == [1, 0]
@@ -84,7 +89,7 @@ def test_an_ended_trial_is_a_member_of_its_job_until_the_job_lets_it_go() -> Non
         trials.move(TrialRecord(trial, 3), TrialState.PENDING)
     members = tuple(Member(trial, 0, 3) for trial in some)
     job = Job("job", (Array(FusionKey("net", "data", 32), members),))
-    trials.begin("job", members)
+    trials.begin("job", "cpu:0", members)
 
     def present() -> list[int]:
         return [member.trial.number for member in trials.present(job).members]
@@ -106,7 +111,7 @@ def test_the_first_that_wait_are_those_that_failed_least_then_by_number() -> Non
     for trial in reversed(some):
         trials.move(TrialRecord(trial, 9), TrialState.PENDING)
     assert [x.number for x in trials.waiting()] == [0, 1, 2, 3, 4, 5]
-    trials.begin("job", [Member(trial, 0, 9) for trial in some[:2]])
+    trials.begin("job", "cpu:0", [Member(trial, 0, 9) for trial in some[:2]])
     assert [x.number for x in trials.waiting()] == [2, 3, 4, 5]
     trials.requeue("job", {0}, failed=True)
     trials.requeue("job", {1}, failed=False)
@@ -145,7 +150,7 @@ def test_the_classes_are_those_of_all_trials_that_wait(changes: list[tuple[str, 
             case "waits":
                 trials.move(record, TrialState.PENDING)
             case "runs":
-                trials.begin("job", [Member(record.trial, 0, 9)])
+                trials.begin("job", "cpu:0", [Member(record.trial, 0, 9)])
             case "reports":
                 trials.reported(Report(number, record.epoch + 1, {"loss": 1.0}, 1.0, TrialState.PAUSED))
             case "is promoted" if record.state is TrialState.PAUSED:
@@ -194,7 +199,7 @@ def test_a_trial_has_waited_since_it_was_first_in_a_class() -> None:
     trials.set_keys({1: KEYS[0]})
     trials.classes(2.0)
     assert trials.arrived == {0: 1.0, 1: 2.0}
-    trials.begin("job", [Member(trials[0].trial, 0, 9)])
+    trials.begin("job", "cpu:0", [Member(trials[0].trial, 0, 9)])
     trials.requeue("job", None, failed=False)
     trials.classes(3.0)
     assert trials.arrived == {0: 3.0, 1: 2.0}

@@ -9,7 +9,21 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from test_engine import KEY, PROFILE, Killed, Scripted, Stage, backend, brackets, cluster, four, nothing, reports, well
+from test_engine import (
+    KEY,
+    PROFILE,
+    Killed,
+    Scripted,
+    Stage,
+    backend,
+    brackets,
+    cluster,
+    four,
+    full_if,
+    nothing,
+    reports,
+    well,
+)
 
 from shoal.backends.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
 from shoal.cluster.monitor import Condition, DeviceProcess
@@ -68,13 +82,13 @@ class Guarded(Stage):
 
     def run(self, backend: Scripted, *unused: object, retries: int = 2, hang_seconds: float = 300.0) -> None:
         with closing(self.open()) as journal:
-            kept = journal.record_waiting_reasons
+            write = journal.write
 
-            def note(reasons: Mapping[int, str]) -> None:
-                self.reasons.update(reasons.values())
-                kept(reasons)
+            def note(rows: Sequence[Row]) -> None:
+                self.reasons.update(row.reason for row in rows if isinstance(row, TrialRow))
+                write(rows)
 
-            journal.record_waiting_reasons = note  # type: ignore[method-assign]
+            journal.write = note  # type: ignore[method-assign]
             monitor = self.monitor
             engine = self.engine(
                 journal,
@@ -138,18 +152,6 @@ def stuck(*jobs: int) -> Callable[[Job], list[Event]]:
         return well(job)
 
     return script
-
-
-def full_if(full: Callable[[Sequence[Row]], bool]) -> Callable[[Journal, Sequence[Row]], None]:
-    """`Journal.write`, for which the disk is full when it gets some rows."""
-    write = Journal.write
-
-    def writing(journal: Journal, rows: Sequence[Row]) -> None:
-        if rows and full(rows):
-            raise StorageFullError("no room for the journal")
-        write(journal, rows)
-
-    return writing
 
 
 def complete(stage: Guarded, *, failures: int = 0) -> None:

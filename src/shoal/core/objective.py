@@ -106,7 +106,7 @@ def merge_best(
 def first_objective(metrics: Mapping[str, float], objectives: Sequence[Objective]) -> float | None:
     """The value of the first objective; None if the metrics lack one of the objectives, or one is NaN."""
     values = [metrics.get(objective.metric, math.nan) for objective in objectives]
-    return None if any(map(math.isnan, values)) else values[0]
+    return None if any(map(math.isnan, values)) else next(iter(values), None)
 
 
 def missing_metric(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> str | None:
