@@ -10,7 +10,6 @@ from shoal.core.space import is_number
 __all__ = [
     "Objective",
     "check_reported",
-    "loss_metric",
     "metric_fault",
     "metric_names",
     "missing_metric",
@@ -69,13 +68,6 @@ def objectives(metric: str | Sequence[str], mode: str | Sequence[str]) -> tuple[
             f'`mode` must be "min" or "max" for each of the {len(metric)} metrics, a list as long, got {mode!r}'
         )
     return tuple(map(Objective, metric, mode))
-
-
-def loss_metric(named: str | None, objectives: Iterable[Objective]) -> str | None:
-    """The reported value that policies take as the loss of a program: the named one, else the first metric that is
-    minimised; None if there is none.
-    """
-    return named or next((objective.metric for objective in objectives if objective.mode == "min"), None)
 
 
 def missing_metric(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> str | None:

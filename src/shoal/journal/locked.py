@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
-from shoal.core.errors import AlgorithmError, JournalError
-from shoal.core.objective import objectives
 from shoal.journal.codec import encode
 from shoal.journal.lock import WriterLock
 from shoal.journal.schema import connect, create_tables, open_existing, translate_errors
 from shoal.journal.storage import set_journal_mode
 from shoal.journal.view import JournalView
 from shoal.paths import absolute
+from shoal.spec import StudySpec
 
 __all__ = ["LockedJournal"]
 
@@ -42,7 +42,8 @@ class LockedJournal(JournalView):
     def create(
         cls,
         directory: Path | str,
-        study: Mapping[str, Any],
+        spec: StudySpec,
+        study: Mapping[str, Any] = MappingProxyType({}),
         *,
         task: bytes,
         algorithm: bytes,
@@ -52,7 +53,7 @@ class LockedJournal(JournalView):
         """Create a study and begin its first run.
 
         Args:
-            study: Values of the study, JSON values; must hold "metric" and "mode" ("min" or "max"), or lists of them.
+            study: First values of those that change, see `JournalView.study`; JSON values.
             called: As in `begin_run`.
 
         Raises:
@@ -60,13 +61,8 @@ class LockedJournal(JournalView):
             JournalError: the directory cannot be written, or another process is creating a study there.
         """
         directory = absolute(directory)
-        try:
-            objectives(study["metric"], study["mode"])
-        except AlgorithmError as error:
-            raise JournalError(
-                f"a study has a metric and a mode 'min' or 'max', got {study['metric']!r}, {study['mode']!r}"
-            ) from error
-        values = {key: encode(value, f"the study's {key!r}") for key, value in study.items()}
+        described = {"spec": spec.to_json(), **study}
+        values = {key: encode(value, f"the study's {key!r}") for key, value in described.items()}
         with translate_errors(directory, begun=False), ExitStack() as undo:
             directory.mkdir(parents=True, exist_ok=True)
             lock = WriterLock(directory)

@@ -73,7 +73,7 @@ class Journal(LockedJournal):
         with self.transaction():
             self.put("edits", [*self.study.get("edits", []), entry])
             files = [Path(path) for path in self.study["sources"]]
-            project = self.study.get("project")
+            project = self.spec.project
             self.put("sources", sources(imported_files(files, Path(project)) if project else files))
 
     def record_proposal(self, free: int, groups: Sequence[TrialGroup]) -> None:

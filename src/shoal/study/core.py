@@ -209,7 +209,7 @@ def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
             state.step.record(event)
         case Reported():
             state.step.record(
-                TrialsReported(event.job, tuple(complete_reports(event.reports, state.config.objectives)))
+                TrialsReported(event.job, tuple(complete_reports(event.reports, state.config.spec.objectives)))
             )
             if event.ended_by is not None:
                 end_by_trial(state, OBJECTIVE_ENDED.format(event.ended_by))

@@ -69,7 +69,7 @@ def restore(core: StudyCore, journal: Journal) -> Step:
 
 def _trial_at_target(config: CoreConfig, rows: Iterable[TrialRow]) -> int | None:
     """Number of the first trial that has reported the target of the study and has not failed; None if there is none."""
-    target, objective = config.study.get("target"), config.objectives[0]
+    target, objective = config.spec.target, config.spec.objectives[0]
     if target is None:
         return None
     best = {row.number: row.best.get(objective.metric) for row in rows if row.state is not TrialState.FAILED}

@@ -1,7 +1,7 @@
 """The state of a study, which only its events change."""
 
 from collections import Counter
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -14,7 +14,6 @@ from shoal.core.command import Step
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
 from shoal.core.job import Job, job_id
-from shoal.core.objective import Objective
 from shoal.core.trial import Trial
 from shoal.cost.history import History
 from shoal.cost.store import ProfileStore
@@ -24,6 +23,7 @@ from shoal.planner.job_tracker import JobTracker
 from shoal.planner.plan_input import PlanInput
 from shoal.planner.shares import CrowdingMeter
 from shoal.schedule.base import Policy
+from shoal.spec import StudySpec
 from shoal.study.devices import DeviceTracker
 from shoal.study.event import Shutdown
 from shoal.study.fleet import Fleet
@@ -46,30 +46,26 @@ class CoreConfig:
     """Settings and collaborators of a study's state machine.
 
     Args:
-        study: Values of the study as its journal has them now; read only.
+        study: Values of the study that change, as its journal has them now; read only.
         replan_seconds: Seconds until the next plan, if nothing has changed but the progress of trials.
         key: Function from a trial to its fusion key, if keys are known without building models.
-        loss: Reported value that policies take as the loss of a function or command; None if there is none.
         find_policy: Function from a name to a policy; PolicyError if there is none. The default has no policies.
         teams: Whether a job may have several devices, which takes jobs that run at once and receive changes.
         trains: Whether the study trains; else it ends once all signatures and profiles are known, see `MeasureOnly`.
     """
 
     directory: Path
+    spec: StudySpec
     study: Mapping[str, Any]
-    objectives: Sequence[Objective]
     algorithm: Algorithm
     policy: Policy
     history: History
     devices: DeviceTracker
-    retries: int
     grouping: Grouping
-    fuse: bool = True
     replan_seconds: float = 1.0
     key: Callable[[Trial], FusionKey] | None = None
     elastic: bool = True
     jobs: int = 0
-    loss: str | None = None
     find_policy: Callable[[str], Policy] = _no_other
     limits_shares: Callable[[Device], bool] = lambda device: False
     teams: bool = False
@@ -160,11 +156,11 @@ class StudyState:
         self.trials = TrialTable()
         self.running = RunningJobs()
         self.signatures = SignatureRegistry(self.trials, {device.kind for _, device in self.fleet.found})
-        self.profiles = ProfileStore(config.history, config.study.get("task", ""))
+        self.profiles = ProfileStore(config.history, config.spec.task)
         self.tracker = JobTracker()
         self.cache = PlanCache()
         self.crowding = CrowdingMeter()
-        self.retries = RetryPolicy(self.trials, config.retries)
+        self.retries = RetryPolicy(self.trials, config.spec.retries)
         self.wake = inf
         self.last_plan: object = None
         self.last_plan_time = 0.0
@@ -221,7 +217,7 @@ class StudyState:
             history=self.tracker,
             next_job=self.next_job,
             grouping=config.grouping,
-            fuse=config.fuse,
+            fuse=config.spec.fuse,
             elastic=config.elastic,
             teams=config.teams,
             trained_epochs=self.signatures.trained,
