@@ -1,10 +1,11 @@
 """The specification of a study: what `tune` was called with, as JSON values."""
 
-import math
 import reprlib
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
+from types import NoneType
 from typing import Any, Literal, Self
 
 from shoal.algorithms.base import Totals, check_integer
@@ -18,7 +19,6 @@ from shoal.core.version import VERSION
 __all__ = ["StudySpec"]
 
 MIN_HANG_SECONDS = 3.0
-"""Least allowed `hang_seconds`; jobs send a heartbeat once a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,66 +122,44 @@ class StudySpec:
         return "reports" if self.opaque else "epochs"
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    """Return whether a value is of one of these types; True and False are no integers."""
+    return lambda value: isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
 def _is_metric(value: object) -> bool:
     return isinstance(value, str) and all(unicodedata.category(char) != "Cc" for char in value)
 
 
-def _none_or(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or is_valid(value)
+def _one_or_more(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: all(map(is_valid, value if isinstance(value, list | tuple) else [value]))
 
 
-def _list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list | tuple) and all(map(is_valid, value))
-
-
-def _one_or_list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: is_valid(value) or _list_of(is_valid)(value)
-
+_TEXTS = ("space", "algorithm", "policy", "objective", "packing", "backend", "sharing", "task", "opaque", "batches")
 
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "metric": (
-        _one_or_list_of(_is_metric),
+        _one_or_more(_is_metric),
         "the name of a reported value, without control characters, or a list of such names",
     ),
-    "loss": (_none_or(_is_metric), "the name of a reported value, or None"),
-    **dict.fromkeys(("space", "algorithm", "policy", "objective", "packing"), (_is_text, "a text")),
-    **dict.fromkeys(("backend", "sharing", "task", "opaque", "batches", "shoal"), (_is_text, "a text")),
-    **dict.fromkeys(("ray_address", "sbatch", "project"), (_none_or(_is_text), "a text or None")),
-    **dict.fromkeys(("fuse", "kept"), (_is_flag, "True or False")),
-    "target": (_none_or(_is_number), "a number or None"),
-    "devices": (_one_or_list_of(_is_text), 'a name such as "auto" or "cpu:2", or a list of names'),
-    "oversubscription": (_is_number, "a number of at least 1"),
-    "seed": (_is_integer, "an integer"),
+    "loss": (lambda value: value is None or _is_metric(value), "the name of a reported value, or None"),
+    **dict.fromkeys(_TEXTS, (_is(str), "a text")),
+    **dict.fromkeys(("ray_address", "sbatch", "project"), (_is(str, NoneType), "a text or None")),
+    **dict.fromkeys(("fuse", "kept"), (_is(bool), "True or False")),
+    "target": (_is(int, float, NoneType), "a number or None"),
+    "devices": (_one_or_more(_is(str)), 'a name such as "auto" or "cpu:2", or a list of names'),
+    "oversubscription": (_is(int, float), "a number of at least 1"),
+    "seed": (_is(int), "an integer"),
     "data_seed": (
-        lambda value: value in (None, "trial") or (_is_integer(value) and -(2**63) <= value < 2**63),
+        lambda value: value in (None, "trial") or (_is(int)(value) and -(2**63) <= value < 2**63),
         'an integer of 64 bits, "trial" or None',
     ),
-    "checkpoint_seconds": (lambda value: _is_number(value) and value >= 0, "a number of seconds, at least 0"),
+    "checkpoint_seconds": (lambda value: _is(int, float)(value) and value >= 0, "a number of seconds, at least 0"),
     "hang_seconds": (
-        lambda value: _is_number(value) and MIN_HANG_SECONDS <= value < math.inf,
+        lambda value: _is(int, float)(value) and MIN_HANG_SECONDS <= value < inf,
         f"a finite number of at least {MIN_HANG_SECONDS:g}, because a job sends a heartbeat once a second",
     ),
-    "callbacks": (
-        _list_of(lambda value: isinstance(value, dict) and {"name", "pickled"} <= value.keys()),
-        "a list of names with pickles",
-    ),
-    "paths": (_list_of(_is_text), "a list of paths"),
-    "settings": (lambda value: isinstance(value, dict), "names of settings of torch with their values"),
+    **dict.fromkeys(("callbacks", "paths"), (_is(list), "a list")),
+    "settings": (_is(dict), "names of settings of torch with their values"),
 }
 """Name of a field -> whether a value is valid, and what is valid in words."""
