@@ -34,8 +34,8 @@ from shoal.core.trial import Report, TrialState, derive_seed
 from shoal.cost.history import History
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
-from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
+from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
@@ -101,15 +101,17 @@ def main() -> int:
     algorithm.bind(Space({"x": uniform(0.0, 1.0)}), metric="loss", mode="min", seed=0, data_seed=0)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "study"
-        study = {"metric": "loss", "mode": "min"}
+        study = StudySpec(metric="loss", mode="min")
         cluster = Cluster((Node("here", 1, (Device("cpu:0", "cpu", 2**40),)),))
         worker_context = WorkerContext(directory, b"", runner="__main__:train")
         history = History(Path(folder) / "history.sqlite")
         began, cpu = time.perf_counter(), time.process_time()
         with closing(Journal.create(directory, study, task=b"", algorithm=b"")) as journal:
             with closing(Inline(worker_context)) as backend:
-                setting = EngineConfig(Fleet(cluster), make_policy("auto"), backend, history)
-                Engine(journal, algorithm, setting, SilentProgress()).run()
+                config = EngineConfig(Fleet(cluster), make_policy("auto"), history)
+                engine = Engine(journal, algorithm, backend, config)
+                engine.begin()
+                engine.run()
             seconds, took = time.perf_counter() - began, time.process_time() - cpu
             states = {str(state): count for state, count in StudyStatistics(journal).states().items() if count}
             jobs = len(journal.jobs())

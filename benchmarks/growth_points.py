@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 from growth_function import report_at_once
-from growth_study import EPOCHS, STRUCTURE, bound, cluster_of, reports_of, study_values
+from growth_study import EPOCHS, bound, cluster_of, reports_of, study_spec
 from page import Client, serve
 from support.recorded import RecordedJournal
 
@@ -28,7 +28,6 @@ from shoal.core.command import CopyCheckpoint, Step
 from shoal.core.demand import Profile
 from shoal.core.event import Event
 from shoal.core.job import Job, WorkerContext
-from shoal.core.objective import objectives
 from shoal.core.space import Space, choice, uniform
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.cost.history import History
@@ -36,6 +35,7 @@ from shoal.journal.view import JournalView
 from shoal.page.views import curves_view
 from shoal.planner.grouping import Grouping
 from shoal.schedule.registry import make_policy
+from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
@@ -110,13 +110,12 @@ def decisions(trials: int, devices: int, folder: Path) -> Seconds:
     tracker = DeviceTracker(Fleet(cluster_of(devices)), lambda names: cluster_of(0), HangDetector(), folder)
     config = CoreConfig(
         directory=folder,
+        spec=StudySpec(metric="loss", mode="min"),
         study={},
-        objectives=objectives("loss", "min"),
         algorithm=algorithm,
         policy=make_policy("auto"),
         history=history,
         devices=tracker,
-        retries=2,
         grouping=Grouping(),
         key=work.key,
     )
@@ -145,7 +144,7 @@ def reports(count: int, folder: Path) -> Seconds:
     """Write so many reports, of sixteen trials at a time; read them as a resume does, and as curves."""
     trials, epochs = max(1, count // 100), min(count, 100)
     algorithm = bound(Random(trials, epochs))
-    with RecordedJournal.create(folder / "study", study_values(), task=b"", algorithm=b"") as journal:
+    with RecordedJournal.create(folder / "study", study_spec(), task=b"", algorithm=b"") as journal:
         groups = algorithm.next_groups(1)
         journal.record_proposal(1, groups)
         writing = cpu_of(lambda: _write_reports(journal, groups[0].trials, epochs))
@@ -174,8 +173,8 @@ def resume(study: Path, folder: Path) -> Seconds:
         journal.begin_run()
         algorithm = bound(pickle.loads(journal.blob("algorithm")))
         backend = Virtual(WorkerContext(study, b""), Structures())
-        setting = EngineConfig(Fleet(cluster_of(8)), make_policy("auto"), backend, History(""), structure=STRUCTURE)
-        core = StudyCore(setting.core_config(journal, algorithm))
+        config = EngineConfig(Fleet(cluster_of(8)), make_policy("auto"), History(""))
+        core = StudyCore(config.core_config(journal, algorithm, backend))
         journal.write(restore(core.state, journal, time.time()).rows)
         restored = time.process_time() - began
         for due in Due:

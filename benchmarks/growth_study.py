@@ -4,7 +4,6 @@ import pickle
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from support.recorded import RecordedJournal
 
@@ -17,6 +16,7 @@ from shoal.core.event import Outcome
 from shoal.core.job import Job
 from shoal.core.space import Space, choice, loguniform
 from shoal.core.trial import Report, Trial, TrialState
+from shoal.spec import StudySpec
 
 EPOCHS = 4
 STRUCTURE = "opaque train 0123456789abcdef"
@@ -33,28 +33,11 @@ def cluster_of(devices: int) -> Cluster:
     return Cluster(tuple(nodes))
 
 
-def study_values() -> dict[str, Any]:
-    """The values of a study of a function."""
-    return {
-        "task": "train",
-        "opaque": STRUCTURE,
-        "space": SPACE.to_json(),
-        "metric": "loss",
-        "mode": "min",
-        "policy": "auto",
-        "packing": "cost",
-        "algorithm": "Random",
-        "fuse": True,
-        "devices": "auto",
-        "backend": "local",
-        "sharing": "auto",
-        "seed": 0,
-        "data_seed": 0,
-        "retries": 2,
-        "checkpoint_seconds": 30.0,
-        "hang_seconds": 60.0,
-        "paths": [],
-    }
+def study_spec() -> StudySpec:
+    """The specification of a study of a function."""
+    return StudySpec(
+        task="train", opaque=STRUCTURE, space=SPACE.to_json(), metric="loss", mode="min", hang_seconds=60.0
+    )
 
 
 def bound(algorithm: Algorithm) -> Algorithm:
@@ -72,7 +55,7 @@ def make_study(directory: Path, trials: int, devices: int = 8, epochs: int = EPO
     algorithm = bound(Random(trials, epochs))
     with RecordedJournal.create(
         directory,
-        study_values(),
+        study_spec(),
         task=b"",
         algorithm=pickle.dumps(Random(trials, epochs)),
         clock=lambda: BEGAN + next(moments) / 100,

@@ -40,6 +40,7 @@ from shoal.core.job import Job
 from shoal.core.space import Space, loguniform
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
 from shoal.journal.view import JournalView
+from shoal.spec import StudySpec
 
 ASKED = {"first_paint_s": 1.5, "event_s": 1.0, "server_mib": 250.0, "engine_ratio": 1.02}
 """At most."""
@@ -78,7 +79,7 @@ shoal.tune(Line(), {"lr": shoal.loguniform(1e-4, 1e-1)}, metric="valid_loss", mo
 
 def make_study(directory: Path, trials: int, epochs: int) -> RecordedJournal:
     """Write a journal as a study of arrays of sixteen leaves it; the last array still runs."""
-    study = {"metric": "accuracy", "mode": "max", "retries": 2, "space": Space({"lr": loguniform(1e-6, 1.0)}).to_json()}
+    study = StudySpec(metric="accuracy", mode="max", space=Space({"lr": loguniform(1e-6, 1.0)}).to_json())
     journal = RecordedJournal.create(directory, study, task=b"", algorithm=b"")
     devices = tuple(Device(f"cuda:{index}", "H100", 80 * 10**9, cores=8) for index in range(DEVICES))
     proposed = [Trial(number, {"lr": 0.5 / (number + 1)}, number, 0) for number in range(trials)]

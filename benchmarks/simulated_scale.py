@@ -29,12 +29,12 @@ from shoal.core.command import KillJob, StartJob, Step, StopJob, UpdateJob
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose, WorkerContext
-from shoal.core.objective import objectives
 from shoal.core.space import Space, choice, uniform
 from shoal.core.trial import Report, Trial, TrialState, derive_seed
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
 from shoal.schedule.registry import make_policy
+from shoal.spec import StudySpec
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
 from shoal.study.event import Due
@@ -120,13 +120,12 @@ class Simulation:
         self.core = StudyCore(
             CoreConfig(
                 directory=folder,
+                spec=StudySpec(metric="loss", mode="min"),
                 study={},
-                objectives=objectives("loss", "min"),
                 algorithm=algorithm,
                 policy=make_policy("auto"),
                 history=History(folder / "history.sqlite"),
                 devices=DeviceTracker(Fleet(cluster_of(devices)), lambda names: Cluster(()), HangDetector(), folder),
-                retries=2,
                 grouping=Grouping(),
             )
         )

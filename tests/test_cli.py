@@ -20,6 +20,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.space import Space, choice, loguniform, uniform
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
 from shoal.journal.view import JournalView
+from shoal.spec import StudySpec
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 
@@ -257,7 +258,7 @@ def test_a_script_prints_to_standard_error_when_a_program_reads(ended):
 def test_options_count_instead_of_the_script_s(ended):
     _, directory = ended
     with JournalView.read(directory) as journal:
-        assert (journal.study["seed"], journal.study["backend"], journal.study["devices"]) == (7, "inline", "cpu:1")
+        assert (journal.spec.seed, journal.spec.backend, journal.spec.devices) == (7, "inline", "cpu:1")
 
 
 def test_status_of_an_ended_study(shoal, ended):
@@ -295,10 +296,10 @@ SPACE = {
 def begun(tmp_path):
     """Makes a study of so many trials that have reported nothing, in the directory "begun"."""
 
-    def begin(count, parameters=SPACE, **study):
+    def begin(count, parameters=SPACE):
         space = Space(parameters)
-        spec = {"metric": "accuracy", "mode": "max", "space": space.to_json()}
-        with RecordedJournal.create(tmp_path / "begun", spec | study, task=b"", algorithm=b"") as journal:
+        spec = StudySpec(metric="accuracy", mode="max", space=space.to_json())
+        with RecordedJournal.create(tmp_path / "begun", spec, task=b"", algorithm=b"") as journal:
             if count:
                 trials = tuple(Trial(number, space.sample(number), number, 0) for number in range(count))
                 journal.record_proposal(count, [TrialGroup(trials, Budget(9))])
@@ -690,13 +691,14 @@ def test_a_second_ctrl_c_ends_at_once(begin):
         pytest.param("UPDATE trials SET state = 'lost'", "'lost' is not a valid TrialState", id="state"),
         pytest.param("UPDATE trials SET objective = 'good'", "`objective` is 'good'", id="objective"),
         pytest.param("UPDATE trials SET reason = x'ff'", "`reason` is b'\\xff'", id="bytes"),
-        pytest.param("UPDATE study SET value = '{' WHERE key = 'space'", "its study is not understood", id="study"),
-        pytest.param("UPDATE study SET value = '\"{}\"' WHERE key = 'space'", "the space of its study", id="space"),
-        pytest.param("UPDATE study SET value = '3' WHERE key = 'metric'", "`metric` must be", id="no metric"),
-        pytest.param("DELETE FROM study WHERE key = 'mode'", "its study is not understood (KeyError", id="no mode"),
+        pytest.param("UPDATE study SET value = '{' WHERE key = 'spec'", "its study is not understood", id="study"),
+        pytest.param("UPDATE study SET value = json_set(value, '$.space', '{}')", "the space of its study", id="space"),
+        pytest.param("UPDATE study SET value = json_set(value, '$.metric', 3)", "`metric` must be", id="no metric"),
+        pytest.param("UPDATE study SET value = json_remove(value, '$.mode')", "is not understood (TypeE", id="no mode"),
+        pytest.param("DELETE FROM study WHERE key = 'spec'", "its study is not understood (KeyError", id="no spec"),
         pytest.param("UPDATE runs SET started = 'then'", "`started` is 'then'", id="a run"),
-        pytest.param("INSERT INTO study VALUES ('note', '5')", "`note` of its study must be a text", id="a note"),
-        pytest.param("INSERT INTO study VALUES ('edits', '[1]')", "`edits` of its study must be a", id="edits"),
+        pytest.param("INSERT INTO study VALUES ('note', '5')", "of its study `note` must be a text", id="a note"),
+        pytest.param("INSERT INTO study VALUES ('edits', '[1]')", "of its study `edits` must be a", id="edits"),
         pytest.param("UPDATE trials SET epoch = -5", "`epoch` is -5, below 0", id="epochs"),
         pytest.param("DELETE FROM runs", "no process has run the study in", id="no run"),
     ],

@@ -21,13 +21,14 @@ ORDER = [
         "pickling",
         "sources",
         "algorithms",
+        "spec",
         "cost",
         "cluster",
         "process_settings",
     ),
     *("task", "opaque", "trainable", "fuse", "data", "reproduce", "worker", "pack"),
     *("schedule", "planner"),
-    *("backends", "journal", "callbacks", "reporting", "study", "simulate", "integrations"),
+    *("backends", "journal", "callbacks", "study", "reporting", "simulate", "integrations"),
     *("arguments", "results", "page", "api", "cli"),
 ]
 """Packages from the bottom up: a module imports only from its own package and from those before it."""

@@ -12,6 +12,7 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Job, Purpose
 from shoal.core.space import Space, loguniform
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
+from shoal.spec import StudySpec
 
 GB = 10**9
 
@@ -91,7 +92,7 @@ def pretend(
         order += 2
         free.append((begin + length + 0.05, device))
     space = Space({"lr": loguniform(1e-6, 1.0)}).to_json()
-    study = {"metric": "accuracy", "mode": "max", "retries": 2, "space": space}
+    study = StudySpec(metric="accuracy", mode="max", space=space)
     journal = RecordedJournal.create(directory, study, task=b"", algorithm=b"", clock=clock)
     stop = max(time for time, *_ in events) * 0.8 + 200 if running else float("inf")
     with journal.transaction():

@@ -26,8 +26,8 @@ from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
-from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
+from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
@@ -105,14 +105,14 @@ def gaps(starts: int, policy: str, folder: Path) -> list[Gap]:
     algorithm = Random(starts + slots, epochs=1)
     algorithm.bind(Space({"x": uniform(0.0, 1.0)}), metric="loss", mode="min", seed=0, data_seed=0)
     worker_context = WorkerContext(folder / "study", b"", runner="placed.dispatch:run")
-    setting_of = {"grouping": Grouping(make_packing("none")), "fuse": False}
-    with closing(
-        Journal.create(worker_context.directory, {"metric": "loss", "mode": "min"}, task=b"", algorithm=b"")
-    ) as log:
+    spec = StudySpec(metric="loss", mode="min", fuse=False)
+    with closing(Journal.create(worker_context.directory, spec, task=b"", algorithm=b"")) as log:
         with closing(_Timed(worker_context)) as backend:
             history = History(folder / "history.sqlite")
-            setting = EngineConfig(Fleet(cluster), make_policy(policy), backend, history, **setting_of)
-            Engine(log, algorithm, setting, SilentProgress()).run()
+            config = EngineConfig(Fleet(cluster), make_policy(policy), history, Grouping(make_packing("none")))
+            engine = Engine(log, algorithm, backend, config)
+            engine.begin()
+            engine.run()
         return _read(log, backend.times)
 
 

@@ -9,12 +9,12 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from itertools import chain, count
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.algorithms.base import Algorithm, call_text, check_integer
+from shoal.algorithms.base import Algorithm, call_text
 from shoal.algorithms.random import Random
 from shoal.arguments import (
-    RunOptions,
     batch_size_override,
     check_arguments,
     is_pickled_by_value,
@@ -24,11 +24,10 @@ from shoal.arguments import (
     metric_argument,
     pickled_algorithm,
     pickled_task,
-    run_options,
     strategy_text,
     study_warnings,
 )
-from shoal.backends.base import Backend
+from shoal.backends.gpu_sharing import check_sharing
 from shoal.backends.nodes.slurm_commands import restarted
 from shoal.backends.registry import backend_class
 from shoal.callbacks.base import Callback
@@ -36,16 +35,14 @@ from shoal.callbacks.follower import callbacks_text, following
 from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
 from shoal.core.errors import PackError, PolicyError, ShoalError, StudyFailedError, TaskChangedError
 from shoal.core.job import HANG_SECONDS, WorkerContext
-from shoal.core.objective import loss_metric, objectives
 from shoal.core.space import Space
-from shoal.core.trial import Config, derive_seed
-from shoal.core.version import VERSION
+from shoal.core.trial import Config
 from shoal.cost.history import History, environment
 from shoal.journal.check import check_not_paused, check_study
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.writer import Journal
-from shoal.opaque import RUNNER, TIME_LIMIT, Command, Function, Opaque, opaque, source_files, structure
+from shoal.opaque import RUNNER, TIME_LIMIT, Command, Function, opaque, source_files, structure
 from shoal.page.beside import beside_study, check_page
 from shoal.paths import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
@@ -53,17 +50,18 @@ from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
 from shoal.process_settings import current
 from shoal.remedy import command
-from shoal.reporting.failures import check_results
+from shoal.reporting.failures import check_results, first_failed
 from shoal.reporting.progress import progress, summary
+from shoal.reporting.savings import savings
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.text import batch_text, epochs_text
 from shoal.schedule.base import Policy
 from shoal.schedule.registry import check_losses, check_objective_of_study, make_policy
 from shoal.sources import Edit, edits, project_files, sources, written_since_start
+from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
-from shoal.study.hangs import check_hang_seconds
 from shoal.study.interrupts import interruptible
 from shoal.study.preview import MeasureOnly, Preview, preview
 
@@ -164,101 +162,94 @@ def tune(
             anything: then the others stay open, and `resume` tries them first.
         ShoalError: an argument or the task is invalid; the message names it.
     """
-    called = time.time()
-    chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
-    chosen |= {"sharing": sharing, "oversubscription": oversubscription, "directory": directory, "seed": seed}
-    chosen |= {"show_progress": show_progress, "objective": objective, "target": target, "page": page}
-    chosen |= {"ray_address": ray_address, "sbatch": sbatch} | _overrides
-    if _overrides.get("policy", "auto") != "auto" and "objective" not in _overrides:
-        chosen["objective"] = None  # only the policy "auto" has one, and the command line names another
-    if trials := _overrides.get("measure"):
-        algorithm, callbacks = Random(trials, epochs=1), ()
+    return _tune(time.time(), **(locals() | _overrides))
+
+
+def _tune(
+    called: float,
+    *,
+    task: object,
+    space: Mapping[str, Any] | Space,
+    metric: Any,
+    mode: Any,
+    algorithm: Algorithm,
+    policy: str | Policy,
+    objective: str | None,
+    packing: str | Packing,
+    directory: Path | str | None,
+    time_limit: float,
+    callbacks: Sequence[Callback],
+    show_progress: bool,
+    page: bool,
+    trackers: Sequence[Callback] = (),
+    measure: int = 0,
+    **described: Any,
+) -> "Study":
+    """Do what `tune` does, at the time `called`.
+
+    Args:
+        trackers: Callbacks of the command line, which are added to `callbacks`.
+        measure: Number of trials to measure instead of the search; see `measured`.
+        described: The other arguments of `tune`, of which the specification of the study has each as it is.
+    """
+    if measure:
+        algorithm, callbacks = Random(measure, epochs=1), ()
         if not (isinstance(metric, str) or isinstance(mode, str)):
             metric, mode = metric[0], mode[0]
     space = space if isinstance(space, Space) else Space(space)
     training = opaque(task, space, time_limit, longest_budget(algorithm))
-    if trials and training is not None:
+    if measure and training is not None:
         raise ShoalError(
             f"{training.name} is a program of yours, which cannot be tried for a few steps; a study measures its cost "
             "while it runs. Only a shoal.Task can be fused and packed"
         )
-    spec = {
-        "task": type(task).__name__ if training is None else training.name,
-        "opaque": "" if training is None else structure(training),
-        "space": space.to_json(),
-        "metric": metric_argument(metric),
-        "loss": loss,
-        "mode": metric_argument(mode),
-        "algorithm": call_text(algorithm),
-        "policy": strategy_text(chosen["policy"]),
-        "objective": chosen["objective"] or "makespan",
-        "target": chosen["target"],
-        "packing": strategy_text(chosen["packing"]),
-        "fuse": fuse,
-        "devices": chosen["devices"],
-        "backend": chosen["backend"],
-        "ray_address": chosen["ray_address"],
-        "sbatch": chosen["sbatch"],
-        "sharing": chosen["sharing"],
-        "oversubscription": chosen["oversubscription"],
-        "seed": chosen["seed"],
-        "data_seed": derive_seed(chosen["seed"], "data") if data_seed is None else data_seed,
-        "retries": retries,
-        "checkpoint_seconds": checkpoint_seconds,
-        "hang_seconds": hang_seconds,
-        "callbacks": callbacks_text(callbacks, chosen.get("trackers", ())),
-        "paths": [str(absolute(path)) for path in sys.path],
-        "settings": current() if training is None else {},
-        "shoal": VERSION,
-    }
     # All checks run before the directory is made.
-    check_arguments(
-        algorithm=algorithm,
-        metric=metric,
-        loss=loss,
-        checkpoint_seconds=checkpoint_seconds,
-        seed=chosen["seed"],
-        data_seed=data_seed,
-        devices=chosen["devices"],
-        fuse=fuse,
-        directory=chosen["directory"],
-        show_progress=chosen["show_progress"],
+    check_arguments(algorithm, directory, show_progress)
+    spec = StudySpec(
+        metric=metric_argument(metric),
+        mode=metric_argument(mode),
+        space=space.to_json(),
+        algorithm=call_text(algorithm),
+        policy=strategy_text(policy),
+        objective=objective or "makespan",
+        packing=strategy_text(packing),
+        callbacks=callbacks_text(callbacks, trackers),
+        task=type(task).__name__ if training is None else training.name,
+        opaque="" if training is None else structure(training),
+        paths=[str(absolute(path)) for path in sys.path],
+        settings=current() if training is None else {},
+        **described,
     )
-    metrics = 1 if isinstance(spec["metric"], str) else len(spec["metric"])
-    check_objective_of_study(chosen["policy"], chosen["objective"], chosen["target"], metrics)
-    place = absolute(chosen["directory"] or _new_directory(str(spec["task"])))
+    check_objective_of_study(policy, objective, spec.target, len(spec.objectives))
+    place = absolute(directory or _new_directory(spec.task))
     if restarted():
-        if chosen["directory"] is None:
+        if directory is None:
             raise ShoalError("Slurm has started this job again, and its study has no name to go on by; set `directory`")
         if (place / FILE_NAME).exists():
-            return resume(place, show_progress=chosen["show_progress"], page=chosen["page"])
-    check_integer("retries", retries, least=0)
-    check_hang_seconds(hang_seconds)
-    if loss is not None and training is None:
+            return resume(place, show_progress=show_progress, page=page)
+    if spec.loss is not None and training is None:
         raise ShoalError("`loss` names a reported value of a function or command; a Task has its own `loss`")
-    where = backend_class(chosen["backend"])
-    where.connect(chosen["ray_address"], chosen["sbatch"])
-    options = run_options(
-        Fleet(where.discover(chosen["devices"]), chosen["devices"], oversubscription=chosen["oversubscription"]),
-        make_policy(chosen["policy"], spec["objective"]),
-        chosen["packing"],
-        where,
-        chosen["sharing"],
-        chosen["show_progress"],
-        chosen["page"],
-    )
-    if options.page:
+    config = _engine_config(spec, make_policy(policy, spec.objective), make_packing(packing), measure=bool(measure))
+    if page:
         check_page()
     if training is not None:
-        check_losses(options.policy, loss_metric(loss, objectives(metric, mode)))
+        check_losses(config.policy, spec.loss_metric)
     plan = pickled_algorithm(algorithm)
-    search = load_algorithm(plan, spec, Space.from_json(spec["space"]), algorithm)
-    spec["totals"] = None if search.totals is None else asdict(search.totals)
+    search = load_algorithm(plan, spec, algorithm)
     for warning in study_warnings(task, search, is_function=isinstance(training, Function)):
         _log.warning("%s", warning)
-    content = _describe_task(spec, task, training, space)
-    with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
-        return _run(journal, search, options, measure=bool(trials))
+    content = pickled_task(task) if training is None else pickle.dumps(training)
+    project, files = project_files(content, type(task).__module__) if training is None else source_files(training)
+    spec = replace(
+        spec,
+        kept=is_pickled_by_value(task),
+        project=None if project is None else str(project),
+        batches=batch_text(space, batch_size_override(task)) if training is None else "",
+        totals=search.totals,
+    )
+    study = {"sources": sources(files)}
+    with closing(Journal.create(place, spec, study, task=content, algorithm=plan, called=called)) as journal:
+        return _run(journal, spec, search, config, show_progress=show_progress, page=page)
 
 
 def resume(
@@ -304,42 +295,32 @@ def resume(
         StudyFailedError: as for `tune`.
     """
     called = time.time()
+    given: dict[str, Any] = {"devices": devices, "backend": backend, "ray_address": ray_address, "sbatch": sbatch}
+    given |= {"sharing": sharing, "oversubscription": oversubscription}
     check_path(directory)
     directory = absolute(directory)
     check_not_paused(directory)
     with closing(Journal.open(directory)) as journal:
         check_study(journal)
-        spec = journal.study
-        ended = spec.get("finished") and not pending_requests(journal.directory)
+        own, fleet = journal.spec, journal.study.get("fleet", {})
+        ended = journal.study.get("finished") and not pending_requests(journal.directory)
         changed = [] if ended else _edits(journal, accept_changes)
-        sys.path.extend(path for path in spec["paths"] if path not in sys.path)
-        search = load_algorithm(journal.blob("algorithm"), spec, journal.space)
-        record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
-        where = backend_class(backend or spec["backend"])
-        own = spec if where is backend_class(spec["backend"]) else {}
-        where.connect(ray_address or own.get("ray_address"), sbatch or own.get("sbatch"))
+        sys.path.extend(path for path in own.paths if path not in sys.path)
+        search = load_algorithm(journal.blob("algorithm"), own)
         with _another_named(directory):
-            followed = make_policy(policy or load_strategy(spec["policy"]), spec.get("objective", "makespan"))
-            packed = make_packing(packing or load_strategy(spec["packing"]))
-        ratio = spec.get("oversubscription", 1.0) if oversubscription is None else oversubscription
-        options = run_options(
-            Fleet(where.discover(devices), devices, oversubscription=ratio)
-            if devices
-            else Fleet.from_record(record, where.discover, oversubscription=ratio),
-            followed,
-            packed,
-            where,
-            sharing or spec["sharing"],
-            show_progress,
-            page,
-        )
-        if spec["opaque"] and not ended:
-            check_losses(options.policy, loss_metric(spec.get("loss"), journal.objectives), begun=True)
+            followed = make_policy(policy or load_strategy(journal.policy), own.objective)
+            packed = make_packing(packing or load_strategy(own.packing))
+        if backend_class(backend or own.backend) is not backend_class(own.backend):
+            own = replace(own, ray_address=None, sbatch=None)  # those of another back end
+        spec = replace(own, **{name: value for name, value in given.items() if value is not None})
+        config = _engine_config(spec, followed, packed, fleet={} if devices else fleet)
+        if spec.opaque and not ended:
+            check_losses(config.policy, spec.loss_metric, begun=True)
         with journal.transaction():
             journal.begin_run(called)
             if changed:
                 journal.record_edits(changed)
-        return _run(journal, search, options)
+        return _run(journal, spec, search, config, show_progress=show_progress, page=page)
 
 
 @contextmanager
@@ -362,6 +343,8 @@ def overridden(**arguments: Any) -> Iterator[list[Path]]:
     Yields:
         The directories of the studies that are run within, the last one last; it grows.
     """
+    if arguments.get("policy", "auto") != "auto":
+        arguments.setdefault("objective", None)  # only the policy "auto" has one
     _overrides.update(arguments)
     _directories.clear()
     try:
@@ -394,85 +377,88 @@ def measured(run: Callable[[], None], trials: int, **arguments: Any) -> Preview 
     return None
 
 
-def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, space: Space) -> bytes:
-    """Add the source files and the batch size of a task to the description of its study, and pickle the task."""
-    content = pickled_task(task) if training is None else pickle.dumps(training)
-    spec["kept"] = is_pickled_by_value(task)
-    home = type(task).__module__
-    project, files = project_files(content, home) if training is None else source_files(training)
-    spec["project"], spec["sources"] = project and str(project), sources(files)
-    spec["batches"] = batch_text(space, batch_size_override(task)) if training is None else ""
-    return content
+def _engine_config(
+    spec: StudySpec,
+    policy: Policy,
+    packing: Packing,
+    *,
+    fleet: Mapping[str, Any] = MappingProxyType({}),
+    measure: bool = False,
+) -> EngineConfig:
+    """What an engine needs, made of the names in a specification; raises if a name is unknown or does not fit.
+
+    Args:
+        fleet: Devices as users have changed them, of `Fleet.record`; empty if they have not.
+    """
+    backend = backend_class(spec.backend)
+    backend.connect(spec.ray_address, spec.sbatch)
+    record = {"devices": spec.devices, "added": [], "removed": []} | dict(fleet)
+    devices = Fleet.from_record(record, backend.discover, oversubscription=spec.oversubscription)
+    check_sharing(spec.sharing, devices.found, processes=backend.concurrent)
+    if devices.oversubscription > 1 and not backend.concurrent:
+        ratio = f"oversubscription={devices.oversubscription:g}"
+        raise PolicyError(f"{ratio} needs a process for each job; use backend='local', or leave it out")
+    history = History(environment=environment())
+    grouping = Grouping(packing, history.relative_times, Space.from_json(spec.space).axes(), spec.seed)
+    return EngineConfig(devices, MeasureOnly() if measure else policy, history, grouping, trains=not measure)
 
 
-def _run(journal: Journal, algorithm: Algorithm, options: RunOptions, *, measure: bool = False) -> "Study":
+def _run(
+    journal: Journal, spec: StudySpec, algorithm: Algorithm, config: EngineConfig, *, show_progress: bool, page: bool
+) -> "Study":
+    """Run a study to its end; `spec` is that of the study with what this run has in the place of its own."""
     _directories.append(as_given(journal.directory))
     remove_abandoned()
-    spec = journal.study
     worker_context = WorkerContext(
         journal.directory,
         journal.blob("task"),
-        checkpoint_seconds=spec["checkpoint_seconds"],
-        sharing=options.sharing,
-        fork=not written_since_start(spec.get("sources", ())),
-        devices=options.fleet.setting,
-        hang_seconds=spec["hang_seconds"],
-        settings=spec.get("settings", {}),
-        trains=not measure,
+        checkpoint_seconds=spec.checkpoint_seconds,
+        sharing=spec.sharing,
+        fork=not written_since_start(journal.study.get("sources", ())),
+        devices=config.fleet.setting,
+        hang_seconds=spec.hang_seconds,
+        settings=spec.settings,
+        trains=config.trains,
     )
-    if spec["opaque"]:
+    if spec.opaque:
         worker_context = replace(worker_context, runner=RUNNER)
-    with closing(options.backend(worker_context)) as backend:
-        config = _engine_config(journal, options, backend, measure)
+    with closing(backend_class(spec.backend)(worker_context)) as backend:
 
         def take() -> Snapshot:
             return snapshot(journal, time.time(), starting=backend.starting)
 
-        display = progress(take, silent=not options.show_progress)
-        begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
-        if not measure:
-            names = [device.name for _, device in options.fleet.found]
+        display = progress(take, silent=not show_progress)
+        begun = f"{epochs_text(take())} {spec.unit}" if len(journal.runs()) > 1 else ""
+        if config.trains:
+            names = [device.name for _, device in config.fleet.found]
             display.print_lines(summary(spec, names, as_given(journal.directory), begun))
-        if spec.get("paused"):
+        if journal.study.get("paused"):
             display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
-        engine = Engine(journal, algorithm, config, display)
-        engine.replay()
+        config = replace(config, find=backend.find, monitor=backend.monitor)
+        engine = Engine(journal, algorithm, backend, config, display.update)
+        engine.begin()
         try:
-            with beside_study(journal.directory, options.page), following(journal), interruptible(engine.interrupt):
+            with beside_study(journal.directory, page), following(journal), interruptible(engine.interrupt), display:
                 engine.run()
-        except StudyFailedError:
-            if not measure:  # else the failures are among what is found
-                raise
+                found = savings(journal, config.history)
+                journal.put("savings", found and asdict(found))
+        except StudyFailedError as failure:
+            if (
+                config.trains and engine.state.lifecycle.stopped is not None
+            ):  # else the failures are among what is found
+                raise first_failed(engine.state.lifecycle.stopped, journal) from failure
         except ShoalError:
             raise
         except Exception as bug:  # raised by an algorithm or a policy
             again = command("resume", journal.directory)
             bug.add_note(f"All reports are recorded. After a correction, go on with: {again}")
             raise
-        if measure:
+        if not config.trains:
             raise _Measured(preview(engine.state))
     check_results(journal)
     from shoal.results import Study  # what it needs to show results is not needed before
 
     return Study(journal.directory)
-
-
-def _engine_config(journal: Journal, options: RunOptions, backend: Backend, measure: bool) -> EngineConfig:
-    spec, history = journal.study, History(environment=environment())
-    return EngineConfig(
-        options.fleet,
-        MeasureOnly() if measure else options.policy,
-        backend,
-        history,
-        spec["retries"],
-        Grouping(options.packing, history.relative_times, journal.space.axes(), spec["seed"]),
-        spec["fuse"],
-        spec["hang_seconds"],
-        find=backend.find,
-        monitor=backend.monitor,
-        structure=spec["opaque"],
-        trains=not measure,
-    )
 
 
 def _edits(journal: Journal, accepted: bool) -> list[Edit]:

@@ -4,28 +4,22 @@ import base64
 import copy
 import functools
 import reprlib
-import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
-from shoal.backends.base import Backend
-from shoal.backends.gpu_sharing import check_sharing
-from shoal.core.errors import AlgorithmError, PolicyError, ShoalError, TaskError
+from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.space import Space
 from shoal.paths import check_path
 from shoal.pickling import dumped, loaded, register_original, why_not_loaded
 from shoal.planner.packing.base import Packing
-from shoal.planner.packing.registry import make_packing
 from shoal.process_settings import unheld
 from shoal.schedule.base import Policy
-from shoal.study.fleet import Fleet
+from shoal.spec import StudySpec
 from shoal.worker.failures import user_traceback
 
 __all__ = [
-    "RunOptions",
     "batch_size_override",
     "check_arguments",
     "is_pickled_by_value",
@@ -35,7 +29,6 @@ __all__ = [
     "metric_argument",
     "pickled_algorithm",
     "pickled_task",
-    "run_options",
     "strategy_text",
     "study_warnings",
 ]
@@ -98,9 +91,7 @@ def pickled_algorithm(algorithm: Algorithm) -> bytes:
     return dumped(algorithm, f"{algorithm!r} cannot be pickled for the journal", AlgorithmError, remedy)
 
 
-def load_algorithm(
-    pickled_algorithm: bytes, spec: Mapping[str, Any], space: Space, original: Algorithm | None = None
-) -> Algorithm:
+def load_algorithm(pickled_algorithm: bytes, spec: StudySpec, original: Algorithm | None = None) -> Algorithm:
     """Load the algorithm from its pickle and bind it to the problem of the study.
 
     Args:
@@ -115,8 +106,8 @@ def load_algorithm(
     if original is not None:
         with suppress(TypeError):  # some attributes can be pickled but not copied, such as modules
             algorithm = copy.deepcopy(original)
-    shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
-    algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
+    space = Space.from_json(spec.space)
+    algorithm.bind(space, metric=spec.metric, mode=spec.mode, seed=spec.seed, data_seed=spec.shared_data_seed)
     return algorithm
 
 
@@ -143,100 +134,19 @@ def _cause(error: BaseException) -> str:
     return f"{why_not_loaded(error)}\n\n{user_traceback(error)}"
 
 
-def metric_argument(value: object) -> object:
+def metric_argument(value: Any) -> Any:
     """Return a list of one metric as that metric, several metrics as a list, and a name unchanged."""
     if not isinstance(value, (list, tuple)):
         return value
     return value[0] if len(value) == 1 else list(value)
 
 
-def check_arguments(
-    *,
-    algorithm: object,
-    metric: object,
-    loss: object,
-    checkpoint_seconds: object,
-    seed: object,
-    data_seed: object,
-    devices: object,
-    fuse: object,
-    directory: object,
-    show_progress: object,
-) -> None:
-    """Refuse invalid arguments of `tune` that no other function checks."""
-
-    def is_integer(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool)
-
-    def is_names(value: object) -> bool:
-        return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
-
-    checks = {
-        "algorithm": (isinstance(algorithm, Algorithm), algorithm, "an algorithm, such as shoal.Random(32, epochs=10)"),
-        "metric": (
-            all(map(_is_metric_name, metric if isinstance(metric, (list, tuple)) else [metric])),
-            metric,
-            "the name of a reported value, without control characters, or a list of such names",
-        ),
-        "loss": (loss is None or _is_metric_name(loss), loss, "the name of a reported value, or None"),
-        "seed": (is_integer(seed), seed, "an integer"),
-        "fuse": (isinstance(fuse, bool), fuse, "True or False"),
-        "data_seed": (
-            data_seed in (None, "trial") or (is_integer(data_seed) and -(2**63) <= data_seed < 2**63),  # type: ignore[operator]
-            data_seed,
-            'an integer of 64 bits, "trial" or None',
-        ),
-        "show_progress": (isinstance(show_progress, bool), show_progress, "True or False"),
-        "devices": (
-            isinstance(devices, str) or is_names(devices),
-            devices,
-            'a name such as "auto" or "cpu:2", or a list of names',
-        ),
-        "checkpoint_seconds": (
-            isinstance(checkpoint_seconds, (int, float))
-            and not isinstance(checkpoint_seconds, bool)
-            and checkpoint_seconds >= 0,
-            checkpoint_seconds,
-            "a number of seconds, at least 0",
-        ),
-    }
-    for name, (valid, value, expected) in checks.items():
-        if not valid:
-            raise ShoalError(f"`{name}` must be {expected}, got {reprlib.repr(value)}")
+def check_arguments(algorithm: object, directory: object, show_progress: object) -> None:
+    """Refuse invalid arguments of `tune` that `StudySpec` does not have."""
+    if not isinstance(algorithm, Algorithm):
+        expected = "an algorithm, such as shoal.Random(32, epochs=10)"
+        raise ShoalError(f"`algorithm` must be {expected}, got {reprlib.repr(algorithm)}")
+    if not isinstance(show_progress, bool):
+        raise ShoalError(f"`show_progress` must be True or False, got {reprlib.repr(show_progress)}")
     if directory is not None:
         check_path(directory)
-
-
-def _is_metric_name(metric: object) -> bool:
-    return isinstance(metric, str) and all(unicodedata.category(char) != "Cc" for char in metric)
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of one run of a study; a resume may choose others."""
-
-    fleet: Fleet
-    policy: Policy
-    packing: Packing
-    backend: type[Backend]
-    sharing: str
-    show_progress: bool
-    page: bool
-
-
-def run_options(
-    fleet: Fleet,
-    policy: Policy,
-    packing: str | Packing,
-    backend: type[Backend],
-    sharing: str,
-    show_progress: bool,
-    page: bool,
-) -> RunOptions:
-    """The options with names replaced by the objects that they stand for."""
-    packs = make_packing(packing)
-    check_sharing(sharing, fleet.found, processes=backend.concurrent)
-    if fleet.oversubscription > 1 and not backend.concurrent:
-        ratio = f"oversubscription={fleet.oversubscription:g}"
-        raise PolicyError(f"{ratio} needs a process for each job; use backend='local', or leave it out")
-    return RunOptions(fleet, policy, packs, backend, sharing, show_progress, page)

@@ -172,7 +172,7 @@ class Study:
         """
         with JournalView.read(self.directory) as journal:
             row = _row(journal, number)
-            if journal.study["opaque"]:
+            if journal.spec.opaque:
                 raise ShoalError(
                     f"the study in {self.directory} trained a program of yours, whose model Shoal cannot build; what "
                     f"the program kept of trial {number} is in {program_directory(self.directory, number)}"
@@ -182,7 +182,7 @@ class Study:
                 _log.warning("the model may not be what was trained, as the task was edited since: %s", names)
             from shoal.worker.trial_runtime import trained_model  # imports torch, which tables do not need
 
-            with applied(journal.study.get("settings", {})):
+            with applied(journal.spec.settings):
                 return trained_model(journal.blob("task"), row.trial, self.directory)
 
     def retry(self, numbers: int | Iterable[int] | None = None) -> list[int]:
@@ -411,14 +411,14 @@ class Study:
         with JournalView.read(self.directory) as journal:
             check_study(journal)
             row, device = find_rerun(journal, number, devices)
-            spec, task = journal.study, journal.blob("task")
+            spec, task, study = journal.spec, journal.blob("task"), journal.study
             # a FAILED report of a retried trial is not a report of an epoch
             recorded = [report for report in journal.curve(number) if report.state is not TrialState.FAILED]
-        sys.path.extend(path for path in spec["paths"] if path not in sys.path)
+        sys.path.extend(path for path in spec.paths if path not in sys.path)
         from shoal.worker.run import retrain  # imports torch, which tables do not need
 
-        found = retrain(task, row.trial, recorded[-1].epoch, device, spec.get("settings", {}))
-        return Rerun.of(row.trial, device.name, recorded, found, spec)
+        found = retrain(task, row.trial, recorded[-1].epoch, device, spec.settings)
+        return Rerun.of(row.trial, device.name, recorded, found, study)
 
     def __repr__(self) -> str:
         return f"Study({str(self.directory)!r})"

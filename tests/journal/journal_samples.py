@@ -1,15 +1,19 @@
 """Small studies for the tests of the journal."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from support.recorded import RecordedJournal
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job, Purpose
+from shoal.core.space import Space
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
+from shoal.spec import StudySpec
 
-STUDY = {"metric": "accuracy", "mode": "max", "seed": 0, "devices": ["cpu:0"], "space": {"lr": 0.1}}
+SPEC = StudySpec(metric="accuracy", mode="max", devices=["cpu:0"], space=Space({"lr": 0.1}).to_json())
 
 
 class Clock:
@@ -23,8 +27,10 @@ class Clock:
         return self.now
 
 
-def create(directory: Path, **study: object) -> RecordedJournal:
-    return RecordedJournal.create(directory, STUDY | study, task=b"a task", algorithm=b"an algorithm", clock=Clock())
+def create(directory: Path, **changes: Any) -> RecordedJournal:
+    return RecordedJournal.create(
+        directory, replace(SPEC, **changes), task=b"a task", algorithm=b"an algorithm", clock=Clock()
+    )
 
 
 def trial(number: int, **config: object) -> Trial:

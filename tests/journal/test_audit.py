@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from journal_samples import STUDY, group, job
+from journal_samples import SPEC, group, job
 from support.audit import Overcommitment, faults_of_teams, overcommitments
 from support.recorded import RecordedJournal
 
@@ -78,7 +78,7 @@ def clock():
 
 @pytest.fixture
 def journal(tmp_path, clock):
-    with RecordedJournal.create(tmp_path, STUDY, task=b"", algorithm=b"", clock=clock) as journal:
+    with RecordedJournal.create(tmp_path, SPEC, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_proposal(1, [group([0], 3)])
         yield journal
 
@@ -136,7 +136,7 @@ TEAMS = {
 def test_helpers_end_and_have_their_devices_to_themselves(name, tmp_path):
     changes, expected = TEAMS[name]
     clock = Clock()
-    with RecordedJournal.create(tmp_path, STUDY, task=b"", algorithm=b"", clock=clock) as journal:
+    with RecordedJournal.create(tmp_path, SPEC, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_proposal(1, [group([0], 3)])
         for clock.now, change in changes:
             change(journal)
@@ -144,7 +144,7 @@ def test_helpers_end_and_have_their_devices_to_themselves(name, tmp_path):
 
 
 def test_a_helper_ends_with_its_engine_and_changes_no_trial(tmp_path):
-    with RecordedJournal.create(tmp_path, STUDY, task=b"", algorithm=b"") as journal:
+    with RecordedJournal.create(tmp_path, SPEC, task=b"", algorithm=b"") as journal:
         journal.record_proposal(1, [group([0], 3)])
         start("a", "cuda:0", 1)(journal)
         helper("b", "a", "cuda:1")(journal)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journal_samples import STUDY, create, group, job, report, trial
+from journal_samples import SPEC, create, group, job, report, trial
 from support.recorded import RecordedJournal
 
 from shoal.core.activity import Activity
@@ -35,7 +35,7 @@ def states(journal):
 
 def test_a_reader_sees_what_the_study_is(journal):
     with RecordedJournal.read(journal.directory) as view:
-        assert view.study == STUDY
+        assert view.spec == SPEC
         assert view.blob("task") == b"a task"
         assert view.blob("algorithm") == b"an algorithm"
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from journal_samples import STUDY, create, group, report
+from journal_samples import SPEC, create, group, report
 from killed_writer import begin, go_on, run_and_kill
 from support.recorded import RecordedJournal
 
@@ -56,7 +56,7 @@ def test_a_kill_while_a_study_begins_leaves_a_study_or_none(tmp_path):
         except StudyExistsError:
             RecordedJournal.open(directory).close()
         with JournalView.read(directory) as view:
-            assert view.study == STUDY
+            assert view.spec == SPEC
 
 
 def test_a_study_whose_first_transaction_was_half_written_has_not_begun(tmp_path):
@@ -71,12 +71,12 @@ def test_a_study_whose_first_transaction_was_half_written_has_not_begun(tmp_path
         JournalView.read(tmp_path)
     create(tmp_path).close()
     with JournalView.read(tmp_path) as view:
-        assert view.study == STUDY
+        assert view.spec == SPEC
 
 
 FILL = """
 import resource, sys
-from journal_samples import STUDY, create, group, report
+from journal_samples import SPEC, create, group, report
 from shoal.core.errors import StorageFullError, StudyExistsError
 
 limit = 300_000

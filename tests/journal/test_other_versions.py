@@ -74,4 +74,4 @@ def test_it_is_refused_by_name_with_the_remedy_and_left_as_it_is(other, version)
 
 def test_one_of_this_version_is_not(tmp_path):
     with create(tmp_path / "study") as journal, JournalView.read(journal.directory) as view:
-        assert view.study == journal.study
+        assert view.spec == journal.spec

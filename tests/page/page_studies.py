@@ -9,6 +9,7 @@ from pathlib import Path
 from support.recorded import RecordedJournal
 from timeline_samples import GB, Clock, machines, training
 
+from shoal.algorithms.base import Totals
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.event import Proven
@@ -16,6 +17,7 @@ from shoal.core.job import Job
 from shoal.core.rows import Intervention
 from shoal.core.space import Space, choice, loguniform
 from shoal.core.trial import Budget, Check, Report, Trial, TrialGroup, TrialState
+from shoal.spec import StudySpec
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u2028"
 
@@ -24,8 +26,10 @@ def nasty_study(directory: Path) -> None:
     """A study whose values, reasons, logs and errors are markup."""
     clock = Clock()
     space = Space({"lr": loguniform(1e-6, 1.0)}).to_json()
-    study = {"metric": "accuracy", "mode": "max", "retries": 2, "space": space, "note": NASTY}
-    with RecordedJournal.create(directory, study, task=b"\x80", algorithm=b"\x80", clock=clock) as journal:
+    study = StudySpec(metric="accuracy", mode="max", space=space)
+    with RecordedJournal.create(
+        directory, study, {"note": NASTY}, task=b"\x80", algorithm=b"\x80", clock=clock
+    ) as journal:
         journal.record_devices(machines(1, NASTY))
         trials = tuple(Trial(number, {"lr": NASTY, NASTY: float("nan")}, number, 0) for number in range(2))
         journal.record_proposal(2, [TrialGroup(trials, Budget(3), NASTY)])
@@ -55,9 +59,9 @@ def lively_study(
     chance, clock = random.Random(seed), Clock()
     clock.now = time.time() - 260.0
     space = Space({"lr": loguniform(1e-4, 1.0), "width": choice([64, 128, 256]), "batch_size": choice([32, 64])})
-    goals = {"metric": "accuracy", "mode": "max", "retries": 2, "space": space.to_json()}
-    totals = {"totals": {"trials": trials + 8, "least": (trials + 8) * epochs, "most": (trials + 8) * epochs}}
-    journal = RecordedJournal.create(directory, goals | totals, task=b"", algorithm=b"", clock=clock)
+    totals = Totals(trials + 8, (trials + 8) * epochs, (trials + 8) * epochs)
+    study = StudySpec(metric="accuracy", mode="max", space=space.to_json(), totals=totals)
+    journal = RecordedJournal.create(directory, study, task=b"", algorithm=b"", clock=clock)
     with journal.transaction():
         journal.record_devices(machines(4, "NVIDIA H100"))
         configs = [

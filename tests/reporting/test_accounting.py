@@ -21,6 +21,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.journal.view import JournalView
 from shoal.reporting.accounting import Accounting, accounting
+from shoal.spec import StudySpec
 
 FIRST, SECOND = "cuda:0", "cuda:1"
 
@@ -32,7 +33,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def journal(tmp_path: Path, clock: Clock) -> Iterator[RecordedJournal]:
-    study = {"metric": "accuracy", "mode": "max", "retries": 2}
+    study = StudySpec(metric="accuracy", mode="max")
     with RecordedJournal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_devices(machines(2))
         journal.record_proposal(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])

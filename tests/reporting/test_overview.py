@@ -11,10 +11,11 @@ from timeline_samples import GB, Clock, machines, pretend, training, trial
 from shoal.core.demand import Demand
 from shoal.core.job import Purpose
 from shoal.core.rows import JobRow, Run
-from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
+from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState, numbers_text
 from shoal.journal.view import JournalView
 from shoal.reporting.overview import Elapsed, overview, overview_json, structure_names
-from shoal.reporting.text import key_text, numbers_text, structure_text
+from shoal.reporting.text import key_text, structure_text
+from shoal.spec import StudySpec
 
 HALF = Demand(0.5, 10 * GB, 1.0, 10.0)
 
@@ -26,7 +27,7 @@ def clock():
 
 @pytest.fixture
 def journal(tmp_path, clock):
-    study = {"metric": "accuracy", "mode": "max", "retries": 2}
+    study = StudySpec(metric="accuracy", mode="max")
     with RecordedJournal.create(tmp_path / "a <study>", study, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_devices(machines(2))
         journal.record_proposal(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])

@@ -17,6 +17,7 @@ from shoal.reporting.proof import trial_verdicts, verdicts
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.table import snapshot_json, status_table
 from shoal.reporting.text import trial_verdict_text, verdict_text, verdict_texts
+from shoal.spec import StudySpec
 
 NET = FusionKey("net", "d", 32)
 WHY = "gradient of `block.0.weight`\nhas norm 0 in the array, and 0.48 alone"
@@ -99,7 +100,7 @@ CASES = {
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[RecordedJournal]:
-    study = {"metric": "accuracy", "mode": "max"}
+    study = StudySpec(metric="accuracy", mode="max")
     with RecordedJournal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=Clock()) as journal:
         journal.record_proposal(12, [TrialGroup(tuple(map(trial, range(12))), Budget(3))])
         yield journal

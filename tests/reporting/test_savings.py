@@ -19,6 +19,7 @@ from shoal.cost.history import History
 from shoal.journal.view import JournalView
 from shoal.reporting.savings import Savings, savings
 from shoal.reporting.snapshot import snapshot
+from shoal.spec import StudySpec
 
 KIND = "NVIDIA H200"
 PROFILE = Profile({1: 0.1, 4: 0.2}, 10, 0, 0, 0, 1.0, 1.0)
@@ -32,7 +33,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def journal(tmp_path: Path, clock: Clock) -> Iterator[RecordedJournal]:
-    study = {"metric": "accuracy", "mode": "max"}
+    study = StudySpec(metric="accuracy", mode="max")
     with RecordedJournal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_devices(machines(1))
         journal.record_proposal(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])
@@ -109,7 +110,7 @@ def test_a_pack_saves_what_its_relative_time_says(journal: RecordedJournal, cloc
 def test_nothing_is_said_of_what_was_not_grouped_or_measured(
     structures: str, trials: int, opaque: bool, journal: RecordedJournal, history: History
 ) -> None:
-    journal.put("opaque", opaque)
+    journal.spec = replace(journal.spec, opaque="a program" if opaque else "")
     train(journal, structures, trials, 0.25)
     assert savings(journal, history) is None
 

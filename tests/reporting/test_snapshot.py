@@ -1,14 +1,18 @@
 """A snapshot says what the journal says."""
 
+from dataclasses import replace
+
 import pytest
 from support.recorded import RecordedJournal
 
+from shoal.algorithms.base import Totals
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.reporting.snapshot import Best, JobUse, snapshot
+from shoal.spec import StudySpec
 
 CLUSTER = Cluster((Node("one", 2, tuple(Device(f"cpu:{slot}", "cpu/1", 1000) for slot in range(2))),))
 
@@ -27,7 +31,7 @@ def clock():
 
 @pytest.fixture
 def journal(tmp_path, clock):
-    study = {"metric": "accuracy", "mode": "max"}
+    study = StudySpec(metric="accuracy", mode="max")
     with RecordedJournal.create(tmp_path, study, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_devices(CLUSTER)
         trials = tuple(Trial(number, {"lr": number}, number, 0) for number in range(4))
@@ -67,7 +71,7 @@ def test_time_left_follows_the_pace(journal):
 def test_time_left_is_that_of_all_rungs(journal):
     """Trials that failed are not waited for."""
     assert snapshot(journal, 110.0).totals is None
-    journal.put("totals", {"trials": 9, "least": 40, "most": 60})
+    journal.spec = replace(journal.spec, totals=Totals(9, 40, 60))
     report(journal, 0, 1, 0.5)
     report(journal, 0, 2, 0.5)
     seen = snapshot(journal, 110.0)
@@ -97,7 +101,7 @@ def test_time_counts_from_the_call(journal, clock, tmp_path):
     with RecordedJournal.open(tmp_path, clock=clock) as again:
         again.begin_run(97.5)
         assert snapshot(again, 110.0).elapsed == 12.5
-    study = {"metric": "accuracy", "mode": "max"}
+    study = StudySpec(metric="accuracy", mode="max")
     with RecordedJournal.create(tmp_path / "other", study, task=b"", algorithm=b"", clock=clock, called=90.0) as new:
         assert snapshot(new, 110.0).elapsed == 20.0
 
@@ -158,7 +162,7 @@ def test_a_trial_that_failed_is_told_of_until_it_ends(journal):
     journal.record_job_end("1", "crashed", "killed\nLog: logs/1.log", failed=True)
     first, second = snapshot(journal, 110.0).failing
     assert (first.trial.number, first.job.id, first.job.cause, first.job.log) == (0, "1", "killed", "logs/1.log")
-    assert first.retries is None
+    assert first.retries == 2
     lone = Job("2", (Array(FusionKey("", "", 32), (Member(second.trial.trial, 0, 4),)),))
     journal.record_job_start(lone, "cpu:0")
     first, second = snapshot(journal, 110.0).failing

@@ -1,22 +1,24 @@
 """The lines at the start of a run say what is trained, how much, with which batches and where."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from shoal.algorithms.base import Totals
 from shoal.core.space import Space, choice, randint
 from shoal.reporting.progress import summary
 from shoal.reporting.text import batch_text
+from shoal.spec import StudySpec
 
-STUDY = {
-    "task": "Digits",
-    "opaque": "",
-    "algorithm": "Hyperband(9)",
-    "metric": "accuracy",
-    "mode": "max",
-    "totals": {"trials": 17, "least": 69, "most": 69},
-    "batches": "batch size 64",
-}
+SPEC = StudySpec(
+    task="Digits",
+    algorithm="Hyperband(9)",
+    metric="accuracy",
+    mode="max",
+    totals=Totals(17, 69, 69),
+    batches="batch size 64",
+)
 
 
 DEFAULT = "batch size 32 (default: the config has no batch_size), or the DataLoader's"
@@ -50,7 +52,7 @@ def test_batches(space, task, text):
             id="new",
         ),
         pytest.param(
-            {"totals": {"trials": 40, "least": 90, "most": 360}},
+            {"totals": Totals(40, 90, 360)},
             "25 of 90 to 360 epochs",
             [
                 "Digits: 40 trials, 90 to 360 epochs in all, by Hyperband(9); maximises accuracy",
@@ -67,9 +69,9 @@ def test_batches(space, task, text):
     ],
 )
 def test_summary(changes, done, lines):
-    assert summary({**STUDY, **changes}, ["cpu:0", "cpu:1"], Path("runs/one"), done) == lines
+    assert summary(replace(SPEC, **changes), ["cpu:0", "cpu:1"], Path("runs/one"), done) == lines
 
 
-def test_studies_of_old_journals_have_one_too():
-    old = {name: value for name, value in STUDY.items() if name not in ("totals", "batches")}
-    assert summary(old, [], Path("one")) == ["Digits: Hyperband(9); maximises accuracy", "no device; directory one"]
+def test_what_is_unknown_is_left_out():
+    unknown = replace(SPEC, totals=None, batches="")
+    assert summary(unknown, [], Path("one")) == ["Digits: Hyperband(9); maximises accuracy", "no device; directory one"]

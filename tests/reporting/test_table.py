@@ -140,7 +140,7 @@ def test_a_trial_of_several_metrics_is_whole_at_any_width(width):
 def test_what_ran_when_the_engine_was_killed_is_interrupted_everywhere():
     killed, goals = row(0, TrialState.RUNNING), objectives("accuracy", "max")
     seen = snapshot(pid=None, states={TrialState.RUNNING: 1})
-    failing = Failing(row(0, TrialState.RUNNING, failures=1), None, runs=False)
+    failing = Failing(row(0, TrialState.RUNNING, failures=1), None, 2, runs=False)
     shown = {
         "trials": rendered(trials_table([killed], goals, runs=False))[1],
         "best": rendered(best_table(killed, goals, runs=False))[0],
@@ -316,9 +316,9 @@ def test_status_lines(changes, line):
         pytest.param(
             {"failures": 1},
             None,
-            None,
-            "trial 7 failed once (the array that it was in), waits to be tried again alone",
-            id="its array, and retries unknown",
+            2,
+            "trial 7 failed once (the array that it was in), waits to be tried again alone (try 2 of 3)",
+            id="its array",
         ),
     ],
 )
@@ -389,7 +389,9 @@ def test_many_jobs_of_a_device_leave_room_for_what_else_there_is_to_say():
 
 def test_no_line_of_the_status_controls_a_terminal():
     evil = "\x1b[31mx"
-    failing = Failing(row(7, TrialState.PENDING, failures=1), failed_job("raised", f"ValueError: {evil}\nLog: {evil}"))
+    failing = Failing(
+        row(7, TrialState.PENDING, failures=1), failed_job("raised", f"ValueError: {evil}\nLog: {evil}"), 2
+    )
     seen = snapshot(
         failing=(failing,),
         edits=(TaskEdit(0.0, {evil: ""}, (), 0),),
@@ -407,7 +409,7 @@ def test_of_many_causes_and_trials_the_first_are_named():
 
 
 def test_many_trials_that_failed_are_counted():
-    failing = tuple(Failing(row(number, TrialState.PENDING, failures=1), None) for number in range(7))
+    failing = tuple(Failing(row(number, TrialState.PENDING, failures=1), None, 2) for number in range(7))
     assert any("3 trials more, see shoal report" in line for line in rendered(status_table(snapshot(failing=failing))))
 
 

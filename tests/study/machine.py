@@ -8,12 +8,12 @@ from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.event import Reported
-from shoal.core.objective import Objective
 from shoal.core.space import Space, grid
 from shoal.core.trial import Report
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
 from shoal.schedule.registry import make_policy
+from shoal.spec import StudySpec
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
 from shoal.study.event import Due
@@ -34,8 +34,8 @@ class Machine:
         history.put("net", "data", 32, "gpu", Profile({1: 1.0, 2: 1.1, 4: 1.2}, 10, 1, 10, 10, 1.0, 1.0, mixing=1.05))
         self.core = StudyCore(
             CoreConfig(
-                Path("study"), {}, (Objective("loss", "min"),), algorithm, make_policy("fifo"), history,
-                DeviceTracker(Fleet(GPU), lambda names: GPU, None, Path("study")), retries=2,
+                Path("study"), StudySpec(metric="loss", mode="min"), {}, algorithm, make_policy("fifo"), history,
+                DeviceTracker(Fleet(GPU), lambda names: GPU, None, Path("study")),
                 grouping=Grouping(), key=lambda _: FusionKey("net", "data", 32),
             )
         )  # fmt: skip

@@ -115,32 +115,38 @@ def test_a_directory_that_is_not_a_path_is_refused(directory: Any) -> None:
     [
         *(
             pytest.param(
-                f"UPDATE study SET value = '{value}' WHERE key = '{key}'", f"`{key}` of its study must", id=key
+                f"UPDATE study SET value = json_set(value, '$.{key}', {value}) WHERE key = 'spec'",
+                f"of its study `{key}` must",
+                id=key,
             )
             for key, value in {
-                "sources": '"zz"',
-                "devices": "5",
-                "policy": "5",
-                "paths": "5",
-                "checkpoint_seconds": '"zz"',
-                "opaque": '"zz"',
-                "retries": '"zz"',
-                "hang_seconds": '"zz"',
-                "fuse": '"zz"',
-                "totals": "5",
-                "stopped": "[]",
+                "devices": 5,
+                "policy": 5,
+                "paths": 5,
+                "checkpoint_seconds": "'zz'",
+                "opaque": 5,
+                "retries": "'zz'",
+                "hang_seconds": "'zz'",
+                "fuse": "'zz'",
             }.items()
         ),
         *(
-            pytest.param(f"INSERT INTO study VALUES ('{key}', '{value}')", f"`{key}` of its study must", id=key)
+            pytest.param(
+                f"INSERT OR REPLACE INTO study VALUES ('{key}', '{value}')", f"of its study `{key}` must", id=key
+            )
             for key, value in {
+                "sources": '"zz"',
+                "stopped": "[]",
                 "common_failure_trials": '"zz"',
                 "paused_trials": "null",
                 "fleet": "5",
                 "edits": "5",
             }.items()
         ),
-        pytest.param("DELETE FROM study WHERE key = 'paths'", "`paths` of its study is missing; it must be", id="gone"),
+        pytest.param(
+            "UPDATE study SET value = json_set(value, '$.totals', 5) WHERE key = 'spec'", "not understood", id="totals"
+        ),
+        pytest.param("DELETE FROM study WHERE key = 'spec'", "its study is not understood", id="gone"),
         pytest.param("DELETE FROM blobs WHERE name = 'task'", "its pickled task is missing", id="no task"),
         pytest.param("UPDATE trials SET epoch = -5", r"`epoch` is -5, below 0\)", id="epoch"),
         pytest.param("UPDATE trials SET target = 0", r"`target` is 0, below 1\)", id="target"),

@@ -54,10 +54,11 @@ from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing import Packing
-from shoal.reporting.progress import SilentProgress
+from shoal.reporting.failures import first_failed
 from shoal.results import Study
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
 from shoal.schedule.knapsack import Fifo
+from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
@@ -285,6 +286,9 @@ def cluster(slots: int) -> Cluster:
     return Cluster((Node("here", slots, tuple(Device(f"cpu:{i}", "cpu", 2**30) for i in range(slots))),))
 
 
+IN_SPEC = ("fuse", "hang_seconds")
+
+
 @dataclass
 class Stage:
     """A study in a directory, to be run by one engine after another."""
@@ -298,8 +302,8 @@ class Stage:
     def open(self) -> Journal:
         if (self.directory / "journal.sqlite").exists():
             return Journal.open(self.directory)
-        study = {"metric": "loss", "mode": "min", "space": self.space.to_json()} | self.settings
-        return Journal.create(self.directory, study, task=b"", algorithm=b"")
+        spec = StudySpec(metric="loss", mode="min", space=self.space.to_json(), **self.settings)
+        return Journal.create(self.directory, spec, task=b"", algorithm=b"")
 
     def engine(
         self,
@@ -314,14 +318,19 @@ class Stage:
         algorithm.bind(self.space, metric="loss", mode="min", seed=0, data_seed=0)
         history = History(self.directory / "history.sqlite")
         grouping = Grouping(packing)
-        setting = EngineConfig(Fleet(cluster(self.slots)), policy or Fifo(), backend, history, retries, grouping)
-        return Engine(journal, algorithm, replace(setting, **others), SilentProgress())
+        config = EngineConfig(Fleet(cluster(self.slots)), policy or Fifo(), history, grouping)
+        journal.spec = replace(journal.spec, retries=retries, **{x: others.pop(x) for x in IN_SPEC if x in others})
+        return Engine(journal, algorithm, backend, replace(config, **others))
 
     def run(self, backend: Backend, policy: Policy | None = None, retries: int = 2) -> None:
         with closing(self.open()) as journal:
             engine = self.engine(journal, backend, policy, retries)
-            engine.replay()
-            engine.run()
+            engine.begin()
+            try:
+                engine.run()
+            except StudyFailedError as failure:
+                assert engine.state.stopped is not None
+                raise first_failed(engine.state.stopped, journal) from failure
 
     def outcome(self) -> list[tuple[object, ...]]:
         with closing(self.open()) as journal:
@@ -607,7 +616,9 @@ def test_a_job_is_in_the_journal_before_it_starts(stage: Stage) -> None:
         seen.append(job.purpose)
 
     with closing(stage.open()) as journal:
-        stage.engine(journal, backend(on_start=look)).run()
+        engine = stage.engine(journal, backend(on_start=look))
+        engine.begin()
+        engine.run()
     assert seen == [Purpose.SIGNATURE, Purpose.PROFILE, Purpose.TRAIN, Purpose.TRAIN, Purpose.TRAIN]
 
 
@@ -904,6 +915,7 @@ def test_an_interrupt_stops_the_jobs_and_keeps_the_trials(tmp_path: Path) -> Non
     carrier = backend(lambda job: (engine.interrupt() if job.purpose is Purpose.TRAIN else None) or well(job))
     with closing(stage.open()) as journal:
         engine = stage.engine(journal, carrier)
+        engine.begin()
         with pytest.raises(StudyInterrupted, match=r"everything is saved\. Go on with: shoal resume"):
             engine.run()
         assert {row.state for row in journal.trials()} == {TrialState.PENDING}
@@ -992,7 +1004,9 @@ def test_who_runs_out_of_memory_does_not_wait_for_a_kind_of_device_on_which_noth
 
     carrier = backend(script)
     with closing(stage.open()) as journal:
-        stage.engine(journal, carrier, fleet=Fleet(Cluster((Node("here", 2, devices),)))).run()
+        engine = stage.engine(journal, carrier, fleet=Fleet(Cluster((Node("here", 2, devices),))))
+        engine.begin()
+        engine.run()
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
     assert short
 
@@ -1010,7 +1024,9 @@ def test_who_was_to_have_a_larger_device_fails_when_that_turns_out_to_be_of_no_u
 
     carrier = backend(script)
     with closing(stage.open()) as journal:
-        stage.engine(journal, carrier, fleet=Fleet(Cluster((Node("here", 2, devices),))), fuse=False).run()
+        engine = stage.engine(journal, carrier, fleet=Fleet(Cluster((Node("here", 2, devices),))), fuse=False)
+        engine.begin()
+        engine.run()
         states = {trial.number: (trial.state, trial.reason) for trial in journal.trials()}
     assert states[0][0] is TrialState.COMPLETE
     assert states[1][0] is TrialState.FAILED
@@ -1137,7 +1153,9 @@ def test_a_policy_is_shown_the_oversubscription_of_the_fleet(stage: Stage) -> No
             return super().plan(jobs, cluster, now)
 
     with closing(stage.open()) as journal:
-        stage.engine(journal, backend(), Look(), fleet=Fleet(cluster(1), oversubscription=2.5)).run()
+        engine = stage.engine(journal, backend(), Look(), fleet=Fleet(cluster(1), oversubscription=2.5))
+        engine.begin()
+        engine.run()
     assert seen == {2.5}
 
 

@@ -133,7 +133,9 @@ def test_a_suspension_is_in_the_journal_before_the_job_is_asked(tmp_path: Path) 
     with closing(stage.open()) as journal:
         carrier = Recording(well, at_once=False, on_start=nothing)
         carrier.look = look
-        stage.engine(journal, carrier, Restless()).run()
+        engine = stage.engine(journal, carrier, Restless())
+        engine.begin()
+        engine.run()
         suspended = [row for row in journal.jobs() if row.outcome == "suspended"]
     assert len(suspended) >= 4
     assert seen.count((None, "", "suspended by the policy")) >= len(suspended)
@@ -161,7 +163,7 @@ def test_a_job_is_suspended_again_only_if_its_device_is_of_the_same_kind(
     now = cluster(stage.slots).map(lambda device: replace(device, kind=kind))
     with closing(stage.open()) as journal:
         engine = stage.engine(journal, carrier, fleet=Fleet(now))
-        engine.replay()
+        engine.begin()
         engine.run()
     assert any(job.resumes for job in carrier.started) == resumes
     assert any(job.purpose is Purpose.PROFILE for job in carrier.started) != resumes

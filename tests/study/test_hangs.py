@@ -7,7 +7,8 @@ import pytest
 from shoal.core.errors import ShoalError
 from shoal.core.event import Event, Heartbeat, SignaturesFound
 from shoal.core.job import Job
-from shoal.study.hangs import HangDetector, check_hang_seconds
+from shoal.spec import StudySpec
+from shoal.study.hangs import HangDetector
 
 STEPS, PREPARES = Heartbeat("job", True), Heartbeat("job", False)
 
@@ -65,4 +66,4 @@ def test_a_job_that_has_ended_is_not_watched() -> None:
 @pytest.mark.parametrize("seconds", [0, -1, 2.9, float("nan"), float("inf"), "60", None, True])
 def test_a_limit_that_is_none_is_shown(seconds: object) -> None:
     with pytest.raises(ShoalError, match="`hang_seconds` must be a finite number of at least 3"):
-        check_hang_seconds(seconds)
+        StudySpec(metric="loss", mode="min", hang_seconds=seconds)

@@ -438,7 +438,7 @@ def test_another_policy_decides_from_the_next_plan_on(tmp_path: Path) -> None:
     assert at == [len(before.plans)] > [0]
     assert stage.outcome() == undisturbed(tmp_path, Stage)
     with closing(stage.open()) as journal:
-        assert journal.study["policy"] == "wfd"
+        assert journal.policy == "wfd"
         assert intervention_text(journal.interventions()[0]).endswith(" policy wfd")
 
 

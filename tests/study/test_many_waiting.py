@@ -12,7 +12,6 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.core.event import Ended, Outcome, Reported
-from shoal.core.objective import Objective
 from shoal.core.request import Request
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space, grid
@@ -23,6 +22,7 @@ from shoal.planner.packing import NoPacking
 from shoal.planner.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS
 from shoal.schedule.base import JobState, JobView, Plan
 from shoal.schedule.knapsack import Fifo
+from shoal.spec import StudySpec
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
 from shoal.study.event import Due
@@ -61,7 +61,7 @@ class Study:
         devices = DeviceTracker(Fleet(SLOT), lambda names: SLOT, None, Path("study"))
         self.core = StudyCore(
             CoreConfig(
-                Path("study"), {}, (Objective("loss", "min"),), algorithm, self.policy, history, devices, retries=2,
+                Path("study"), StudySpec(metric="loss", mode="min"), {}, algorithm, self.policy, history, devices,
                 grouping=Grouping(NoPacking()), key=key,
             )
         )  # fmt: skip

@@ -115,6 +115,7 @@ def test_a_target_that_is_reached_while_the_study_stops_ends_it_when_it_is_resum
         engine = stage.engine(
             journal, LastWord(well, False, lambda job: engine.interrupt() if job.purpose is Purpose.TRAIN else None)
         )
+        engine.begin()
         with pytest.raises(StudyInterrupted):
             engine.run()
         assert "ended_because" not in journal.study
@@ -139,7 +140,7 @@ def test_options_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     done = CliRunner().invoke(app, ["run", str(tmp_path / "search.py"), *options])
     assert done.exit_code == 0, done.output
     with JournalView.read(tmp_path / "study") as journal:
-        assert (journal.study["objective"], journal.study["target"]) == ("time_to_good", 0.99)
+        assert (journal.spec.objective, journal.spec.target) == ("time_to_good", 0.99)
     refused = CliRunner().invoke(app, ["run", str(tmp_path / "search.py"), "--objective", "time_to_target"])
     assert refused.exit_code == 1
     assert "needs a target" in str(refused.exception or refused.output)
@@ -166,4 +167,4 @@ def test_another_policy_on_the_command_line_drops_the_objective_of_the_file(
         return
     assert done.exit_code == 0, done.output
     with JournalView.read(directory) as journal:
-        assert journal.study["objective"] == objective
+        assert journal.spec.objective == objective

@@ -23,6 +23,7 @@ from shoal.schedule.base import Policy
 from shoal.schedule.convergence import Convergence
 from shoal.schedule.registry import POLICIES
 from shoal.schedule.time_sharing import TimeSharing
+from shoal.spec import StudySpec
 
 QUANTUM, EPOCHS = 0.1, 30
 TAKE_TURNS = sorted(name for name, kind in POLICIES.items() if issubclass(kind, TimeSharing))
@@ -88,13 +89,13 @@ def run(
     stage = Stage(directory, lambda: Grid(EPOCHS), Space({"rate": grid([0.9, 0.5, 0.99])}))
     carrier = Watched(directory, die, {} if checkpoints is None else checkpoints, now)
     if not directory.exists():
-        study = {"metric": "loss", "mode": "min", "space": stage.space.to_json()}
+        study = StudySpec(metric="loss", mode="min", space=stage.space.to_json())
         journal = Journal.create(directory, study, task=b"", algorithm=b"", clock=carrier.clock)
     else:
         journal = Journal.open(directory, clock=carrier.clock)
     with closing(journal):
         engine = stage.engine(journal, carrier, policy, clock=carrier.clock, fuse=False, packing=NoPacking())
-        engine.replay()
+        engine.begin()
         engine.run()
     return carrier
 

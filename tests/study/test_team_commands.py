@@ -15,7 +15,6 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.event import Ended, Event, Outcome, Reported, TeamMeasured
 from shoal.core.job import JobUpdate, Purpose
-from shoal.core.objective import Objective
 from shoal.core.request import Request
 from shoal.core.rows import JobRow, Row, StudyValue
 from shoal.core.space import Space, grid
@@ -25,6 +24,7 @@ from shoal.planner.grouping import Grouping
 from shoal.planner.packing import NoPacking
 from shoal.planner.planner import plan
 from shoal.schedule.base import Action, JobState, JobView, Plan, Policy, Refusal, Resize, Start, Suspend
+from shoal.spec import StudySpec
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.event import Due, Shutdown
@@ -73,8 +73,8 @@ class Machine:
         tracker = DeviceTracker(Fleet(GPUS), lambda names: GPUS, hangs, Path("study"))
         self.core = StudyCore(
             CoreConfig(
-                Path("study"), self.study, (Objective("loss", "min"),), algorithm, self.policy, history, tracker,
-                retries=2, grouping=Grouping(NoPacking()), fuse=False, key=key_of, teams=True,
+                Path("study"), StudySpec(metric="loss", mode="min", fuse=False), self.study, algorithm, self.policy,
+                history, tracker, grouping=Grouping(NoPacking()), key=key_of, teams=True,
             )
         )  # fmt: skip
         self.rows: list[Row] = []

@@ -101,7 +101,7 @@ class Guarded(Stage):
                 find=find,
                 monitor=None if monitor is None else lambda cluster: monitor,
             )
-            engine.replay()
+            engine.begin()
             engine.run()
 
     def profile(self) -> Profile | None:

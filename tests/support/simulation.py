@@ -19,8 +19,8 @@ from shoal.core.trial import FIRST_ADDED
 from shoal.cost.history import History
 from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.writer import Journal
-from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
+from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.event import Event
@@ -72,7 +72,7 @@ class WatchedEngine(Engine):
             raise InvariantViolation(f"trial {number} is {expected.get(number)}, and {rows.get(number)} in the journal")
 
 
-class _RandomInterventions(SilentProgress):
+class _RandomInterventions:
     """Random requests of users while a study runs; the engine calls `update` in every turn."""
 
     def __init__(self, faults: Faults, journal: Journal, devices: Collection[str], requests: list[str]) -> None:
@@ -186,7 +186,16 @@ class _StudyRun:
     def run(self) -> None:
         """Run one engine after the other until the study has ended, and check the end."""
         names = [device.name for _, device in self._study.cluster]
-        spec = {"metric": "loss", "mode": "min", "devices": names, "policy": self._study.policy}
+        study = self._study
+        spec = StudySpec(
+            metric="loss",
+            mode="min",
+            devices=names,
+            policy=study.policy,
+            retries=study.retries,
+            fuse=study.fuse,
+            hang_seconds=HANG_SECONDS,
+        )
         with closing(
             FaultyJournal.create(self._directory, spec, task=b"", algorithm=b"", clock=lambda: self._persisted.now)
         ):
@@ -214,7 +223,7 @@ class _StudyRun:
                 with closing(backend):
                     engine, interventions = self._engine(journal, backend)
                     interventions.update()  # while no process runs the study
-                    engine.replay()
+                    engine.begin()
                     engine.run()
             return not pending_requests(self._directory)
         except (Killed, StudyInterrupted, StorageFullError):
@@ -230,22 +239,18 @@ class _StudyRun:
 
     def _engine(self, journal: Journal, backend: FaultyBackend) -> tuple[WatchedEngine, _RandomInterventions]:
         study = self._study
-        record = {"devices": journal.study["devices"], "added": [], "removed": []} | journal.study.get("fleet", {})
+        record = {"devices": journal.spec.devices, "added": [], "removed": []} | journal.study.get("fleet", {})
         fleet = Fleet.from_record(record, study.find)
-        interventions = _RandomInterventions(self._faults, journal, journal.study["devices"], self._persisted.requests)
+        interventions = _RandomInterventions(self._faults, journal, journal.spec.devices, self._persisted.requests)
         config = EngineConfig(
             fleet,
-            make_policy(journal.study["policy"]),
-            backend,
+            make_policy(journal.policy),
             History(self._directory / "history.sqlite"),
-            study.retries,
-            fuse=study.fuse,
-            hang_seconds=HANG_SECONDS,
             find=study.find,
             monitor=lambda cluster: backend,
             clock=backend.clock,
         )
-        engine = WatchedEngine(journal, study.algorithm(), config, interventions)
+        engine = WatchedEngine(journal, study.algorithm(), backend, config, interventions.update)
         engine.faults, engine.backend, interventions.engine = self._faults, backend, engine
         return engine, interventions
 

@@ -186,7 +186,7 @@ def following(journal: JournalView) -> Iterator[None]:
     At the end it waits up to `CLOSE_SECONDS` until all entries of the journal are delivered. Warnings of the
     follower are passed on to the logger `shoal.callbacks`.
     """
-    if not journal.study.get("callbacks"):
+    if not journal.spec.callbacks:
         yield
         return
     log = journal.directory / LOG
@@ -251,7 +251,7 @@ def main() -> None:
 
 
 def _follow(journal: JournalView, wait: Callable[[], bool], warn: Callable[[str], None]) -> None:
-    recorded = journal.study["callbacks"]
+    recorded = journal.spec.callbacks
     positions = Positions(journal.directory, len(recorded))
     followers = [_FollowedCallback(journal, positions, index, warn) for index in range(len(recorded))]
     info = replace(study_info(journal), finished=False)
@@ -272,7 +272,7 @@ class _FollowedCallback:
 
     def __init__(self, journal: JournalView, positions: Positions, index: int, warn: Callable[[str], None]) -> None:
         self._journal, self._positions, self._index, self._warn = journal, positions, index, warn
-        recorded = journal.study["callbacks"][index]
+        recorded = journal.spec.callbacks[index]
         self._name, self._content = recorded["name"], base64.b64decode(recorded["pickled"])
         self._delivery: Delivery | None = None
         self._callback = Callback()

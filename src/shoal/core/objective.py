@@ -12,7 +12,6 @@ __all__ = [
     "Objective",
     "check_reported",
     "first_objective",
-    "loss_metric",
     "lower_is_better",
     "merge_best",
     "metric_fault",
@@ -73,13 +72,6 @@ def objectives(metric: str | Sequence[str], mode: str | Sequence[str]) -> tuple[
             f'`mode` must be "min" or "max" for each of the {len(metric)} metrics, a list as long, got {mode!r}'
         )
     return tuple(map(Objective, metric, mode))
-
-
-def loss_metric(named: str | None, objectives: Iterable[Objective]) -> str | None:
-    """The reported value that policies take as the loss of a program: the named one, else the first metric that is
-    minimised; None if there is none.
-    """
-    return named or next((objective.metric for objective in objectives if objective.mode == "min"), None)
 
 
 def lower_is_better(name: str, objectives: Sequence[Objective]) -> bool:

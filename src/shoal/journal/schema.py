@@ -75,8 +75,9 @@ _MEASUREMENTS = (
 )
 
 _SCHEMA = (
-    # Values of the study: key -> JSON; the pickled task and algorithm.
+    # "spec" -> specification of the study, which never changes, and values that do change, by key; all are JSON.
     "CREATE TABLE study (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    # The pickled task and algorithm.
     "CREATE TABLE blobs (name TEXT PRIMARY KEY, data BLOB NOT NULL)",
     # Events of the study: `seq` is one increasing number over proposals, reports and interventions.
     """CREATE TABLE proposals (

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Self, TypeVar
 
-from shoal.core.errors import JournalError
+from shoal.core.errors import JournalError, ShoalError
 from shoal.core.event import TurnStats
-from shoal.core.objective import objectives
 from shoal.core.rows import (
     NOT_FAILED,
     CheckRow,
@@ -34,6 +33,7 @@ from shoal.journal.lock import LockOwner, lock_owner
 from shoal.journal.schema import FILE_NAME, open_existing, require_read_permission, translate_errors
 from shoal.paths import absolute
 from shoal.remedy import command
+from shoal.spec import StudySpec
 
 __all__ = ["JournalTables", "JournalView", "OpenJournal"]
 
@@ -137,7 +137,14 @@ class JournalTables:
 
 
 class OpenJournal:
-    """The open file of a study's journal."""
+    """The open file of a study's journal.
+
+    Attributes:
+        spec: Specification of the study, which never changes.
+        study: Values that change while the study runs, each absent until its first change: `sources` and `edits` of
+            the task's files, `policy` and `fleet` as users have last chosen them, `paused`, `paused_trials`, `note`,
+            `savings`, `finished`, and why and how it ended.
+    """
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
         self.directory = directory
@@ -146,7 +153,11 @@ class OpenJournal:
             self.study: dict[str, Any] = {
                 key: json.loads(value) for key, value in self.tables.rows("SELECT key, value FROM study")
             }
-            self.objectives = objectives(self.study["metric"], self.study["mode"])
+            try:
+                self.spec = StudySpec.from_json(self.study.pop("spec"))
+            except ShoalError as error:
+                raise self.tables.damaged(f"of its study {error}") from error
+        self.objectives = self.spec.objectives
 
     def blob(self, name: str) -> bytes:
         """The pickled "task" or "algorithm", as given to `Journal.create`."""
@@ -191,7 +202,12 @@ class JournalView(OpenJournal):
     def space(self) -> Space:
         """Search space of the study."""
         with self.tables.decoding("the space of its study"):
-            return Space.from_json(self.study["space"])
+            return Space.from_json(self.spec.space)
+
+    @property
+    def policy(self) -> str:
+        """The study's policy, or the one that a user has chosen since, as `StudySpec.policy`."""
+        return str(self.study.get("policy", self.spec.policy))
 
     def trials(self, numbers: Iterable[int] | None = None) -> list[TrialRow]:
         """All trials, or only those with these numbers, by number."""

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
-from shoal.core.errors import AlgorithmError, JournalError
-from shoal.core.objective import objectives
 from shoal.core.rows import (
     CheckRow,
     DeviceRow,
@@ -35,6 +34,7 @@ from shoal.journal.storage import set_journal_mode
 from shoal.journal.view import JournalView
 from shoal.paths import absolute
 from shoal.sources import Edit, imported_files, sources
+from shoal.spec import StudySpec
 
 __all__ = ["Journal"]
 
@@ -60,7 +60,8 @@ class Journal(JournalView):
     def create(
         cls,
         directory: Path | str,
-        study: Mapping[str, Any],
+        spec: StudySpec,
+        study: Mapping[str, Any] = MappingProxyType({}),
         *,
         task: bytes,
         algorithm: bytes,
@@ -70,7 +71,7 @@ class Journal(JournalView):
         """Create a study and begin its first run.
 
         Args:
-            study: Values of the study, JSON values; must hold "metric" and "mode" ("min" or "max"), or lists of them.
+            study: First values of those that change, see `JournalView.study`; JSON values.
             called: As in `begin_run`.
 
         Raises:
@@ -78,13 +79,8 @@ class Journal(JournalView):
             JournalError: the directory cannot be written, or another process is creating a study there.
         """
         directory = absolute(directory)
-        try:
-            objectives(study["metric"], study["mode"])
-        except AlgorithmError as error:
-            raise JournalError(
-                f"a study has a metric and a mode 'min' or 'max', got {study['metric']!r}, {study['mode']!r}"
-            ) from error
-        values = {key: encode(value, f"the study's {key!r}") for key, value in study.items()}
+        described = {"spec": spec.to_json(), **study}
+        values = {key: encode(value, f"the study's {key!r}") for key, value in described.items()}
         with translate_errors(directory, begun=False), ExitStack() as undo:
             directory.mkdir(parents=True, exist_ok=True)
             lock = WriterLock(directory)
@@ -187,7 +183,7 @@ class Journal(JournalView):
         with self.transaction():
             self.put("edits", [*self.study.get("edits", []), entry])
             files = [Path(path) for path in self.study["sources"]]
-            project = self.study.get("project")
+            project = self.spec.project
             self.put("sources", sources(imported_files(files, Path(project)) if project else files))
 
 

@@ -12,7 +12,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.job import log_path
 from shoal.core.request import requester
 from shoal.core.rows import DeviceRow, Telemetry
-from shoal.core.trial import Report, TrialState
+from shoal.core.trial import Report, TrialState, state_name
 from shoal.cost.history import History, environment, history_path
 from shoal.journal.codec import metrics_of
 from shoal.journal.requests import pending_requests
@@ -33,7 +33,6 @@ from shoal.reporting.text import (
     intervention_text,
     request_text,
     savings_text,
-    state_name,
     states_text,
     trial_verdict_text,
 )
@@ -90,7 +89,7 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
     texts = [intervention_text(each) for each in found.interventions[-_MAX_REQUESTS:]]
     waiting = {reason: {"count": len(some), "first": list(some[:12])} for reason, some in found.waiting.items()}
     runs = found.pid is not None and not (found.finished or found.paused or found.all_paused)
-    policy = journal.study.get("policy", "auto")
+    policy = journal.policy
     return shown | {
         "states": {state_name(state, found.pid is not None): count for state, count in found.states.items() if count},
         "waiting": waiting,

@@ -6,12 +6,12 @@ from typing import Any
 from shoal.core.cause import Cause, causes
 from shoal.core.errors import StudyFailedError
 from shoal.core.event import Outcome
-from shoal.core.trial import TrialState
+from shoal.core.trial import TrialState, numbers_text, state_name
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.remedy import command, resume_remedy
 from shoal.reporting.snapshot import Failing
-from shoal.reporting.text import numbers_text, printable, shortened, state_name, trials_text
+from shoal.reporting.text import printable, shortened, trials_text
 
 __all__ = [
     *("cause_json", "cause_line", "cause_lines", "cause_text", "check_results"),
@@ -69,8 +69,7 @@ def failing_text(failing: Failing) -> str:
     """Return the failure and the next try: "trial 7 failed twice (out of memory), waits to be tried again ..."."""
     trial, job = failing.trial, failing.job
     times = _COUNT_WORDS.get(trial.failures, f"{trial.failures} times")
-    attempts = None if failing.retries is None else max(failing.retries, trial.failures) + 1
-    count = f" (try {trial.failures + 1} of {attempts})" if attempts is not None else ""
+    count = f" (try {trial.failures + 1} of {max(failing.retries, trial.failures) + 1})"
     if trial.state is TrialState.RUNNING:
         next_step = f"{'is' if failing.runs else 'was being'} tried again in {trial.job} on {trial.device}{count}"
     elif job is not None and job.outcome == Outcome.OUT_OF_MEMORY and len(job.trials) > 1:
@@ -134,6 +133,6 @@ def first_failed(cause: Cause, journal: JournalView) -> StudyFailedError:
 
 
 def _study_error(journal: JournalView, what: str, cause: Cause, next_step: str, *, lost: bool) -> StudyFailedError:
-    remedy = resume_remedy(journal.directory, kept=journal.study.get("kept", False), lost=lost)
+    remedy = resume_remedy(journal.directory, kept=journal.spec.kept, lost=lost)
     first = f"Trial {cause.trials[0]}: {cause.reason}"
     return StudyFailedError(f"{what}\n\n{first}\n\n{next_step}\n{remedy}", journal.directory)

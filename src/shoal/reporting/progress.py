@@ -7,14 +7,13 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.algorithms.base import Totals
 from shoal.core.job import Purpose
-from shoal.core.objective import objectives
 from shoal.reporting.failures import cause_lines, failing_text, unmeasured_lines
 from shoal.reporting.snapshot import Best, Snapshot
 from shoal.reporting.text import (
@@ -28,6 +27,7 @@ from shoal.reporting.text import (
     trials_text,
     verdict_text,
 )
+from shoal.spec import StudySpec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,8 +51,8 @@ _PHASES = {
 class Progress(ABC):
     """Base class of the displays of a running study.
 
-    `print_lines` prints lines that stay above the display. The engine enters the display when the study begins, calls
-    `update` in every turn of its loop, and leaves it at the end, also by an exception. A snapshot is taken only when it
+    `print_lines` prints lines that stay above the display. The display is entered when the study begins and left at
+    the end, also by an exception; the engine calls `update` in every turn of its loop. A snapshot is taken only when it
     is about to be displayed.
     """
 
@@ -353,19 +353,16 @@ def _notebook_display() -> Callable[..., Any] | None:
     return display
 
 
-def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, done: str = "") -> list[str]:
+def summary(spec: StudySpec, devices: Sequence[str], directory: Path, done: str = "") -> list[str]:
     """Lines at the start of a run: task, budget, objectives, batch size, devices; `done` as in "25 of 69 epochs"."""
-    unit = "reports" if study["opaque"] else "epochs"
-    totals = study.get("totals")
-    amount = "" if totals is None else f" {_totals_text(Totals(**totals), unit)}, by"
+    amount = "" if spec.totals is None else f" {_totals_text(spec.totals, spec.unit)}, by"
     goals = " and ".join(
-        f"{'maximises' if goal.mode == 'max' else 'minimises'} {goal.metric}"
-        for goal in objectives(study["metric"], study["mode"])
+        f"{'maximises' if goal.mode == 'max' else 'minimises'} {goal.metric}" for goal in spec.objectives
     )
-    batches = f"{study['batches']}; " if study.get("batches") else ""
+    batches = f"{spec.batches}; " if spec.batches else ""
     resumed = f"goes on after {done}; " if done else ""
     return [
-        f"{study['task']}:{amount} {study['algorithm']}; {goals}",
+        f"{spec.task}:{amount} {spec.algorithm}; {goals}",
         f"{batches}{', '.join(devices) or 'no device'}; {resumed}directory {directory}",
     ]
 

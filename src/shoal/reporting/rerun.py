@@ -32,8 +32,8 @@ def find_rerun(
         raise ShoalError(
             f"the study in {journal.directory} has no trial {number!r}; it has {len(rows)}, numbered from 0"
         )
-    check_rerun(rows[number], journal.study["opaque"])
-    return rows[number], next(device for _, device in discover(devices or journal.study["devices"]))
+    check_rerun(rows[number], journal.spec.opaque)
+    return rows[number], next(device for _, device in discover(devices or journal.spec.devices))
 
 
 def check_rerun(row: TrialRow, opaque: object) -> None:

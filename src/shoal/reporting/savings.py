@@ -46,7 +46,7 @@ class Savings:
 
 def savings(journal: JournalView, history: History) -> Savings | None:
     """Compare the time of the reported epochs with that of one trial at a time; None if nothing shared was measured."""
-    if journal.study.get("opaque"):  # programs are neither fused nor packed
+    if journal.spec.opaque:  # programs are neither fused nor packed
         return None
     jobs = {job.id: job for job in journal.jobs()}
     kinds = {device.name: device.kind for device in journal.devices(all_runs=True)}

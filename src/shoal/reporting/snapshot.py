@@ -9,7 +9,7 @@ from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
 from shoal.core.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict
 from shoal.core.trial import Config, TrialState
-from shoal.journal.check import check_optional_values
+from shoal.journal.check import check_values
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.proof import verdicts
@@ -78,12 +78,12 @@ class Failing:
 
     Args:
         job: Newest of its failed jobs; None if only its array failed.
-        retries: Number of retries that the study allows a trial that fails by itself; None if unknown.
+        retries: Number of retries that the study allows a trial that fails by itself.
     """
 
     trial: TrialRow
     job: JobRow | None
-    retries: int | None = None
+    retries: int
     runs: bool = True
 
 
@@ -214,7 +214,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
 
     `now` is in seconds since 1970; `starting` is that of `Snapshot`.
     """
-    check_optional_values(journal)
+    check_values(journal)
     statistics = StudyStatistics(journal)
     done, asked = statistics.epochs()
     run = journal.runs()[-1]
@@ -223,10 +223,8 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     elapsed = max(last_time - run.started, 0.0)
     objectives = journal.objectives
     several = len(objectives) > 1
-    announced, stopped = journal.study.get("totals"), journal.study.get("stopped")
+    totals, stopped = journal.spec.totals, journal.study.get("stopped")
     saved = journal.study.get("savings")
-    with journal.tables.decoding("how much its algorithm asks for"):
-        totals = None if announced is None else Totals(**announced)
     if totals is not None and (added := statistics.added())[0]:
         totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])
     best = None if several else journal.best()
@@ -244,7 +242,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         pid=None if owner is None else owner.pid,
         host="" if owner is None or owner.is_here else owner.host,
         front=_front(journal) if several else (),
-        failing=tuple(Failing(*x, journal.study.get("retries"), owner is not None) for x in journal.failures()),
+        failing=tuple(Failing(*x, journal.spec.retries, owner is not None) for x in journal.failures()),
         totals=totals,
         causes=causes(journal.failed()),
         edits=task_edits(journal.study),
@@ -252,7 +250,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         epochs_lost=statistics.epochs_lost(),
         starting=starting,
         unmeasured=causes(statistics.unmeasured(run.started)),
-        unit="reports" if journal.study.get("opaque") else "epochs",
+        unit=journal.spec.unit,
         all_nan=best is None and done > 0 and all_nan(journal.trials(), objectives) is not None,
         note=journal.study.get("note", ""),
         interventions=tuple(journal.interventions()),

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice, product
 from math import inf
 from pathlib import Path
@@ -17,10 +17,8 @@ from shoal.core.device import Cluster, Node
 from shoal.core.errors import DeviceError, PolicyError
 from shoal.core.event import Outcome
 from shoal.core.job import Purpose, WorkerContext
-from shoal.core.objective import Objective
 from shoal.core.request import Request
 from shoal.core.rows import DeviceRow, JobRow, Proposal, ReportRow, Row, StudyValue, TrialRow
-from shoal.core.space import Space
 from shoal.core.trial import TrialState
 from shoal.cost.history import History
 from shoal.journal.writer import Journal
@@ -29,6 +27,7 @@ from shoal.reporting.savings import savings
 from shoal.schedule.base import JobView, Plan, Policy
 from shoal.simulate.result import Interval, SimulationResult
 from shoal.simulate.workload import SimulatedWorkload
+from shoal.spec import StudySpec
 from shoal.study.actuation import carry_out
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceConditions, DeviceTracker
@@ -100,8 +99,8 @@ class Simulation:
         self._core = StudyCore(
             CoreConfig(
                 directory,
+                spec=StudySpec(metric="loss", mode="min", fuse=fuse),
                 study=self._study,
-                objectives=(Objective("loss", "min"),),
                 algorithm=workload,
                 policy=self._policy,
                 history=history,
@@ -111,9 +110,7 @@ class Simulation:
                     None,
                     directory,
                 ),
-                retries=2,
                 grouping=grouping or Grouping(),
-                fuse=fuse,
                 replan_seconds=inf,
                 key=workload.key if measured else None,
                 teams=True,
@@ -144,9 +141,9 @@ class Simulation:
         return self._result
 
     def _new_journal(self, directory: Path, policy: str) -> Journal:
-        study = {"metric": "loss", "mode": "min", "space": Space({}).to_json(), "policy": policy}
+        spec = replace(self._core.state.config.spec, policy=policy)
         began = time.time() - self._backend.now
-        journal = Journal.create(directory, study, task=b"", algorithm=b"", clock=lambda: began + self._backend.now)
+        journal = Journal.create(directory, spec, task=b"", algorithm=b"", clock=lambda: began + self._backend.now)
         step = Step(journal.clock())
         self._core.state.config.devices.write_changes(step)
         journal.write(step.rows)

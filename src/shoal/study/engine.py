@@ -2,18 +2,16 @@
 
 import os
 from collections import deque
-from dataclasses import asdict
+from collections.abc import Callable
 
 from shoal.algorithms.base import Algorithm
+from shoal.backends.base import Backend
 from shoal.core.command import StartJob, Step
-from shoal.core.errors import StorageFullError, StudyInterrupted
+from shoal.core.errors import StorageFullError, StudyFailedError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
 from shoal.journal.requests import pending_requests
 from shoal.journal.writer import Journal
 from shoal.remedy import command
-from shoal.reporting.failures import first_failed
-from shoal.reporting.progress import Progress
-from shoal.reporting.savings import savings
 from shoal.study.actuation import carry_out
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
@@ -31,52 +29,59 @@ class Engine:
     """Runs one study to its end.
 
     Every change is committed to the journal before its commands are executed. After a kill at any moment, a new engine
-    continues the study with `replay`.
+    continues the study.
+
+    Args:
+        observe: Function that is called in each turn of the loop, such as `update` of a display.
     """
 
-    def __init__(self, journal: Journal, algorithm: Algorithm, setting: EngineConfig, progress: Progress) -> None:
-        self._journal, self._progress = journal, progress
-        self._backend, self._clock = setting.backend, setting.clock
-        self._core = StudyCore(setting.core_config(journal, algorithm))
+    def __init__(
+        self,
+        journal: Journal,
+        algorithm: Algorithm,
+        backend: Backend,
+        config: EngineConfig,
+        observe: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._journal, self._backend, self._observe = journal, backend, observe
+        self._clock = config.clock
+        self._core = StudyCore(config.core_config(journal, algorithm, backend))
         self.state = self._core.state
         self.fleet = self._core.state.fleet
-        self._watch = DeviceWatch(self.fleet, setting.find, setting.monitor, setting.clock, os.getpid())
+        self._watch = DeviceWatch(self.fleet, config.find, config.monitor, config.clock, os.getpid())
         self._events: deque[Event] = deque()  # polled, not yet handled
         self._interrupted = False
 
-    def run(self) -> None:
-        """Run the study until the algorithm has finished.
-
-        `interrupt` raises StudyInterrupted, `FirstFailures` StudyFailedError. Any error of the task, the disk, the
-        algorithm or the policy ends it, too; all reports before it are recorded.
-        """
-        first = Step(self._journal.clock())
-        self.state.config.devices.write_changes(first)
-        self._journal.write(first.rows)
+    def begin(self) -> None:
+        """Restore the algorithm and the state machine from the journal, and record the devices of this run."""
+        step = restore(self.state, self._journal, self._journal.clock())
+        self.state.config.devices.write_changes(step)
+        self._apply(step)
         self._journal.put("stopped", None)
         self._journal.put("finished", False)
-        with self._progress:
-            try:
-                self._handle_requests()
-                while not self._core.state.finished:
-                    self._run_turn()
-            except Exception as error:
-                self._shut_down(record=not isinstance(error, StorageFullError))
-                if unsaved := self._core.state.unsaved_jobs:
-                    error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
-                raise
-            self._shut_down()
-            found = savings(self._journal, self._core.state.config.history)
-            self._journal.put("savings", found and asdict(found))
+
+    def run(self) -> None:
+        """Run the study, after `begin`, until the algorithm has finished.
+
+        `interrupt` raises StudyInterrupted; a common failure of the first trials, which `state.lifecycle.stopped` has,
+        StudyFailedError. Any error of the task, the disk, the algorithm or the policy ends it, too; all reports before
+        it are recorded.
+        """
+        try:
+            self._handle_requests()
+            while not self._core.state.finished:
+                self._run_turn()
+        except Exception as error:
+            self._shut_down(record=not isinstance(error, StorageFullError))
+            if unsaved := self._core.state.unsaved_jobs:
+                error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
+            raise
+        self._shut_down()
         self._journal.put("finished", True)
 
     def interrupt(self) -> None:
         """Make `run` save everything and stop at its next turn. Safe to call from a signal handler."""
         self._interrupted = True
-
-    def replay(self) -> None:
-        """Restore the algorithm and the state machine from the journal. Call this before `run`."""
-        self._apply(restore(self.state, self._journal, self._journal.clock()))
 
     def _run_turn(self) -> None:
         self._poll_devices()
@@ -84,7 +89,7 @@ class Engine:
             self._handle(due)
         self._poll_backend(self._core.state.wait_seconds(self._clock(), POLL_SECONDS))
         self._handle_requests()
-        self._progress.update()
+        self._observe()
         if self._interrupted:
             remedy = command("resume", self._journal.directory)
             raise StudyInterrupted(f"stopped; everything is saved. Go on with: {remedy}")
@@ -109,10 +114,9 @@ class Engine:
         except Exception:  # an error of the user's algorithm or policy, too: record what led to it
             self._apply(state.step)
             raise
-        cause, state.lifecycle.stopped = state.lifecycle.stopped, None
         self._apply(step)
-        if cause is not None:
-            raise first_failed(cause, self._journal)
+        if state.lifecycle.stopped is not None and state.lifecycle.shutdown is None:
+            raise StudyFailedError(state.lifecycle.stopped.text, self._journal.directory)
 
     def _step(self, event: Event) -> Step:
         return self._core.step(event, self._clock(), self._journal.clock())

@@ -2,31 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 
-from shoal.core.errors import ShoalError
 from shoal.core.event import Event, Heartbeat
 from shoal.core.job import HANG_SECONDS, Job
 
-__all__ = ["HangDetector", "check_hang_seconds"]
-
-MIN_HANG_SECONDS = 3.0
-"""Least allowed limit in seconds; jobs send a heartbeat once a second."""
+__all__ = ["HangDetector"]
 
 PATIENCE = 10
 """Factor applied to the longest step so far, or to the limit while a job prepares."""
 
 MAX_POLL_SECONDS = 5.0
 """Upper bound of the seconds counted between two polls, because the engine or the machine may have been suspended."""
-
-
-def check_hang_seconds(seconds: object) -> None:
-    """Refuse a setting `hang_seconds` that is not a finite number of at least `MIN_HANG_SECONDS`."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not MIN_HANG_SECONDS <= seconds < inf:
-        raise ShoalError(
-            f"`hang_seconds` must be a finite number of at least {MIN_HANG_SECONDS:g}, because a job sends a heartbeat "
-            f"once a second, got {seconds!r}"
-        )
 
 
 @dataclass

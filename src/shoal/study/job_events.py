@@ -73,7 +73,7 @@ def _with_losses(state: StudyState, event: Reported) -> Reported:
         return event
     losses: TurnStats | None = None
     for report in event.reports:
-        reported = report.metrics.get(state.config.loss or "", inf)
+        reported = report.metrics.get(state.config.spec.loss_metric or "", inf)
         loss = reported if isfinite(reported) else inf
         one = TurnStats(loss, loss, loss, 1, report.seconds)
         losses = one if losses is None else losses.followed_by(one)
@@ -85,7 +85,7 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
 
     If a metric of the study or its loss is missing before any trial has reported, TaskError is raised and nothing kept.
     """
-    objectives, loss = state.config.objectives, state.config.study.get("loss")
+    objectives, loss = state.config.spec.objectives, state.config.spec.loss
     sent = list(reports)
     valid = [_validated(report, objectives, loss, state.trials) for report in sent]
     if any(report.metrics for report in valid):
@@ -104,9 +104,9 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
 
 def _end_at_target(state: StudyState, reports: Iterable[Report]) -> None:
     """End the study if a report, other than of a failure, is as good as its target; see `target` of `shoal.tune`."""
-    if (target := state.config.study.get("target")) is None or state.lifecycle.ended_because:
+    if (target := state.config.spec.target) is None or state.lifecycle.ended_because:
         return
-    objective = state.config.objectives[0]
+    objective = state.config.spec.objectives[0]
     reached = [
         report.trial
         for report in reports
@@ -275,7 +275,7 @@ def _fatal_error(
 
     If no trial has trained an epoch, a task that breaks its contract is assumed to break it for all trials. Failures
     of trials that users added do not count, because their configs may be outside the space."""
-    directory, kept = state.config.directory, state.config.study.get("kept", False)
+    directory, kept = state.config.directory, state.config.spec.kept
     if failed.outcome is Outcome.STORAGE_FULL:
         return StorageFullError(
             f"{failed.message}\nEverything recorded is intact; free some space, then: {command('resume', directory)}"

@@ -186,8 +186,8 @@ def preview(state: StudyState) -> Preview:
     plans = {
         "apart": planned(apart, False),
         "packed": planned(config.grouping, False),
-        "fused": planned(apart, config.fuse),
-        "chosen": planned(config.grouping, config.fuse),
+        "fused": planned(apart, config.spec.fuse),
+        "chosen": planned(config.grouping, config.spec.fuse),
     }
     for number, reason in plans["chosen"].refused.items():
         failed.setdefault(reason, []).append(number)

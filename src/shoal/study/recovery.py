@@ -52,7 +52,7 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     trials.without_algorithm = {*journal.retried, *(row.number for row in rows if row.trial.is_added)}
     trials.common_failures = set(study.get("common_failure_trials", ()))
     trials.paused = set(study.get("paused_trials", ()))
-    trials.least_loss = min((config.objectives[0].loss(value) for _, value in journal.improvements()), default=inf)
+    trials.least_loss = min((config.spec.objectives[0].loss(value) for _, value in journal.improvements()), default=inf)
     trials.restore(
         (TrialRecord.of(row, seen.get(row.number, {}), checkpoints.get(row.number, "")) for row in rows),
         {row.id for row in ended.values() if row.outcome not in NOT_TRIAL_FAILURES},
@@ -79,7 +79,7 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
 
 def _trial_at_target(state: StudyState) -> int | None:
     """Number of the first trial that has reported the target of the study and has not failed; None if there is none."""
-    target, objective = state.config.study.get("target"), state.config.objectives[0]
+    target, objective = state.config.spec.target, state.config.spec.objectives[0]
     if target is None:
         return None
     best = {x.number: x.best.get(objective.metric) for x in state.trials if not x.has_failed}

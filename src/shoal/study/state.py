@@ -1,6 +1,6 @@
 """The state of a study, which only its events change."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -11,7 +11,6 @@ from shoal.core.array import FusionKey
 from shoal.core.command import Step
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
-from shoal.core.objective import Objective
 from shoal.core.rows import ReportRow
 from shoal.core.trial import Report, Trial
 from shoal.cost.history import History
@@ -22,6 +21,7 @@ from shoal.planner.job_tracker import JobTracker
 from shoal.planner.plan_input import PlanInput
 from shoal.planner.shares import CrowdingMeter
 from shoal.schedule.base import Policy
+from shoal.spec import StudySpec
 from shoal.study.checks import Checks
 from shoal.study.devices import DeviceTracker
 from shoal.study.fleet import Fleet
@@ -46,33 +46,29 @@ class CoreConfig:
     """Settings and collaborators of a study's state machine.
 
     Args:
-        study: Values of the study as its journal has them now; read only.
+        study: Values of the study that change, as its journal has them now; read only.
         jobs: Number of jobs that the study has had.
         seq: Number of its proposals, reports and interventions.
         replan_seconds: Seconds until the next plan, if nothing has changed but the progress of trials.
         key: Function from a trial to its fusion key, if keys are known without building models.
-        loss: Reported value that policies take as the loss of a function or command; None if there is none.
         find_policy: Function from a name to a policy; PolicyError if there is none. The default has no policies.
         teams: Whether a job may have several devices, which takes jobs that run at once and receive changes.
         trains: Whether the study trains; else it ends once all signatures and profiles are known, see `MeasureOnly`.
     """
 
     directory: Path
+    spec: StudySpec
     study: Mapping[str, Any]
-    objectives: Sequence[Objective]
     algorithm: Algorithm
     policy: Policy
     history: History
     devices: DeviceTracker
-    retries: int
     grouping: Grouping
-    fuse: bool = True
     replan_seconds: float = 1.0
     key: Callable[[Trial], FusionKey] | None = None
     elastic: bool = True
     jobs: int = 0
     seq: int = 0
-    loss: str | None = None
     find_policy: Callable[[str], Policy] = _no_other
     limits_shares: Callable[[Device], bool] = lambda device: False
     teams: bool = False
@@ -95,16 +91,16 @@ class StudyState:
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
         self.step = Step()
-        self.trials = TrialTable(config.objectives)
+        self.trials = TrialTable(config.spec.objectives)
         self.running = RunningJobs(config.jobs + 1)
         self.lifecycle = Lifecycle(config.study)
         self.checks = Checks()
         self.signatures = SignatureRegistry(self.trials, {device.kind for _, device in self.fleet.found})
-        self.profiles = ProfileStore(config.history, config.study.get("task", ""))
+        self.profiles = ProfileStore(config.history, config.spec.task)
         self.tracker = JobTracker()
         self.cache = PlanCache()
         self.crowding = CrowdingMeter()
-        self.retries = RetryPolicy(self.trials, config.retries)
+        self.retries = RetryPolicy(self.trials, config.spec.retries)
         self.wake = inf
         self.last_plan: object = None
         self.last_plan_time = 0.0
@@ -150,7 +146,7 @@ class StudyState:
             history=self.tracker,
             next_job=self.running.next_job,
             grouping=config.grouping,
-            fuse=config.fuse,
+            fuse=config.spec.fuse,
             elastic=config.elastic,
             teams=config.teams,
             trained_epochs=self.signatures.trained,

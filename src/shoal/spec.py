@@ -1,0 +1,165 @@
+"""The specification of a study: what `tune` was called with, as JSON values."""
+
+import reprlib
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import inf
+from types import NoneType
+from typing import Any, Literal, Self
+
+from shoal.algorithms.base import Totals, check_integer
+from shoal.core.errors import ShoalError
+from shoal.core.job import HANG_SECONDS
+from shoal.core.objective import Objective, objectives
+from shoal.core.space import Space
+from shoal.core.trial import derive_seed
+from shoal.core.version import VERSION
+
+__all__ = ["StudySpec"]
+
+MIN_HANG_SECONDS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySpec:
+    """Specification of a study: `tune` makes it, and the journal keeps it unchanged.
+
+    What changes while the study runs is a value of the journal instead, see `JournalView.study`. Of the fields that
+    have the name of an argument of `tune`, those that are not listed here are that argument.
+
+    Args:
+        space: Text of `Space.to_json`.
+        algorithm: Call that makes the algorithm, for people; the journal has its pickle.
+        policy: Name of a policy, or a text of `strategy_text`.
+        packing: The same of a packing.
+        callbacks: Name and pickle of each callback.
+        task: Name of the task's class, or of the function or command.
+        opaque: Key of the function or command in the profile history; "" for a `Task`.
+        kept: Whether the pickle of the task holds its definition, so that an edit has no effect.
+        project: Directory of the task's source files; None if the task is of no project.
+        batches: Batch sizes, for people; "" if Shoal does not know them.
+        totals: Trials and epochs that the algorithm requests in all; None if they are unknown.
+        paths: Entries of `sys.path`.
+        settings: Settings of torch in the process that called `tune`, for its workers.
+        shoal: Version of Shoal.
+
+    Raises:
+        ShoalError: A value is invalid; the message names it.
+    """
+
+    metric: str | Sequence[str]
+    mode: str | Sequence[str]
+    space: str = Space({}).to_json()
+    algorithm: str = ""
+    policy: str = "auto"
+    objective: str = "makespan"
+    target: float | None = None
+    packing: str = "cost"
+    fuse: bool = True
+    devices: str | Sequence[str] = "auto"
+    backend: str = "local"
+    ray_address: str | None = None
+    sbatch: str | None = None
+    sharing: str = "auto"
+    oversubscription: float = 1.0
+    seed: int = 0
+    data_seed: int | Literal["trial"] | None = None
+    retries: int = 2
+    checkpoint_seconds: float = 30.0
+    hang_seconds: float = HANG_SECONDS
+    loss: str | None = None
+    callbacks: Sequence[Mapping[str, str]] = field(default_factory=list)
+    task: str = ""
+    opaque: str = ""
+    kept: bool = False
+    project: str | None = None
+    batches: str = ""
+    totals: Totals | None = None
+    paths: Sequence[str] = field(default_factory=list)
+    settings: Mapping[str, bool | int | str] = field(default_factory=dict)
+    shoal: str = VERSION
+
+    def __post_init__(self) -> None:
+        for name, (is_valid, expected) in _CHECKS.items():
+            if not is_valid(value := getattr(self, name)):
+                raise ShoalError(f"`{name}` must be {expected}, got {reprlib.repr(value)}")
+        check_integer("retries", self.retries, least=0)
+        objectives(self.metric, self.mode)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Make the specification of `to_json`."""
+        totals = values["totals"]
+        return cls(**{**values, "totals": None if totals is None else Totals(**totals)})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The metrics with their modes."""
+        return objectives(self.metric, self.mode)
+
+    @property
+    def loss_metric(self) -> str | None:
+        """The reported value that policies take as the loss of a program: the named one, else the first metric that is
+        minimised; None if there is none.
+        """
+        return self.loss or next((objective.metric for objective in self.objectives if objective.mode == "min"), None)
+
+    @property
+    def shared_data_seed(self) -> int | None:
+        """Seed of the order of samples of all trials; None if each trial has its own."""
+        if self.data_seed == "trial":
+            return None
+        return derive_seed(self.seed, "data") if self.data_seed is None else self.data_seed
+
+    @property
+    def unit(self) -> str:
+        """What budgets count: "epochs", or "reports" of a function or command."""
+        return "reports" if self.opaque else "epochs"
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    """Return whether a value is of one of these types; True and False are no integers."""
+    return lambda value: isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+
+def _is_metric(value: object) -> bool:
+    return isinstance(value, str) and all(unicodedata.category(char) != "Cc" for char in value)
+
+
+def _one_or_more(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: all(map(is_valid, value if isinstance(value, list | tuple) else [value]))
+
+
+_TEXTS = ("space", "algorithm", "policy", "objective", "packing", "backend", "sharing", "task", "opaque", "batches")
+
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "metric": (
+        _one_or_more(_is_metric),
+        "the name of a reported value, without control characters, or a list of such names",
+    ),
+    "loss": (lambda value: value is None or _is_metric(value), "the name of a reported value, or None"),
+    **dict.fromkeys(_TEXTS, (_is(str), "a text")),
+    **dict.fromkeys(("ray_address", "sbatch", "project"), (_is(str, NoneType), "a text or None")),
+    **dict.fromkeys(("fuse", "kept"), (_is(bool), "True or False")),
+    "target": (_is(int, float, NoneType), "a number or None"),
+    "devices": (_one_or_more(_is(str)), 'a name such as "auto" or "cpu:2", or a list of names'),
+    "oversubscription": (_is(int, float), "a number of at least 1"),
+    "seed": (_is(int), "an integer"),
+    "data_seed": (
+        lambda value: value in (None, "trial") or (_is(int)(value) and -(2**63) <= value < 2**63),
+        'an integer of 64 bits, "trial" or None',
+    ),
+    "checkpoint_seconds": (lambda value: _is(int, float)(value) and value >= 0, "a number of seconds, at least 0"),
+    "hang_seconds": (
+        lambda value: _is(int, float)(value) and MIN_HANG_SECONDS <= value < inf,
+        f"a finite number of at least {MIN_HANG_SECONDS:g}, because a job sends a heartbeat once a second",
+    ),
+    **dict.fromkeys(("callbacks", "paths"), (_is(list), "a list")),
+    "settings": (_is(dict), "names of settings of torch with their values"),
+}
+"""Name of a field -> whether a value is valid, and what is valid in words."""
