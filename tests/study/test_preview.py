@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from planner_samples import KnownCosts
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -19,7 +20,7 @@ from shoal.core.errors import ShoalError, StudyInterrupted, TaskError
 from shoal.core.trial import Trial
 from shoal.cost.history import History, environment
 from shoal.planner.grouping import START_SECONDS, Grouping
-from shoal.planner.packing.cost import Cost
+from shoal.planner.packing.cost import CostPacking
 from shoal.study.preview import _Jobs
 
 DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)
@@ -39,8 +40,8 @@ def array(numbers, known, structure="mlp", data="data"):
 
 def plan(*jobs, relative_times=None, fuse=True):
     profiles = {array.key: array.profile for arrays in jobs for array in arrays}
-    grouping = Grouping(Cost(), lambda kind: relative_times or {})
-    return _Jobs(DEVICE, lambda key, kind: profiles[key], grouping, fuse, list(jobs))
+    grouping = Grouping(CostPacking(), lambda kind: relative_times or {})
+    return _Jobs(DEVICE, KnownCosts(lambda key, kind: profiles[key]), grouping, fuse, list(jobs))
 
 
 SLOW = profile(0.001, fetch=0.05, sharing="window")

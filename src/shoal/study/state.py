@@ -16,8 +16,8 @@ from shoal.core.errors import PolicyError
 from shoal.core.job import Job, job_id
 from shoal.core.objective import Objective
 from shoal.core.trial import Trial
+from shoal.cost.costs import Costs
 from shoal.cost.history import History
-from shoal.cost.store import ProfileStore
 from shoal.planner.cache import PlanCache
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker
@@ -160,7 +160,7 @@ class StudyState:
         self.trials = TrialTable()
         self.running = RunningJobs()
         self.signatures = SignatureRegistry(self.trials, {device.kind for _, device in self.fleet.found})
-        self.profiles = ProfileStore(config.history, config.study.get("task", ""))
+        self.costs = Costs(config.history, config.study.get("task", ""))
         self.tracker = JobTracker()
         self.cache = PlanCache()
         self.crowding = CrowdingMeter()
@@ -215,7 +215,7 @@ class StudyState:
         config, trials = self.config, self.trials
         return PlanInput(
             config.policy,
-            self.profiles.estimate,
+            self.costs,
             cluster,
             now,
             history=self.tracker,
@@ -226,7 +226,6 @@ class StudyState:
             teams=config.teams,
             trained_epochs=self.signatures.trained,
             limits_shares=config.limits_shares,
-            costs_version=self.profiles.changes,
             alone=trials.train_alone,
             limits=trials.limits,
             unmeasurable=self.signatures.unmeasurable,
