@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal
 
-__all__ = ["LOCKSTEP", "Demand", "Merge", "MergeRule", "Profile", "Sharing"]
+__all__ = ["LOCKSTEP", "Demand", "MergeRule", "Profile", "Sharing"]
 
 Sharing = Literal["resident", "kept", "window", "batch"]
 """Method by which arrays in one process share the samples of a data set.
@@ -50,33 +50,25 @@ the sizes that the job did not know at its start are added or replaced.
 """
 
 
-@dataclass(frozen=True)
-class Merge:
-    """How a measurement of a key that was measured before merges with what is known.
+def _merge(
+    profiling: MergeRule = "newest", training: MergeRule = "known", program: MergeRule = "known"
+) -> Mapping[str, MergeRule]:
+    """Return the rules by which a measurement merges with what is known of its key, as metadata of its field.
 
     Args:
-        profiling: Rule for the profile of a profile job, which measures the structure anew.
-        training: Rule for the profile of a training job, which refines the one with which it began.
+        profiling: Rule for a profile job, which measures the structure anew.
+        training: Rule for a training job, which refines the profile with which it began.
         program: Rule for a program, whose runs differ in their configurations: the larger demand counts, since it must
             fit; the shorter time counts, since it was least disturbed by other jobs.
     """
-
-    profiling: MergeRule = "newest"
-    training: MergeRule = "known"
-    program: MergeRule = "known"
-
-
-def _merge(
-    profiling: MergeRule = "newest", training: MergeRule = "known", program: MergeRule = "known"
-) -> Mapping[str, Merge]:
-    return {"merge": Merge(profiling, training, program)}
+    return {"profiling": profiling, "training": training, "program": program}
 
 
 @dataclass(frozen=True)
 class Profile:
     """Measurements of a short run of one structure on one kind of device.
 
-    Each field says how it merges with earlier measurements.
+    Each field says how it merges with what is known of its key.
 
     Args:
         step_seconds: Members trained together (B) -> least seconds of one training step of all B.

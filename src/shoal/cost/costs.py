@@ -143,12 +143,11 @@ class Costs:
             self._put(key, kind, profile)
         else:
             begun = next((array.profile for array in job.arrays if array.key == key), None) or profile
+            source = "program" if key.opaque else "profiling" if profiling else "training"
             merged: dict[str, Any] = {}
             for field in fields(Profile):
-                name, merge = field.name, field.metadata["merge"]
-                rule = merge.program if key.opaque else merge.profiling if profiling else merge.training
-                values = getattr(known, name), getattr(profile, name), getattr(begun, name)
-                merged[name] = self._merged(rule, (key, kind, name), *values)
+                values = [getattr(each, field.name) for each in (known, profile, begun)]
+                merged[field.name] = self._merged(field.metadata[source], (key, kind, field.name), *values)
             self._put_if_changed(key, kind, known, Profile(**merged))
 
     def _merged(self, rule: MergeRule, name: Hashable, known: Any, found: Any, begun: Any) -> Any:

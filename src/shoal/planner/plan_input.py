@@ -22,7 +22,7 @@ __all__ = ["Placement", "PlanInput"]
 class PlanInput:
     """All that a plan follows from.
 
-    Mappings and sets may be those of the running study, which changes them after the plan.
+    Mappings, sets and costs may be those of the running study, which changes them after the plan.
 
     Args:
         policy: Places the jobs.

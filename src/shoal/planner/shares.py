@@ -1,8 +1,8 @@
 """Shares of devices: the limits that a share sets to the process of a job, and the measurement of its cost.
 
 A job holds one `Share` (`core.resources`) of each of its devices: compute, memory and cores. The terms of the papers
-and of MPS are views of the compute. They follow from two measurements of an array: `share_speeds`, the
-speed of a process on a part of an empty device, and `crowding`, the time of an epoch beside other jobs over that alone.
+and of MPS are views of the compute. They follow from two measurements of an array: `share_speeds`, the speed of
+a process on a part of an empty device, and `crowding`, the time of an epoch beside other jobs over that alone.
 
     term               view of a share                              follows from
     HyperSack, c_p     reserved, unless the policy names a share:   `share_speeds`: least share with 95 % of the
