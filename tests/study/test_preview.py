@@ -202,12 +202,12 @@ def test_tune_measures_what_random_search_would_try_and_does_not_return(tmp_path
     known = History(environment=environment())
     for each in found.arrays:
         key = each.array.key
-        assert known.get(key.structure, key.data, key.batch_size, found.device.kind) == each.profile
+        assert known.get(key.structure, key.data, key.batch_size, found.device.kind) == each.array.profile
     study = tuned(algorithm=shoal.Random(4, epochs=1), seed=5, directory=tmp_path / "study")
     trials = {member.trial.number: member.trial for each in found.arrays for member in each.array.members}
     assert [trials[row.number] for row in study.trials] == [row.trial for row in study.trials]
     again = measured(tuned, 4, seed=5)
-    assert [each.profile.step_seconds.keys() for each in again.arrays] != []
+    assert [each.array.profile.step_seconds.keys() for each in again.arrays] != []
     assert measured(lambda: None, 4) is None
 
 
