@@ -9,7 +9,7 @@ from typing import NamedTuple
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
-from shoal.cost.estimate import packed_demand
+from shoal.cost.cost import Cost, packed_demand
 from shoal.simulate.slowdown import Curve
 from shoal.simulate.tables import MAX_COUNT
 from shoal.simulate.workload import TrialSource
@@ -32,7 +32,9 @@ def jobs_of(sources: Sequence[TrialSource]) -> Counter[Alike]:
             for trial in group.trials:
                 structure = source.structure(trial)
                 kinds = sorted(structure.profiles.items())
-                demand = tuple([(kind, packed_demand([(profile, [group.budget.epochs])])) for kind, profile in kinds])
+                demand = tuple(
+                    [(kind, packed_demand([(Cost(profile), [group.budget.epochs])])) for kind, profile in kinds]
+                )
                 jobs[Alike(structure.workload, demand)] += 1
     return jobs
 

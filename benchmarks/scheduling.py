@@ -32,7 +32,7 @@ import baselines
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
-from shoal.cost.estimate import packed_demand
+from shoal.cost.cost import Cost, packed_demand
 from shoal.schedule import Exact, JobState, JobView, Plan, Policy, check_plan, make_policy
 from shoal.simulate.scenario import load
 from shoal.simulate.tables import MAX_COUNT
@@ -130,7 +130,7 @@ def instance(path: Path, data: Path) -> tuple[list[JobView], Cluster]:
                 if structure.name not in demands:
                     profiles = structure.profiles.items()
                     demands[structure.name] = {
-                        kind: packed_demand([(each, [group.budget.epochs])]) for kind, each in profiles
+                        kind: packed_demand([(Cost(each), [group.budget.epochs])]) for kind, each in profiles
                     }
                 jobs.append(JobView(f"{source.name}/{trial.number}", demands[structure.name]))
     return jobs, scenario.cluster

@@ -7,6 +7,8 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.resources import Ledger, Share
 from shoal.core.trial import Trial
+from shoal.cost.costs import Costs
+from shoal.cost.history import History
 from shoal.planner.job_tracker import JobTracker
 from shoal.planner.plan_input import Placement, PlanInput
 from shoal.planner.planner import plan
@@ -63,14 +65,22 @@ KEPT = replace(FETCHES, sharing="kept")
 BY_BATCH = replace(FETCHES, sharing="batch")
 
 
+class KnownCosts(Costs):
+    """Costs by a function of a key and a kind of device, which returns a profile or None."""
+
+    def __init__(self, profile):
+        super().__init__(History(""))
+        self.profile = profile
+
+
 def known(**profiles):
-    """A look-up: the structure's profile on every kind of device, or by kind."""
+    """Costs: the structure's profile on every kind of device, or by kind."""
 
     def look_up(key, kind):
         found = profiles.get(key.structure)
         return found.get(kind) if isinstance(found, dict) else found
 
-    return look_up
+    return KnownCosts(look_up)
 
 
 def slots(count, kind="cpu/1", memory=100, **changes):
@@ -116,8 +126,8 @@ def place(waiting):
 class Turns:
     """Plans in turns, as the state machine makes them: the history and the arrivals of one are given to the next."""
 
-    def __init__(self, policy, profiles, **settings):
-        self.given = PlanInput(policy, profiles, cluster(), **settings)
+    def __init__(self, policy, costs, **settings):
+        self.given = PlanInput(policy, costs, cluster(), **settings)
         self.tracker, self.wake, self.arrived = JobTracker(), None, {}
 
     def plan(self, members, running, where, now, **changes) -> Placement:

@@ -90,6 +90,19 @@ def test_the_tree_of_the_readme_is_the_order() -> None:
     assert re.findall(r"^  (\w+)(?:/|\.py) ", tree.split("```")[0], re.MULTILINE) == [*ORDER, "testing"]
 
 
+def test_only_who_measures_knows_the_fields_of_a_profile() -> None:
+    """All others ask `Costs`. The virtual back end and its scenarios measure, too; the command line shows profiles."""
+    measuring = {"core", "cost", "fuse", "worker", "simulate", "testing"}
+    others = {"shoal.backends.virtual", "shoal.backends.virtual_job", "shoal.cli.history"}
+    users = {
+        name_of(path)
+        for path in MODULES
+        if package_of(name_of(path)) not in measuring
+        and any(isinstance(x, ast.alias) and x.name == "Profile" for x in ast.walk(ast.parse(path.read_text())))
+    }
+    assert users == others
+
+
 def test_no_package_init_is_imported_from_inside() -> None:
     packages = {name_of(path) for path in MODULES if path.name == "__init__.py"}
     wrong = [
@@ -122,7 +135,7 @@ def test_the_loop_of_a_study_is_at_most_150_lines() -> None:
 
 
 def test_the_state_machine_of_a_study_has_no_clock_and_no_process() -> None:
-    """Nothing that it is made of imports what could wait, write or start anything, but for the profile store."""
+    """Nothing that it is made of imports what could wait, write or start anything, but for the job history."""
     to_do, found = ["shoal.study.core"], set()
     while to_do:
         if (name := to_do.pop()) not in found:
@@ -132,7 +145,7 @@ def test_the_state_machine_of_a_study_has_no_clock_and_no_process() -> None:
     waits = {"asyncio", "concurrent", "multiprocessing", "queue", "select", "selectors", "subprocess", "threading"}
     outside = waits | {"datetime", "os", "signal", "socket", "sqlite3", "time"}
     users = {name for name in found if outside & modules_imported(name)}
-    assert users == {"shoal.cost.history"}, "the profile store, which the state machine is given"
+    assert users == {"shoal.cost.history"}, "the job history, which the state machine is given"
 
 
 def modules_imported(name: str) -> set[str]:

@@ -8,7 +8,7 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster
 from shoal.core.job import Purpose
 from shoal.core.rows import JobRow
-from shoal.cost.estimate import compute
+from shoal.cost.cost import Cost
 from shoal.cost.history import records
 
 __all__ = ["busy_seconds", "demand_text", "profiles", "side_by_side", "why_alone"]
@@ -59,7 +59,7 @@ def demand_text(profile: Profile) -> str:
     """Return the demand of a job, and its times beside others, in words."""
     beside = ", ".join(f"{factor:.2f} times as long with {jobs}" for jobs, factor in sorted(profile.crowding.items()))
     return (
-        f"compute {compute(profile):.2f} of a slot, {profile.cores:.2f} cores; epochs on a shared slot: "
+        f"compute {Cost(profile).compute():.2f} of a slot, {profile.cores:.2f} cores; epochs on a shared slot: "
         f"{beside or 'not measured'}"
     )
 

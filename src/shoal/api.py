@@ -443,10 +443,9 @@ def _run(
                 found = savings(journal, config.history)
                 journal.put("savings", found and asdict(found))
         except StudyFailedError as failure:
-            if (
-                config.trains and engine.state.lifecycle.stopped is not None
-            ):  # else the failures are among what is found
-                raise first_failed(engine.state.lifecycle.stopped, journal) from failure
+            cause = engine.state.lifecycle.stopped
+            if config.trains and cause is not None:  # else the failures are among what is found
+                raise first_failed(cause, journal) from failure
         except ShoalError:
             raise
         except Exception as bug:  # raised by an algorithm or a policy

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.core.demand import Profile
-from shoal.cost.estimate import (
+from shoal.cost.capturing import (
     EXPECTED_COMPILE_SECONDS,
     EXPECTED_GAINS,
     EXPECTED_RELOAD_SHARE,

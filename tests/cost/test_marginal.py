@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.demand import Profile
 from shoal.cost.scaling import (
     fit_alpha,
     fit_beta,
@@ -129,6 +128,5 @@ SCALINGS = {
 
 @pytest.mark.parametrize(("crowding", "expected", "found"), SCALINGS.values(), ids=SCALINGS)
 def test_how_many_are_to_share_a_device(crowding, expected, found):
-    profile = Profile({1: 1.0}, 10, 0, base_memory=0, member_memory=1, compute=0.5, cores=1.0, crowding=crowding)
-    scaling = shared_device_scaling(profile, expected)
+    scaling = shared_device_scaling(crowding, expected)
     assert (scaling and (scaling.sharing, pytest.approx(scaling.alpha))) == found

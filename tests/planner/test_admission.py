@@ -10,7 +10,7 @@ from planner_samples import CONSTANT, FUSES, GB, LINEAR, A, B, known, member, pr
 from shoal.core.array import Array, add_members
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
-from shoal.cost.estimate import seconds
+from shoal.cost.cost import Cost
 from shoal.planner import Grouping, NoPacking
 from shoal.planner.admission import admit
 
@@ -27,9 +27,9 @@ def host(count, name="job", first=100, key=A):
     return Job(name, (Array(key, members),)), Device(name, "cpu/1", 100 * GB)
 
 
-def joined(arrays, running, free, profiles, alone=frozenset()):
+def joined(arrays, running, free, costs, alone=frozenset()):
     """Who joins which job, where nobody comes in beside."""
-    return by_job(admit(arrays, running, free, profiles, Grouping(NoPacking()), alone))
+    return by_job(admit(arrays, running, free, costs, Grouping(NoPacking()), alone))
 
 
 def array(count, key=A, start=0):
@@ -91,12 +91,12 @@ TWICE_AS_SLOW = profile({1: 2.0, 16: 8.0})
     ],
 )
 def test_members_join_the_array_that_ends_first_on_devices_of_several_kinds(waiting, on_fast, expected):
-    profiles = known(A={"fast": FUSES, "slow": TWICE_AS_SLOW})
+    costs = known(A={"fast": FUSES, "slow": TWICE_AS_SLOW})
     pair = [
         (host(on_fast, "fast")[0], Device("fast", "fast", 100 * GB)),
         (host(4, "slow", first=200)[0], Device("slow", "slow", 100 * GB)),
     ]
-    joins = joined(waiting, pair, room({"fast": 80 * GB, "slow": 80 * GB}), profiles)
+    joins = joined(waiting, pair, room({"fast": 80 * GB, "slow": 80 * GB}), costs)
     assert {job: len(members) for job, members in joins.items()} == expected
 
 
@@ -171,4 +171,5 @@ def test_joining_invariants(waiting, present, step):
             assert step is not LINEAR
             assert free.memory(free[device.name]) >= 0
             mine, theirs = ([m.epochs for m in some] for some in (before.members, members))
-            assert seconds(step, [*mine, *theirs]) < seconds(step, mine) + seconds(step, theirs)
+            cost = Cost(step)
+            assert cost.seconds([*mine, *theirs]) < cost.seconds(mine) + cost.seconds(theirs)

@@ -31,16 +31,16 @@ from shoal.planner.admission import MAX_REFUSED, admit
 from shoal.schedule import Fifo
 
 
-def taken_in(arrays, running, grouping, profiles, free, alone):
+def taken_in(arrays, running, grouping, costs, free, alone):
     """Which arrays come into which job, where no member joins an array."""
-    return admit(arrays, running, free, profiles, grouping, alone, fuse=False)
+    return admit(arrays, running, free, costs, grouping, alone, fuse=False)
 
 
 def test_an_array_without_a_device_joins_a_running_job_if_that_saves_time():
-    profiles = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
+    costs = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
     (device,) = slots(1, memory=3)
     running = [(Job("runs", (array(A, 0, 1),)), device)]
-    placement = Turns(Fifo(), profiles).plan(
+    placement = Turns(Fifo(), costs).plan(
         [(member(7), B), (member(8), replace(B, batch_size=64)), (member(9), C)], running, cluster(device), 0.0
     )
     assert placement.starts == ()
@@ -50,15 +50,15 @@ def test_an_array_without_a_device_joins_a_running_job_if_that_saves_time():
 
 
 def test_arrays_spread_over_the_running_jobs():
-    profiles = known(A=KEPT, B=KEPT)
+    costs = known(A=KEPT, B=KEPT)
     devices = slots(2)
     running = [
         (Job(name, (array(A, place),)), device) for place, (name, device) in enumerate(zip("xy", devices, strict=True))
     ]
     waiting_arrays = [array(replace(B, batch_size=size), 10 + size) for size in range(8)]
-    profiles = known(A=KEPT, B=KEPT)
+    costs = known(A=KEPT, B=KEPT)
     free = room({device.name: 50 * GB for device in devices})
-    taken = taken_in(waiting_arrays, running, Grouping(), profiles, free, frozenset())
+    taken = taken_in(waiting_arrays, running, Grouping(), costs, free, frozenset())
     assert {job: len(arrays) for job, arrays in taken.items()} == {"x": 4, "y": 4}
 
 
@@ -94,11 +94,11 @@ def test_an_array_joins_no_job_that_ends_after_the_next_device_is_free(other, co
 
 
 def test_a_younger_array_does_not_join_before_a_refused_older_one():
-    profiles = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
+    costs = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0),)), device)]
     free = room({device.name: 50 * GB})
-    assert taken_in([array(C, 1), array(B, 2)], running, Grouping(), profiles, free, frozenset()) == {}
+    assert taken_in([array(C, 1), array(B, 2)], running, Grouping(), costs, free, frozenset()) == {}
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_an_array_at_several_epochs_shares_no_stream(start):
     (device,) = slots(1)
     running = [(Job("runs", (Array(A, (member(0, 3), member(2, 0))),)), device)]
     free = room({device.name: 50 * GB})
-    profiles = known(A=FETCHES, B=FETCHES)
-    assert taken_in([array(B, 1, start=start)], running, Grouping(), profiles, free, frozenset()) == {}
+    costs = known(A=FETCHES, B=FETCHES)
+    assert taken_in([array(B, 1, start=start)], running, Grouping(), costs, free, frozenset()) == {}
 
 
 def test_admission_ends_after_many_refused_arrays():
@@ -157,11 +157,11 @@ def test_an_array_joins_unless_it_ends_earlier_on_the_next_free_device(target, c
 
 
 def test_an_array_that_shares_samples_joins_before_older_arrays():
-    profiles = known(A=FETCHES, B=FETCHES, C=KEPT)
+    costs = known(A=FETCHES, B=FETCHES, C=KEPT)
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0, start=3),)), device)]
     waiting_arrays = [array(B, 1), array(C, 2), array(B, 3, start=3)]
-    found = taken_in(waiting_arrays, running, Grouping(), profiles, room({device.name: 50 * GB}), frozenset())
+    found = taken_in(waiting_arrays, running, Grouping(), costs, room({device.name: 50 * GB}), frozenset())
     assert {job: [numbers(each) for each in arrays] for job, arrays in found.items()} == {"runs": [[3]]}
 
 
@@ -175,10 +175,10 @@ def test_an_array_that_shares_samples_joins_before_older_arrays():
 )
 def test_a_joining_array_takes_the_additional_demand_of_the_job(free, cores, comes):
     (device,) = slots(1, uuid="GPU-0", cores=4)
-    profiles = known(A=KEPT, B=replace(KEPT, base_memory=2 * GB, cores=2.0))
+    costs = known(A=KEPT, B=replace(KEPT, base_memory=2 * GB, cores=2.0))
     running = [(Job("runs", (array(A, 0),)), device)]
     left = room({device.name: free * GB}, cores)
-    taken = taken_in([array(B, 1)], running, Grouping(), profiles, left, frozenset())
+    taken = taken_in([array(B, 1)], running, Grouping(), costs, left, frozenset())
     assert taken.keys() == ({"runs"} if comes else set())
     assert left.memory(left[device.name]) == (0 if comes else free * GB)
 

@@ -14,7 +14,7 @@ from shoal.core.device import Device
 from shoal.core.event import Reported
 from shoal.core.job import Job
 from shoal.core.trial import Report
-from shoal.cost.store import EpochTimes
+from shoal.cost.costs import EpochTimes
 from shoal.planner.shares import CrowdingMeter
 
 PROFILE = profile({1: 0.1, 2: 0.15}, compute=0.5)

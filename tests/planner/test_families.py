@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planner_samples import classes_of
+from planner_samples import KnownCosts, classes_of
 
 from shoal.core.array import FusionKey, Member
 from shoal.core.demand import Profile
@@ -60,13 +60,13 @@ def test_a_family_is_one_array_where_that_is_measured_to_gain(name: str) -> None
     known, more, shared = CASES[name]
     more = dict(more)
     some = classes_of(waiting(*FOUR, epochs=more.pop("epochs", 10)), more.pop("excluded", frozenset()))
-    found = by_family(some, lambda key, kind: known.get(key), ["cpu"], **more)
+    found = by_family(some, KnownCosts(lambda key, kind: known.get(key)), ["cpu"], **more)
     assert fused_keys(found) == dict(enumerate([FAMILY] * 4 if shared else FOUR))
 
 
 def test_every_kind_of_device_on_which_it_is_known_must_gain() -> None:
     known = {("a", FAMILY): FAST, ("b", FAMILY): DEAR}
-    both = lambda key, kind: known.get((kind, key), SLOW.get(key))  # noqa: E731
+    both = KnownCosts(lambda key, kind: known.get((kind, key), SLOW.get(key)))
     some = classes_of(waiting(*FOUR))
     assert by_family(some, both, ["a"])[0].fused_key == FAMILY
     assert by_family(some, both, ["a", "b"])[0].fused_key == R4

@@ -31,8 +31,8 @@ from shoal.planner.packing import Packing
 from shoal.schedule import Fifo
 
 
-def grouped(arrays, profiles, grouping=None, devices=None, alone=frozenset()):
-    found = (grouping or Grouping()).groups(arrays, profiles, devices or slots(1), {}, alone)
+def grouped(arrays, costs, grouping=None, devices=None, alone=frozenset()):
+    found = (grouping or Grouping()).groups(arrays, costs, devices or slots(1), {}, alone)
     return [[numbers(each) for each in group] for group in found]
 
 
@@ -51,14 +51,14 @@ def grouped(arrays, profiles, grouping=None, devices=None, alone=frozenset()):
     ],
 )
 def test_arrays_of_equal_data_and_kinds_share_a_process(profile, other, together):
-    profiles = known(A=profile, B=profile)
+    costs = known(A=profile, B=profile)
     expected = [[[0], [1]]] if together else [[[0]], [[1]]]
-    assert grouped([array(A, 0), array(other, 1)], profiles) == expected
+    assert grouped([array(A, 0), array(other, 1)], costs) == expected
 
 
 def test_arrays_at_different_epochs_do_not_share_samples():
-    profiles = known(A=FETCHES, B=FETCHES)
-    assert grouped([array(A, 0), array(B, 1, start=3)], profiles) == [[[0]], [[1]]]
+    costs = known(A=FETCHES, B=FETCHES)
+    assert grouped([array(A, 0), array(B, 1, start=3)], costs) == [[[0]], [[1]]]
 
 
 @pytest.mark.parametrize(
@@ -123,36 +123,36 @@ def test_arrays_of_the_same_data_have_the_same_fetch_time():
 
 
 def test_failed_and_unmeasured_arrays_get_their_own_process():
-    profiles = known(A=FETCHES, B=FETCHES)
+    costs = known(A=FETCHES, B=FETCHES)
     arrays = [array(A, 0), array(C, 1), array(B, 2), array(B, 3)]
-    assert grouped(arrays, profiles, alone={3}) == [[[0], [2]], [[1]], [[3]]]
+    assert grouped(arrays, costs, alone={3}) == [[[0], [2]], [[1]], [[3]]]
 
 
 def test_arrays_with_profiles_on_different_kinds_are_not_grouped():
-    profiles = known(A={"cpu/1": FETCHES}, B={"H200": FETCHES})
+    costs = known(A={"cpu/1": FETCHES}, B={"H200": FETCHES})
     devices = [*slots(1), *slots(1, "H200")]
-    assert grouped([array(A, 0), array(B, 1)], profiles, devices=devices) == [[[0]], [[1]]]
+    assert grouped([array(A, 0), array(B, 1)], costs, devices=devices) == [[[0]], [[1]]]
 
 
 def test_the_packing_decides():
-    profiles = known(A=FETCHES, B=FETCHES)
+    costs = known(A=FETCHES, B=FETCHES)
     arrays = [array(A, 0), array(B, 1)]
-    assert grouped(arrays, profiles, Grouping(NoPacking())) == [[[0]], [[1]]]
+    assert grouped(arrays, costs, Grouping(NoPacking())) == [[[0]], [[1]]]
     slow = known(A=LINEAR, B=LINEAR)
     assert grouped(arrays, slow, Grouping(RandomPacking())) == [[[0], [1]]]
 
 
 def test_a_measured_loss_splits_a_group():
-    profiles = known(A=replace(FETCHES, fetch_seconds=0.0005), B=replace(FETCHES, fetch_seconds=0.0005))
+    costs = known(A=replace(FETCHES, fetch_seconds=0.0005), B=replace(FETCHES, fetch_seconds=0.0005))
     arrays = [array(A, 0), array(B, 1)]
-    assert grouped(arrays, profiles) == [[[0], [1]]]
+    assert grouped(arrays, costs) == [[[0], [1]]]
     loses = Grouping(relative_times=lambda kind: {(A.steps, B.steps): 1.5})
-    assert grouped(arrays, profiles, loses) == [[[0]], [[1]]]
+    assert grouped(arrays, costs, loses) == [[[0]], [[1]]]
 
 
 def test_the_demand_of_a_job_is_the_sum_over_its_arrays():
     fuses = replace(FETCHES, step_seconds={1: 0.001, 2: 0.0015}, base_memory=2 * GB)
-    profiles = known(A=fuses, B=replace(FETCHES, base_memory=3 * GB, cores=2.0))
+    costs = known(A=fuses, B=replace(FETCHES, base_memory=3 * GB, cores=2.0))
     asked = []
 
     class Look(Fifo):
@@ -160,7 +160,7 @@ def test_the_demand_of_a_job_is_the_sum_over_its_arrays():
             asked.extend(jobs)
             return super().plan(jobs, where, now)
 
-    placement = Turns(Look(), profiles).plan(waiting((A, 2), (B, 1)), [], cluster(*slots(1, cores=4)), 0.0)
+    placement = Turns(Look(), costs).plan(waiting((A, 2), (B, 1)), [], cluster(*slots(1, cores=4)), 0.0)
     ((job, _),) = placement.starts
     assert [each.key for each in job.arrays] == [A, B]
     (demand,) = asked[0].demand.values()

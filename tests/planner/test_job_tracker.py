@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from planner_samples import A, B, cluster, member, profile, slots
+from planner_samples import A, B, KnownCosts, cluster, member, profile, slots
 
 from shoal.core.array import Array
 from shoal.core.demand import Demand
 from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
-from shoal.cost.estimate import seconds
+from shoal.cost.cost import Cost
 from shoal.planner.cache import PlanCache
 from shoal.planner.job_history import EarlierJob
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
@@ -37,7 +37,7 @@ def told(name="job-1", *values, seconds=1.0):
 
 def views(tracker, now=0.0, known=lambda key, kind: None, groups=(), arrived=None):
     by_number = {x.number: group for group in groups for x in group.trials}
-    given = PlanInput(Fifo(), known, cluster(DEVICE), now, groups=by_number, arrived=arrived or {})
+    given = PlanInput(Fifo(), KnownCosts(known), cluster(DEVICE), now, groups=by_number, arrived=arrived or {})
     return JobViews(given, tracker, PlanCache())
 
 
@@ -303,7 +303,7 @@ def test_the_critical_path_includes_follow_up_training():
         shown = views(JobTracker(), known=lambda key, kind: known.get((key, kind)), groups=groups)
         return shown.waiting("w", needs, [Array(key, members)]).critical_path
 
-    own, epoch = NEED["cpu/1"].seconds, seconds(fast, [1])
+    own, epoch = NEED["cpu/1"].seconds, Cost(fast).seconds([1])
     assert path(A, low) == pytest.approx(own + 8 * epoch)
     assert path(A, low, high, last) == pytest.approx(own + 8 * epoch), "the longest that anybody waits for"
     assert path(A, last) == 0.0

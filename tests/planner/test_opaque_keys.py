@@ -1,6 +1,6 @@
 """Trials of a program of the user's: never fused or packed, never measured before, and placed by what was learnt."""
 
-from planner_samples import Turns
+from planner_samples import KnownCosts, Turns
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
@@ -18,7 +18,7 @@ def cluster(devices: int) -> Cluster:
 
 
 def planner(profile: Profile | None) -> Turns:
-    return Turns(make_policy("ffd"), lambda key, kind: profile)
+    return Turns(make_policy("ffd"), KnownCosts(lambda key, kind: profile))
 
 
 def waiting(count: int) -> list[tuple[Member, FusionKey]]:

@@ -9,7 +9,7 @@ from shoal.core.errors import PackError
 from shoal.planner.packing import (
     PACKINGS,
     Candidate,
-    Cost,
+    CostPacking,
     NoPacking,
     PackingContext,
     check_groups,
@@ -27,7 +27,7 @@ def test_every_packing_conforms(made):
 
 @pytest.mark.parametrize(
     "packing",
-    [KNN(metric="measured"), KNN(2.0, "euclidean"), RandomPacking(2), Cost(0.0)],
+    [KNN(metric="measured"), KNN(2.0, "euclidean"), RandomPacking(2), CostPacking(0.0)],
     ids=lambda packing: repr(packing),
 )
 def test_other_settings_conform(packing):
@@ -70,8 +70,8 @@ def test_the_suite_rejects_broken_packings(broken, message):
         (lambda: KNN(-1), r"`threshold` must be a number of at least 0, or None, got -1"),
         (lambda: KNN(float("nan")), r"got nan"),
         (lambda: KNN(metric="cosine"), r"`metric` must be one of l1, euclidean, measured, got 'cosine'"),
-        (lambda: Cost(1.0), r"`worth` must be at least 0 and below 1, got 1.0; 0.05 is 5 % of the time"),
-        (lambda: Cost(5), r"got 5"),
+        (lambda: CostPacking(1.0), r"`worth` must be at least 0 and below 1, got 1.0; 0.05 is 5 % of the time"),
+        (lambda: CostPacking(5), r"got 5"),
         (lambda: make_packing("cst"), r"there is no packing 'cst' \(did you mean 'cost'\?\); .*one of cost, none"),
         (lambda: make_packing("knn"), r"'knn' is a baseline of the papers.* benchmarks/baselines .*one of cost, none"),
         (lambda: make_packing(3), r"there is no packing 3;"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from packing_samples import candidate, context, groupings, numbers, relative_times, together
 
 from shoal.core.errors import PackError
-from shoal.planner.packing import Cost, check_groups, predicted
+from shoal.planner.packing import CostPacking, check_groups, predicted
 from shoal.planner.packing.cost import CandidateOrder, local_search
 from shoal.planner.packing.prediction import makespan
 from shoal.testing.strategies import packing_contexts
@@ -88,7 +88,7 @@ GROUPS = {
 
 @pytest.mark.parametrize(("candidates", "where", "expected"), GROUPS.values(), ids=GROUPS)
 def test_groups(candidates, where, expected):
-    groups = Cost().pack(candidates, where)
+    groups = CostPacking().pack(candidates, where)
     check_groups(groups, candidates, where)
     assert numbers(groups) == expected
 
@@ -96,14 +96,14 @@ def test_groups(candidates, where, expected):
 def test_a_group_must_save_the_part_worth():
     candidates = [candidate(0, 10), candidate(1, 10)]
     where = context(start=1.0)  # saves 1 of 22 seconds
-    assert numbers(Cost(0.04).pack(candidates, where)) == [[0, 1]]
-    assert numbers(Cost().pack(candidates, where)) == [[0], [1]]
+    assert numbers(CostPacking(0.04).pack(candidates, where)) == [[0, 1]]
+    assert numbers(CostPacking().pack(candidates, where)) == [[0], [1]]
 
 
 @given(packing_contexts())
 def test_the_makespan_never_exceeds_no_packing_and_every_group_saves_enough(drawn):
     candidates, where = drawn
-    groups = Cost().pack(candidates, where)
+    groups = CostPacking().pack(candidates, where)
     alone = [(candidate,) for candidate in candidates]
     assert together(groups, where) <= together(alone, where) * (1 + 1e-8)
     assert all(predicted(group, where).impv >= 0.05 * (1 - 1e-9) for group in groups if len(group) > 1)
@@ -201,7 +201,7 @@ def test_the_result_is_close_to_the_best_of_all_groupings(measured):
     excess = []
     for seed in range(60):
         candidates, where = drawn_at_random(seed, 3 + seed % 4, measured)
-        excess.append(together(Cost().pack(candidates, where), where) / best_of_all(candidates, where) - 1)
+        excess.append(together(CostPacking().pack(candidates, where), where) / best_of_all(candidates, where) - 1)
     assert min(excess) > -1e-9
     assert sum(excess) / len(excess) < 0.002
     assert sorted(excess)[int(0.9 * len(excess))] < 1e-9
@@ -228,7 +228,7 @@ def test_a_thousand_arrays_are_balanced(devices, memory):
     spent = []
     for _ in range(3):
         begun = process_time()
-        groups = Cost().pack(candidates, where)
+        groups = CostPacking().pack(candidates, where)
         spent.append(process_time() - begun)
     assert min(spent) < 0.3  # 30 ms on an idle core
     check_groups(groups, candidates, where)

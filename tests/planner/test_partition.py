@@ -15,6 +15,7 @@ from planner_samples import (
     A,
     B,
     C,
+    KnownCosts,
     classes_of,
     known,
     member,
@@ -24,7 +25,6 @@ from planner_samples import (
     waiting,
 )
 
-from shoal.cost.estimate import memory
 from shoal.planner.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS, partition
 from shoal.planner.waiting import ResourceLimit
 
@@ -33,8 +33,8 @@ TRIED_WHOLE = replace(TRIED, first_size=None)
 """The time alone is all that is known."""
 
 
-def cut(members, profiles, devices, busy, alone=frozenset(), **settings):
-    return partition(classes_of(members, alone), profiles, devices, busy, **settings).arrays
+def cut(members, costs, devices, busy, alone=frozenset(), **settings):
+    return partition(classes_of(members, alone), costs, devices, busy, **settings).arrays
 
 
 def sizes(arrays):
@@ -188,10 +188,10 @@ def test_trials_that_failed_before_are_alone():
 def test_partition_invariants(groups, profiles, devices, memory_gb, busy, alone, seed, elastic):
     members = waiting(*((key, count, {"start": start}) for key, count, start in groups))
     random.Random(seed).shuffle(members)
-    look_up, machines = known(**profiles), slots(devices, memory=memory_gb)
+    costs, machines = known(**profiles), slots(devices, memory=memory_gb)
     classes = classes_of(members, alone)
-    arrays, behind = partition(classes, look_up, machines, busy, elastic)
-    assert (arrays, behind) == partition(classes, look_up, machines, busy, elastic)
+    arrays, behind = partition(classes, costs, machines, busy, elastic)
+    assert (arrays, behind) == partition(classes, costs, machines, busy, elastic)
     keys = {held.trial.number: key for held, key in members}
     placed = [number for array in arrays for number in numbers(array)]
     assert len(placed) == len(set(placed))
@@ -200,11 +200,11 @@ def test_partition_invariants(groups, profiles, devices, memory_gb, busy, alone,
     for array in arrays:
         assert {keys[number] for number in numbers(array)} == {array.key}
         starts = {held.start for held in array.members}
-        assert len(starts) == 1 or (elastic and look_up(array.key, "cpu/1") in (FUSES, CONSTANT))
+        assert len(starts) == 1 or (elastic and costs.profile(array.key, "cpu/1") in (FUSES, CONSTANT))
         if len(array.members) > 1:
             assert not alone & set(numbers(array))
-            assert memory(look_up(array.key, "cpu/1"), len(array.members)) <= memory_gb * GB
-            assert look_up(array.key, "cpu/1") is not SLOWER
+            assert costs.of(array.key, "cpu/1").memory(len(array.members)) <= memory_gb * GB
+            assert costs.profile(array.key, "cpu/1") is not SLOWER
         if not alone & set(numbers(array)) and not elastic:
             by_group.setdefault((array.key, array.members[0].start), []).append(len(array.members))
     for counts in by_group.values():
@@ -220,7 +220,7 @@ def test_a_thousand_trials_are_cut():
         calls += 1
         return FUSES
 
-    cut(members, look_up, slots(16, memory=16), {})
+    cut(members, KnownCosts(look_up), slots(16, memory=16), {})
     assert calls < 100_000
 
 

@@ -80,8 +80,7 @@ def test_equal_arguments_have_equal_results_and_stay_as_they_are(turns: list[Any
         classes = classes_of([each for each in members if each[0].trial.number not in busy])
         inputs = replace(
             inputs,
-            profiles=known(**profiles),
-            costs_version=version,
+            costs=known(**profiles),
             cluster=where,
             now=float(version),
             waiting=sorted(classes, key=place),
@@ -98,7 +97,7 @@ def test_equal_arguments_have_equal_results_and_stay_as_they_are(turns: list[Any
 def test_a_plan_for_other_profiles_takes_none_of_those_before() -> None:
     cache, members = PlanCache(), classes_of(waiting((A, 20)))
     fused = PlanInput(make_policy("fifo"), known(A=CONSTANT), cluster(*slots(1)), waiting=members)
-    apart = replace(fused, profiles=known(A=LINEAR))
+    apart = replace(fused, costs=known(A=LINEAR))
     sizes = [[len(job.members) for job, _ in plan(each, cache).starts] for each in (fused, apart, fused)]
     assert sizes == [[20], [1], [20]]
 

@@ -8,6 +8,7 @@ from planner_samples import (
     A,
     B,
     C,
+    KnownCosts,
     Turns,
     cluster,
     known,
@@ -28,8 +29,8 @@ BUSY = "waits for a free device: cpu/1:0 is busy"
 MEASURING = "its model is being measured"
 
 
-def planner(profiles, policy=None):
-    return Turns(policy or WFD(), profiles)
+def planner(costs, policy=None):
+    return Turns(policy or WFD(), costs)
 
 
 def summary(placement):
@@ -67,7 +68,7 @@ def test_a_refused_array_has_the_reason_of_the_policy_and_no_job():
 
 def test_unknown_keys_are_profiled_first_in_one_job():
     profiles = {}
-    turns = planner(lambda key, kind: profiles.get((key, kind)))
+    turns = planner(KnownCosts(lambda key, kind: profiles.get((key, kind))))
     where = cluster(*slots(1))
     members = waiting((A, 20), (B, 1))
     first = turns.plan(members, [], where, 0.0)
@@ -104,8 +105,8 @@ def test_idle_devices_divide_the_keys_to_profile():
 
 @pytest.mark.parametrize(("sample", "again"), [(16, False), (5, False), (4, True), (1, True)])
 def test_a_key_profiled_for_few_members_is_profiled_again_for_many(sample, again):
-    profiles = known(A=replace(CONSTANT, sample=sample))
-    placement = planner(profiles).plan(waiting((A, 12)), [], cluster(*slots(1)), 0.0)
+    costs = known(A=replace(CONSTANT, sample=sample))
+    placement = planner(costs).plan(waiting((A, 12)), [], cluster(*slots(1)), 0.0)
     assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
 
 
@@ -122,8 +123,8 @@ def test_a_key_profiled_for_few_members_is_profiled_again_for_many(sample, again
     ],
 )
 def test_larger_sizes_are_profiled_once_many_epochs_are_pending(pending, wait, done, fuse, again):
-    profiles = known(A=replace(CONSTANT, step_seconds={1: 1.0, 4: 1.0}, sample=12, pending=pending))
-    planned = Turns(WFD(), profiles, fuse=fuse, trained_epochs=lambda key: done).plan(
+    costs = known(A=replace(CONSTANT, step_seconds={1: 1.0, 4: 1.0}, sample=12, pending=pending))
+    planned = Turns(WFD(), costs, fuse=fuse, trained_epochs=lambda key: done).plan(
         waiting((A, wait, {"target": 2})), [], cluster(*slots(1)), 0.0
     )
     assert planned.starts[0][0].purpose is (Purpose.PROFILE if again else Purpose.TRAIN)
@@ -146,12 +147,12 @@ def test_joins_of_a_turn_reduce_the_free_resources_of_later_joins():
     """A job on a device of 5 GB takes in one of its key; another structure would make it 6."""
     (device,) = slots(1, memory=5)
     short = replace(FUSES, step_seconds={1: 1e-3, 16: 4.75e-3}, fetch_seconds=0.01, sharing="kept")
-    profiles = known(A=short, B=short)
+    costs = known(A=short, B=short)
     running = [(Job("runs", (Array(A, tuple(map(member, range(4)))),), demand=Demand(1.0, 4 * GB, 1.0, 60.0)), device)]
     some = [(member(10), A), (member(11), B)]
-    placement = Turns(Fifo(), profiles).plan(some, running, cluster(device), 0.0)
+    placement = Turns(Fifo(), costs).plan(some, running, cluster(device), 0.0)
     assert [numbers(array) for array in placement.joins["runs"]] == [[10]]
-    alone = Turns(Fifo(), profiles).plan(some[1:], running, cluster(device), 0.0)
+    alone = Turns(Fifo(), costs).plan(some[1:], running, cluster(device), 0.0)
     assert [numbers(array) for array in alone.joins["runs"]] == [[11]]
 
 
@@ -215,15 +216,15 @@ def test_trials_that_failed_before_are_alone_and_not_measured():
 
 
 @pytest.mark.parametrize(
-    ("profiles", "where"),
+    ("costs", "where"),
     [
         pytest.param(known(A=CONSTANT), cluster(*slots(2, healthy=False)), id="known"),
         pytest.param(known(), cluster(*slots(2, healthy=False)), id="unknown"),
         pytest.param(known(A=CONSTANT), cluster(), id="an empty cluster"),
     ],
 )
-def test_without_a_healthy_device_all_wait(profiles, where):
-    placement = planner(profiles).plan(waiting((A, 2)), [], where, 0.0)
+def test_without_a_healthy_device_all_wait(costs, where):
+    placement = planner(costs).plan(waiting((A, 2)), [], where, 0.0)
     assert placement.starts == ()
     assert placement.refusals == {0: "no healthy device", 1: "no healthy device"}
 
@@ -281,8 +282,8 @@ def test_the_policy_sees_running_jobs_first_then_waiting_ones_with_demands_by_ki
         (Job("train", (Array(A, (member(8), member(9, target=20))),)), where.device("cpu/1:0")),
         (Job("profile", (Array(C, (member(7),)),), Purpose.PROFILE), where.device("H200:0")),
     ]
-    profiles = known(A=FUSES, B={"cpu/1": FUSES, "H200": CONSTANT})
-    planner(profiles, policy).plan(waiting((B, 1)), running, where, 42.0)
+    costs = known(A=FUSES, B={"cpu/1": FUSES, "H200": CONSTANT})
+    planner(costs, policy).plan(waiting((B, 1)), running, where, 42.0)
     train, measure, wait = policy.jobs
     assert (policy.cluster, policy.now) == (where, 42.0)
     assert (train.id, train.state, train.devices) == ("train", JobState.RUNNING, ("cpu/1:0",))
@@ -319,7 +320,7 @@ def test_a_plan_that_does_more_than_start_is_refused_by_name():
 def test_a_study_is_played_to_its_end(policy):
     """Every trial is trained once, whatever is measured on the way, and never two jobs share a slot."""
     profiles, waits = {}, waiting((A, 9), (B, 5), (C, 1))
-    turns, where, running, done = planner(lambda *at: profiles.get(at), policy), cluster(*slots(2)), [], []
+    turns, where, running, done = planner(KnownCosts(lambda *at: profiles.get(at)), policy), cluster(*slots(2)), [], []
     for now in range(100):
         placement = turns.plan(waits, running, where, float(now))
         running.extend(placement.starts)

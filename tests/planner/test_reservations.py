@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from planner_samples import KnownCosts
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand, Profile
@@ -25,8 +26,8 @@ def array(*numbers, key=KEY):
     return Array(key, tuple(Member(Trial(number, {}, number, 0), 0, 3) for number in numbers))
 
 
-def context(profiles):
-    return PlanningContext(PlanInput(Fifo(), profiles, Cluster((Node("one", 4, (DEVICE,)),))), PlanCache())
+def context(profile):
+    return PlanningContext(PlanInput(Fifo(), KnownCosts(profile), Cluster((Node("one", 4, (DEVICE,)),))), PlanCache())
 
 
 def promised(job, join=(), profile=PROFILE):

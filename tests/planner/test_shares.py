@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from planner_samples import GB, A, B, Turns, cluster, known, member, profile, slots, waiting
+from planner_samples import GB, A, B, KnownCosts, Turns, cluster, known, member, profile, slots, waiting
 
 from shoal.core.array import Array
 from shoal.core.demand import Demand
@@ -106,8 +106,8 @@ class Scripted(Policy):
         return Plan(tuple(actions), tuple(Refusal(name, "not now") for name in off))
 
 
-def planner(profiles, policy, limits=lambda device: True):
-    return Turns(policy, profiles, limits_shares=limits)
+def planner(costs, policy, limits=lambda device: True):
+    return Turns(policy, costs, limits_shares=limits)
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -137,7 +137,7 @@ def test_shares_are_measured_before_much_is_trained_one_after_another():
     def look_up(key, kind):
         return measured.get(key.structure)
 
-    turns, where = planner(look_up, WFD()), cluster(GPU, OTHER)
+    turns, where = planner(KnownCosts(look_up), WFD()), cluster(GPU, OTHER)
     members = waiting((A, 20))
     begun = turns.plan(members, [], where, 0.0).starts
     assert [(job.purpose, job.limit, device.name) for job, device in begun] == [

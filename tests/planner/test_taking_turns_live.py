@@ -13,8 +13,8 @@ from shoal.schedule import JobState, Plan, Policy, Refusal, Resize, Resume, Star
 class Scene:
     """A planner, and a stage on which its jobs do what the test says."""
 
-    def __init__(self, policy, profiles, where, members):
-        self.planner = Turns(policy, profiles)
+    def __init__(self, policy, costs, where, members):
+        self.planner = Turns(policy, costs)
         self.where, self.members = where, members
         self.running = {}
 

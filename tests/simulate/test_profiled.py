@@ -6,7 +6,7 @@ import pytest
 
 from shoal.core.demand import Profile
 from shoal.core.errors import ScenarioError
-from shoal.cost.estimate import seconds
+from shoal.cost.cost import Cost
 from shoal.cost.history import History, environment
 from shoal.simulate.scenario import load
 
@@ -57,8 +57,8 @@ def test_trials_take_what_was_measured(tmp_path):
 def test_they_are_fused_as_a_live_study_would(tmp_path):
     scenario = loaded(tmp_path, "ff/11")
     alone, fused = replace(scenario, fuse=False).simulate("fifo"), scenario.simulate("fifo")
-    assert fused.makespan == pytest.approx(0.1 + seconds(PROFILE, [1] * 8))
-    assert alone.makespan == pytest.approx(8 * (0.1 + seconds(PROFILE, [1])))
+    assert fused.makespan == pytest.approx(0.1 + Cost(PROFILE).seconds([1] * 8))
+    assert alone.makespan == pytest.approx(8 * (0.1 + Cost(PROFILE).seconds([1])))
     assert [stay.trials for stay in fused.intervals] == [8]
 
 

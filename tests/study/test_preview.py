@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from planner_samples import KnownCosts
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -19,7 +20,7 @@ from shoal.core.errors import ShoalError, StudyInterrupted, TaskError
 from shoal.core.trial import Trial
 from shoal.cost.history import History, environment
 from shoal.planner.grouping import START_SECONDS, Grouping
-from shoal.planner.packing.cost import Cost
+from shoal.planner.packing.cost import CostPacking
 from shoal.study.preview import _Jobs
 
 DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)
@@ -39,8 +40,8 @@ def array(numbers, known, structure="mlp", data="data"):
 
 def plan(*jobs, relative_times=None, fuse=True):
     profiles = {array.key: array.profile for arrays in jobs for array in arrays}
-    grouping = Grouping(Cost(), lambda kind: relative_times or {})
-    return _Jobs(DEVICE, lambda key, kind: profiles[key], grouping, fuse, list(jobs))
+    grouping = Grouping(CostPacking(), lambda kind: relative_times or {})
+    return _Jobs(DEVICE, KnownCosts(lambda key, kind: profiles[key]), grouping, fuse, list(jobs))
 
 
 SLOW = profile(0.001, fetch=0.05, sharing="window")
@@ -201,12 +202,12 @@ def test_tune_measures_what_random_search_would_try_and_does_not_return(tmp_path
     known = History(environment=environment())
     for each in found.arrays:
         key = each.array.key
-        assert known.get(key.structure, key.data, key.batch_size, found.device.kind) == each.profile
+        assert known.get(key.structure, key.data, key.batch_size, found.device.kind) == each.array.profile
     study = tuned(algorithm=shoal.Random(4, epochs=1), seed=5, directory=tmp_path / "study")
     trials = {member.trial.number: member.trial for each in found.arrays for member in each.array.members}
     assert [trials[row.number] for row in study.trials] == [row.trial for row in study.trials]
     again = measured(tuned, 4, seed=5)
-    assert [each.profile.step_seconds.keys() for each in again.arrays] != []
+    assert [each.array.profile.step_seconds.keys() for each in again.arrays] != []
     assert measured(lambda: None, 4) is None
 
 

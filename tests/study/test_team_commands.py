@@ -384,14 +384,14 @@ def test_the_third_device_is_tried_after_the_second_has_paid_only() -> None:
 
 def test_epochs_on_several_devices_do_not_count_as_those_of_one() -> None:
     machine = Machine(spreading=FAST).wide("cuda:0", "cuda:1")
-    before = machine.core.state.profiles.estimate(KEY, "H200")
+    before = machine.core.state.costs.profile(KEY, "H200")
     for epoch in range(2, 8):
         machine.step(Reported(LEADER, (Report(0, epoch, {"loss": 1.0}, 5.0),)))
-    assert machine.core.state.profiles.estimate(KEY, "H200") == before
+    assert machine.core.state.costs.profile(KEY, "H200") == before
     machine.step(Ended(HELPER, Outcome.STOPPED))
     for epoch in range(8, 14):
         machine.step(Reported(LEADER, (Report(0, epoch, {"loss": 1.0}, 20.0),)))
-    after = machine.core.state.profiles.estimate(KEY, "H200")
+    after = machine.core.state.costs.profile(KEY, "H200")
     assert after is not None
     assert after.step_seconds[1] == pytest.approx(2.0)
 

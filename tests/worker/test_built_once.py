@@ -20,7 +20,7 @@ from shoal.core.demand import Profile
 from shoal.core.event import MemoryMeasured, Reported
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Trial
-from shoal.cost.estimate import MIN_WORK_TO_MEASURE, best_size
+from shoal.cost.cost import MIN_WORK_TO_MEASURE, Cost
 from shoal.data.datasets import DataSets
 from shoal.fuse.step import TrainingStep
 from shoal.journal.view import JournalView
@@ -396,7 +396,7 @@ def test_on_a_gpu_little_work_begins_at_once_with_all_that_wait(
     assert found.epoch_steps == 3
     assert found.step_seconds.keys() == sizes
     assert task.builds == (1 if sizes == {1} else 32)
-    assert best_size(found, 32) == 32
+    assert Cost(found).best_size(32) == 32
     assert (found.pending is None) == (sizes != {1})
 
 

@@ -14,7 +14,7 @@ import shoal.fuse.capture_decision as decision_module
 import shoal.fuse.step as step_module
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
-from shoal.cost.estimate import capturing_pays
+from shoal.cost.capturing import capturing_pays
 from shoal.cost.race import RaceRules
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray

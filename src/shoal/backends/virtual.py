@@ -19,7 +19,7 @@ from shoal.core.errors import BackendError, CheckpointError
 from shoal.core.event import TurnStats
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.cost.estimate import seconds
+from shoal.cost.cost import Cost
 
 __all__ = ["START_SECONDS", "SlowDown", "Virtual", "Workload", "proportional_speeds"]
 
@@ -322,7 +322,7 @@ class Virtual(Backend):
             lane = job.lanes[0]
             job.lanes.rotate(-1)
             start, finished = self.now, min(self._partial_epochs.pop(number, 0.0) for number in lane.members)
-            duration = seconds(lane.profile, [1] * len(lane.members)) * (1 - finished)
+            duration = Cost(lane.profile).seconds([1] * len(lane.members)) * (1 - finished)
             yield from self._work(job, duration, settled=True)
             if times := job.new_team_times(lane, self._devices(job)):
                 self._pending.append(base.TeamMeasured(job.job.id, lane.key, len(lane.members), times))

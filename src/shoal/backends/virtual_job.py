@@ -9,7 +9,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.job import Job
-from shoal.cost.estimate import compute, seconds, time_on
+from shoal.cost.cost import Cost
 
 __all__ = ["Timeline", "VirtualArray", "VirtualJob"]
 
@@ -75,7 +75,9 @@ class VirtualJob:
     def progress(self, now: float) -> dict[int, float]:
         """Return the finished part of the epoch for each member of the array in training; {} outside epochs."""
         lane = self.lanes[-1] if self.uses_compute and self.lanes else None
-        epoch_seconds = seconds(lane.profile, [1] * len(lane.members)) if lane is not None and lane.members else 0.0
+        epoch_seconds = (
+            Cost(lane.profile).seconds([1] * len(lane.members)) if lane is not None and lane.members else 0.0
+        )
         if lane is None or epoch_seconds <= 0:
             return {}
         remaining = self.remaining - (now - self.updated) * self.speed + self.epoch_rest
@@ -83,7 +85,7 @@ class VirtualJob:
 
     def team_gain(self, devices: int) -> float:
         """Return its speed on a number of devices as a multiple of that on one: the least of its arrays."""
-        return min((1 / time_on(lane.profile, devices) for lane in self.lanes if lane.members), default=1.0)
+        return min((1 / Cost(lane.profile).time_on(devices) for lane in self.lanes if lane.members), default=1.0)
 
     def new_team_times(self, lane: VirtualArray, devices: int) -> dict[int, float]:
         """Seconds of a step by number of devices, one and those of the job; {} without helpers or if asked before."""
@@ -91,7 +93,7 @@ class VirtualJob:
             return {}
         self.measured.add((lane.key, devices))
         step = lane.profile.step_seconds[min(lane.profile.step_seconds)]
-        return {1: step, devices: step * time_on(lane.profile, devices)}
+        return {1: step, devices: step * Cost(lane.profile).time_on(devices)}
 
     @property
     def memory(self) -> int:
@@ -104,7 +106,7 @@ class VirtualJob:
     def compute_demand(self) -> float:
         """Compute that it needs: the maximum of its arrays, as they take turns."""
         known = ((array.profile, len(array.members)) for array in self.job.arrays if array.profile is not None)
-        return max((compute(profile, members) for profile, members in known), default=1.0)
+        return max((Cost(profile).compute(members) for profile, members in known), default=1.0)
 
     @property
     def share(self) -> float | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal
 
-__all__ = ["LOCKSTEP", "Demand", "Profile", "Sharing"]
+__all__ = ["LOCKSTEP", "Demand", "MergeRule", "Profile", "Sharing"]
 
 Sharing = Literal["resident", "kept", "window", "batch"]
 """Method by which arrays in one process share the samples of a data set.
@@ -41,9 +41,34 @@ class Demand:
                 raise ValueError(f"a demand's {name} must be finite and not negative, got {value!r}")
 
 
+MergeRule = Literal["newest", "known", "measured", "mean", "largest", "least", "added"]
+"""How a new value of a measurement merges with the known one.
+
+"newest": the new value replaces it. "known": it stays. "measured": the new value replaces it, unless it is 0 or empty.
+"mean": weighted mean, size by size. "largest": the larger value. "least": the smaller value, size by size. "added":
+the sizes that the job did not know at its start are added or replaced.
+"""
+
+
+def _merge(
+    profiling: MergeRule = "newest", training: MergeRule = "known", program: MergeRule = "known"
+) -> Mapping[str, MergeRule]:
+    """Return the rules by which a measurement merges with what is known of its key, as metadata of its field.
+
+    Args:
+        profiling: Rule for a profile job, which measures the structure anew.
+        training: Rule for a training job, which refines the profile with which it began.
+        program: Rule for a program, whose runs differ in their configurations: the larger demand counts, since it must
+            fit; the shorter time counts, since it was least disturbed by other jobs.
+    """
+    return {"profiling": profiling, "training": training, "program": program}
+
+
 @dataclass(frozen=True)
 class Profile:
     """Measurements of a short run of one structure on one kind of device.
+
+    Each field says how it merges with what is known of its key.
 
     Args:
         step_seconds: Members trained together (B) -> least seconds of one training step of all B.
@@ -79,29 +104,29 @@ class Profile:
         ValueError: There is no time of a step, or a time, a memory or a fraction is negative or not finite.
     """
 
-    step_seconds: Mapping[int, float]
-    epoch_steps: int
-    validation_steps: int
-    base_memory: int
-    member_memory: int
-    compute: float
-    cores: float
-    fuse_seconds: Mapping[int, float] = field(default_factory=dict)
-    mixing: float | None = None
-    fused_gain: Mapping[int, float] = field(default_factory=dict)
-    compiled_gain: Mapping[int, float] = field(default_factory=dict)
-    compile_seconds: float = 0.0
-    reload_seconds: float = 0.0
-    recorded_gain: Mapping[int, float] = field(default_factory=dict)
-    record_seconds: float = 0.0
-    share_speeds: Mapping[int, Mapping[float, float]] = field(default_factory=dict)
-    crowding: Mapping[int, float] = field(default_factory=dict)
-    spreading: Mapping[int, float] = field(default_factory=dict)
-    fetch_seconds: float = 0.0
-    sharing: Sharing = "resident"
-    sample: int = 16
-    pending: float | None = None
-    first_size: int | None = None
+    step_seconds: Mapping[int, float] = field(metadata=_merge(training="added", program="least"))
+    epoch_steps: int = field(metadata=_merge())
+    validation_steps: int = field(metadata=_merge())
+    base_memory: int = field(metadata=_merge(program="largest"))
+    member_memory: int = field(metadata=_merge("largest"))
+    compute: float = field(metadata=_merge(program="largest"))
+    cores: float = field(metadata=_merge(program="largest"))
+    fuse_seconds: Mapping[int, float] = field(default_factory=dict, metadata=_merge())
+    mixing: float | None = field(default=None, metadata=_merge())
+    fused_gain: Mapping[int, float] = field(default_factory=dict, metadata=_merge(training="mean"))
+    compiled_gain: Mapping[int, float] = field(default_factory=dict, metadata=_merge("mean", "mean"))
+    compile_seconds: float = field(default=0.0, metadata=_merge("measured", "measured"))
+    reload_seconds: float = field(default=0.0, metadata=_merge("measured", "measured"))
+    recorded_gain: Mapping[int, float] = field(default_factory=dict, metadata=_merge("mean", "mean"))
+    record_seconds: float = field(default=0.0, metadata=_merge("measured", "measured"))
+    share_speeds: Mapping[int, Mapping[float, float]] = field(default_factory=dict, metadata=_merge("known"))
+    crowding: Mapping[int, float] = field(default_factory=dict, metadata=_merge("known"))
+    spreading: Mapping[int, float] = field(default_factory=dict, metadata=_merge("measured"))
+    fetch_seconds: float = field(default=0.0, metadata=_merge())
+    sharing: Sharing = field(default="resident", metadata=_merge())
+    sample: int = field(default=16, metadata=_merge("largest"))
+    pending: float | None = field(default=None, metadata=_merge())
+    first_size: int | None = field(default=None, metadata=_merge())
 
     def __post_init__(self) -> None:
         if not self.step_seconds:

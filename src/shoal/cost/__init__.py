@@ -1,1 +1,1 @@
-"""Cost of jobs: profiles, estimates of time, memory and demand, and the job history on disk."""
+"""What trials cost on devices: measurements merged in one place and asked in one place, and the job history on disk."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 from statistics import fmean
 
-from shoal.core.demand import Profile
-
 __all__ = [
     "Scaling",
     "fit_alpha",
@@ -172,15 +170,16 @@ def measured_scaling(
     return Scaling(alpha, beta, sharing, devices)
 
 
-def shared_device_scaling(profile: Profile, expected: int) -> Scaling | None:
+def shared_device_scaling(crowding: Mapping[int, float], expected: int) -> Scaling | None:
     """Return the scaling of a job on a share of a device, from measured crowding of jobs of its key.
 
     While every additional job has paid, c may be one more than the measured number of jobs.
 
     Args:
+        crowding: Jobs on a device -> time of one of them over its time alone.
         expected: c by the compute demand of the jobs, which holds until measurements differ.
     """
-    times = _relative_times(profile.crowding)
+    times = _relative_times(crowding)
     if len(times) == 1:
         return None
     found = measured_scaling(times, {})
@@ -194,13 +193,16 @@ def shared_device_scaling(profile: Profile, expected: int) -> Scaling | None:
     return replace(found, sharing=max_jobs)
 
 
-def multi_device_scaling(profile: Profile, scaling: Scaling) -> Scaling:
+def multi_device_scaling(spreading: Mapping[int, float], scaling: Scaling) -> Scaling:
     """Return the scaling of a job, with its measured β and d on several devices.
 
     d is the last number of devices up to which each further one makes a step faster: a device that saves nothing is
     given back, one that saves a little would else be idle. While every measured number has paid, one more may be tried.
+
+    Args:
+        spreading: Devices -> time of a step on all of them over that on one.
     """
-    times = {1: 1.0, **profile.spreading}
+    times = {1: 1.0, **spreading}
     devices = 1
     while times.get(devices + 1, inf) < times[devices]:
         devices += 1

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from shoal.core.demand import Profile
-from shoal.cost.estimate import capturing_pays
+from shoal.cost.capturing import capturing_pays
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.fuse.inductor import compile_ahead, is_compiling
 

@@ -28,7 +28,8 @@ from shoal.core.activity import Activity
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.cost.activity_clock import during
-from shoal.cost.estimate import EXPECTED_COMPILE_SECONDS, fused_gain, step_seconds
+from shoal.cost.capturing import EXPECTED_COMPILE_SECONDS
+from shoal.cost.cost import Cost
 from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import timed_by_replay
@@ -144,7 +145,7 @@ class TrainingStep:
         self._compiling = compiling
         self._decision = compiling if isinstance(compiling, CaptureDecision) else None
         self._clock = clock
-        expected = 1.0 if profile is None else step_seconds(profile, len(array))
+        expected = 1.0 if profile is None else Cost(profile).step_seconds(len(array))
         self._will_be_recorded = "captured" in self._allowed and self._pays("captured", expected)
         self._shapes: list[Any] | None = None
         self._missed = 0
@@ -390,7 +391,7 @@ class TrainingStep:
 
 def ways_to_try(profile: Profile | None, members: int) -> tuple[StepMode, ...]:
     """Return the ways that can pay off; only the faster one of eager and plain, if the profile knows."""
-    gain = fused_gain(profile, members) if profile is not None and members > 1 else None
+    gain = Cost(profile).fused_gain(members) if profile is not None and members > 1 else None
     uncaptured: tuple[StepMode, ...] = ("eager", "plain")
     if gain is not None:
         uncaptured = ("eager",) if gain >= 1 else ("plain",)

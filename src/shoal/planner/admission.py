@@ -9,15 +9,15 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from shoal.core.array import Array, FusionKey, Member, add_members
-from shoal.core.demand import Demand, Profile
+from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.core.resources import Ledger, Share
-from shoal.cost.estimate import best_size, fuse_seconds, largest_fitting, memory, packed_demand, seconds
+from shoal.cost.cost import Cost, packed_demand
+from shoal.cost.costs import Costs
 from shoal.planner.grouping import START_SECONDS, CandidateCosts, Grouping, candidate, stream_of
 from shoal.planner.packing.base import Candidate
 from shoal.planner.packing.prediction import lockstep_seconds
-from shoal.planner.partition import Profiles, worth_mixing
 
 __all__ = ["MAX_REFUSED", "admit"]
 
@@ -32,25 +32,25 @@ class _HostJob:
         self,
         job: Job,
         device: Device,
-        profiles: Profiles,
+        costs: Costs,
         free: Ledger,
         amounts: dict[object, CandidateCosts],
         alone: AbstractSet[int],
     ) -> None:
         self.job = job
         self.device = device
-        self.profiles = [profiles(array.key, device.kind) for array in job.arrays]
+        self.costs = [costs.of(array.key, device.kind) for array in job.arrays]
         trains = job.purpose is Purpose.TRAIN and any(array.members for array in job.arrays)
-        known = zip(job.arrays, self.profiles, strict=True)
+        known = zip(job.arrays, self.costs, strict=True)
         programs = any(array.key.opaque for array in job.arrays)
         self.is_open = trains and not programs and not any(member.trial.number in alone for member in job.members)
-        self.all_measured = trains and not programs and all(profile is not None and x.members for x, profile in known)
+        self.all_measured = trains and not programs and all(cost is not None and x.members for x, cost in known)
         self.seconds = inf if trains else 0.0
         self.present: list[Candidate] = []
         self.streams: frozenset[object] = frozenset()
         self._arrays = list(job.arrays)  # with the members that joined
         self._demand: Demand | None = None
-        self._profile_of = profiles
+        self._costs = costs
         self._free = free
         self._amounts = amounts
 
@@ -65,34 +65,22 @@ class _HostJob:
     def epochs_left(self, index: int) -> int:
         return max(self._arrays[index].epochs)
 
-    def free_slots(self, index: int, profile: Profile, max_members: int) -> int:
+    def free_slots(self, index: int, cost: Cost, max_members: int) -> int:
         """Number of members that may join an array, by memory and the most efficient size."""
         present = len(self._arrays[index].members)
-        available = memory(profile, present) + self.free_memory
-        fits = largest_fitting(profile, available, present + max_members)
-        return max(0, best_size(profile, fits) - present) if fits > present else 0
+        available = cost.memory(present) + self.free_memory
+        fits = cost.largest_fitting(available, present + max_members)
+        return max(0, cost.best_size(fits) - present) if fits > present else 0
 
-    def gain(self, index: int, profile: Profile, members: Sequence[Member]) -> float:
-        """Device seconds saved if members join an array instead of training after it.
+    def gain(self, index: int, cost: Cost, members: Sequence[Member]) -> float:
+        """Device seconds saved if members join an array instead of training after it."""
+        return cost.joining_gain(self._arrays[index].epochs, [member.epochs for member in members])
 
-        The costs are a new start of the array, the loss of shared batches, and compiling the step again if compiled.
-        """
-        present_epochs = self._arrays[index].epochs
-        new_epochs = [member.epochs for member in members]
-        if profile.mixing is None or not worth_mixing(profile, len(present_epochs), len(new_epochs)):
-            return 0.0
-        shared = min(self.epochs_left(index), max(new_epochs))  # epochs that both train
-        mixed = seconds(profile, [min(epochs, shared) for epochs in (*present_epochs, *new_epochs)])
-        together = seconds(profile, [*present_epochs, *new_epochs]) + (profile.mixing - 1) * mixed
-        start = fuse_seconds(profile, len(present_epochs) + len(new_epochs))
-        compiled = profile.compile_seconds if max(profile.compiled_gain.values(), default=1) > 1 else 0.0
-        return seconds(profile, present_epochs) + seconds(profile, new_epochs) - together - start - compiled
+    def end(self, index: int, cost: Cost, members: Sequence[Member]) -> float:
+        return cost.seconds([*self._arrays[index].epochs, *(member.epochs for member in members)])
 
-    def end(self, index: int, profile: Profile, members: Sequence[Member]) -> float:
-        return seconds(profile, [*self._arrays[index].epochs, *(member.epochs for member in members)])
-
-    def join(self, index: int, profile: Profile, members: Sequence[Member]) -> None:
-        self._take(Share(memory=len(members) * profile.member_memory))
+    def join(self, index: int, cost: Cost, members: Sequence[Member]) -> None:
+        self._take(Share(memory=cost.memory(len(members)) - cost.memory(0)))
         array = self._arrays[index]
         self._arrays[index] = replace(array, members=(*array.members, *members))
 
@@ -101,7 +89,7 @@ class _HostJob:
         if self.all_measured:
             arrays = add_members(self.job.arrays, joined)
             self.present = [self.candidate(array) for array in arrays]
-            self.streams = frozenset(stream_of(x, self._profile(x)) for x in arrays if _at_same_epoch(x))
+            self.streams = frozenset(stream_of(x, self._cost(x)) for x in arrays if _at_same_epoch(x))
             self.seconds = lockstep_seconds(self.present)
 
     @property
@@ -110,14 +98,14 @@ class _HostJob:
         return None not in self.streams
 
     def candidate(self, array: Array) -> Candidate:
-        return candidate(array, self._profile_of, [self.device], self._amounts)
+        return candidate(array, self._costs, [self.device], self._amounts)
 
     def is_eligible(self, array: Array, out_of_turn: bool) -> bool:
         """Return whether an array may share samples with the job; before older arrays, only if it cannot join later."""
-        profile = self._profile(array)
-        if not (self.is_open and self.all_measured) or profile is None or array.key.opaque:
+        cost = self._cost(array)
+        if not (self.is_open and self.all_measured) or cost is None or array.key.opaque:
             return False
-        stream = stream_of(array, profile)
+        stream = stream_of(array, cost)
         if stream is None:
             return not out_of_turn
         return stream in self.streams and _at_same_epoch(array)
@@ -148,11 +136,11 @@ class _HostJob:
     def _take(self, share: Share) -> None:
         self._free.add(self.job.id, self._free[self.device.name], share)
 
-    def _profile(self, array: Array) -> Profile | None:
-        return self._profile_of(array.key, self.device.kind)
+    def _cost(self, array: Array) -> Cost | None:
+        return self._costs.of(array.key, self.device.kind)
 
     def _demand_of(self, arrays: Sequence[Candidate]) -> Demand:
-        known = [(profile, x.array.epochs) for x in arrays if (profile := self._profile(x.array)) is not None]
+        known = [(cost, x.array.epochs) for x in arrays if (cost := self._cost(x.array)) is not None]
         return packed_demand(known, cores=self.device.cores)
 
 
@@ -160,7 +148,7 @@ def admit(
     waiting: Sequence[Array],
     running: Sequence[tuple[Job, Device]],
     free: Ledger,
-    profiles: Profiles,
+    costs: Costs,
     grouping: Grouping,
     alone: AbstractSet[int] = frozenset(),
     fuse: bool = True,
@@ -183,13 +171,13 @@ def admit(
     if not waiting:
         return {}
     amounts: dict[object, CandidateCosts] = {}
-    hosts = [_HostJob(job, device, profiles, free, amounts, alone) for job, device in running]
+    hosts = [_HostJob(job, device, costs, free, amounts, alone) for job, device in running]
     joins = _join_members(waiting, behind, hosts) if fuse else {}
     joined = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
     left = [x for x in waiting if not joined or not any(member.trial.number in joined for member in x.members)]
     for host in hosts if left else ():
         host.finish_joining(joins.get(host.job.id, ()))
-    for name, arrays in _add_arrays(left, hosts, profiles, grouping, fuse).items():
+    for name, arrays in _add_arrays(left, hosts, costs, grouping, fuse).items():
         joins[name] = (*joins.get(name, ()), *arrays)
     return joins
 
@@ -200,7 +188,7 @@ class _Opening(NamedTuple):
     position: int
     host: _HostJob
     array: int
-    profile: Profile
+    cost: Cost
 
     @property
     def offer(self) -> object:
@@ -216,10 +204,10 @@ class _Openings:
         self._alike: dict[FusionKey, dict[object, list[_Opening]]] = {}
         self._on_device: dict[str, list[tuple[_Opening, object]]] = {}
         for host in hosts:
-            for index, (array, profile) in enumerate(zip(host.job.arrays, host.profiles, strict=True)):
-                if host.is_open and profile is not None:
+            for index, (array, cost) in enumerate(zip(host.job.arrays, host.costs, strict=True)):
+                if host.is_open and cost is not None:
                     some = self.by_key.setdefault(array.key, [])
-                    some.append(opening := _Opening(len(some), host, index, profile))
+                    some.append(opening := _Opening(len(some), host, index, cost))
                     self._on_device.setdefault(host.device.name, []).append((opening, None))
         for name in self._on_device:
             self.refresh(name)
@@ -264,9 +252,9 @@ def _join_members(
             if epochs_key in cannot_join:
                 break
             options = [
-                (host.gain(index, profile, chosen), chosen, host, index, profile)
-                for _, host, index, profile in openings.different(array.key)
-                if (free_slots := host.free_slots(index, profile, len(left)))
+                (host.gain(index, cost, chosen), chosen, host, index, cost)
+                for _, host, index, cost in openings.different(array.key)
+                if (free_slots := host.free_slots(index, cost, len(left)))
                 and (
                     chosen := [x for x in left if x.epochs <= host.epochs_left(index)][:free_slots]
                     if other_keys_wait
@@ -274,17 +262,17 @@ def _join_members(
                 )
             ]
             if several_kinds:  # the greatest saving is on the slowest device: the earliest end counts
-                ends = [host.end(index, profile, chosen) for _, chosen, host, index, profile in options]
+                ends = [host.end(index, cost, chosen) for _, chosen, host, index, cost in options]
                 pairs = [(end, x) for end, x in zip(ends, options, strict=True) if end <= longest and x[0] > 0]
                 options = [min(pairs, key=lambda pair: pair[0])[1]] if pairs else []
             if not options or (best := max(options, key=lambda offer: offer[0]))[0] <= 0:
                 cannot_join.add(epochs_key)
                 break
-            _, chosen, host, index, profile = best
-            host.join(index, profile, chosen)
+            _, chosen, host, index, cost = best
+            host.join(index, cost, chosen)
             openings.refresh(host.device.name)
             cannot_join.clear()
-            joins[host.job.id] = (*joins.get(host.job.id, ()), Array(array.key, tuple(chosen), profile))
+            joins[host.job.id] = (*joins.get(host.job.id, ()), Array(array.key, tuple(chosen), cost.profile))
             left = [x for x in left if x not in chosen]
     return joins
 
@@ -297,18 +285,16 @@ def _mean_load(
     """Mean expected seconds of a job until its end, if the waiting arrays, of which there are so many, trained one
     after another.
     """
-    profiles = {key: {x.host.device.kind: x.profile for x in openings} for key, openings in by_key.items()}
-    running = sum(x.host.end(x.array, x.profile, ()) for openings in by_key.values() for x in openings)
+    costs = {key: {x.host.device.kind: x.cost for x in openings} for key, openings in by_key.items()}
+    running = sum(x.host.end(x.array, x.cost, ()) for openings in by_key.values() for x in openings)
     coming = (
-        count * min(seconds(each, x.epochs) for each in profiles[x.key].values())
-        for x, count in waiting
-        if x.key in profiles
+        count * min(cost.seconds(x.epochs) for cost in costs[x.key].values()) for x, count in waiting if x.key in costs
     )
     return (running + sum(coming)) / devices
 
 
 def _add_arrays(
-    waiting: Sequence[Array], hosts: Sequence[_HostJob], profiles: Profiles, grouping: Grouping, fuse: bool
+    waiting: Sequence[Array], hosts: Sequence[_HostJob], costs: Costs, grouping: Grouping, fuse: bool
 ) -> dict[str, tuple[Array, ...]]:
     """Add waiting arrays to jobs as further arrays, the oldest first.
 
@@ -326,13 +312,13 @@ def _add_arrays(
     cannot_wait = any(host.is_open and host.all_measured and host.in_lockstep for host in hosts)
     for array in waiting:
         eligible = [host for host in hosts if host.is_eligible(array, out_of_turn=refused > 0)]
-        ends = (host.seconds for host in hosts if eligible and _fits_empty_device(host.device, array, profiles))
+        ends = (host.seconds for host in hosts if eligible and _fits_empty_device(host.device, array, costs))
         free_in = min(ends, default=inf)
         for host in sorted(eligible, key=lambda host: host.seconds):
             incoming = host.candidate(array)
             if host.ends_sooner(incoming, free_in) and host.admits(incoming, grouping):
                 separate = host.in_lockstep or not fuse
-                joins = replace(array, profile=profiles(array.key, host.device.kind), separate=separate)
+                joins = replace(array, profile=costs.profile(array.key, host.device.kind), separate=separate)
                 added[host.job.id] = (*added.get(host.job.id, ()), joins)
                 break
         else:
@@ -346,6 +332,6 @@ def _at_same_epoch(array: Array) -> bool:
     return len({member.start for member in array.members}) == 1
 
 
-def _fits_empty_device(device: Device, array: Array, profiles: Profiles) -> bool:
-    profile = profiles(array.key, device.kind)
-    return profile is not None and memory(profile, len(array.members)) <= device.memory
+def _fits_empty_device(device: Device, array: Array, costs: Costs) -> bool:
+    cost = costs.of(array.key, device.kind)
+    return cost is not None and cost.memory(len(array.members)) <= device.memory

@@ -6,21 +6,20 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from shoal.core.array import FusionKey
-from shoal.core.demand import Profile
-from shoal.cost.estimate import MIN_WORK_TO_MEASURE, STEP_OVERHEAD_SECONDS, best_size, seconds, step_seconds
-from shoal.planner.partition import MIN_FUSING_GAIN, Profiles
+from shoal.cost.cost import MIN_FUSING_GAIN
+from shoal.cost.costs import Costs
 from shoal.planner.waiting import WaitingClass
 
 __all__ = ["by_family", "families"]
 
 MIN_SECONDS_TO_PROFILE = 5.0
 """A family is profiled as one array if its trials take at least this many seconds in separate arrays. On a GPU
-they take at least `MIN_WORK_TO_MEASURE`, since with less only a single member is timed."""
+they take at least `Cost.min_work_to_measure`, since with less only a single member is timed."""
 
 
 def by_family(
     waiting: Sequence[WaitingClass],
-    profiles: Profiles,
+    costs: Costs,
     kinds: Collection[str],
     unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
     relative_time: Callable[[AbstractSet[FusionKey]], float] = lambda keys: 1.0,
@@ -32,7 +31,7 @@ def by_family(
     """
     chosen: set[FusionKey | None] = set()
     for family, classes in families(waiting).items():
-        found = [_is_faster_as_family(family, classes, profiles, unmeasurable, kind, relative_time) for kind in kinds]
+        found = [_is_faster_as_family(family, classes, costs, unmeasurable, kind, relative_time) for kind in kinds]
         known = [gains for gains in found if gains is not None]
         if known and all(known):
             chosen.add(family)
@@ -58,7 +57,7 @@ def families(waiting: Sequence[WaitingClass]) -> dict[FusionKey, list[WaitingCla
 def _is_faster_as_family(
     family: FusionKey,
     classes: Sequence[WaitingClass],
-    profiles: Profiles,
+    costs: Costs,
     unmeasurable: AbstractSet[tuple[FusionKey, str]],
     kind: str,
     relative_time: Callable[[AbstractSet[FusionKey]], float],
@@ -67,24 +66,17 @@ def _is_faster_as_family(
     counts = Counter[FusionKey]()
     for each in classes:
         counts[each.key] += len(each.members)
-    known = {key: profile for key in counts if (profile := profiles(key, kind)) is not None}
+    known = {key: cost for key in counts if (cost := costs.of(key, kind)) is not None}
     if len(known) < len(counts) or (family, kind) in unmeasurable:
         return None
-    family_profile = profiles(family, kind)
-    if family_profile is None:
+    family_cost = costs.of(family, kind)
+    if family_cost is None:
         epochs = sum(each.pending for each in classes) / counts.total()
-        work = sum(count * epochs * seconds(known[key], [1]) for key, count in counts.items())
-        on_gpu = any(profile.first_size is None for profile in known.values())
-        return work >= (MIN_WORK_TO_MEASURE if on_gpu else MIN_SECONDS_TO_PROFILE)
-    if best_size(family_profile, counts.total()) == 1:
+        work = sum(count * epochs * known[key].seconds([1]) for key, count in counts.items())
+        return work >= max(MIN_SECONDS_TO_PROFILE, *(cost.min_work_to_measure for cost in known.values()))
+    if family_cost.best_size(counts.total()) == 1:
         return False
     steps = relative_time(counts.keys()) * sum(
-        count * _seconds_per_member(known[key], count) for key, count in counts.items()
+        count * known[key].seconds_per_member(count) for key, count in counts.items()
     )
-    return counts.total() * _seconds_per_member(family_profile, counts.total()) <= (1 - MIN_FUSING_GAIN) * steps
-
-
-def _seconds_per_member(profile: Profile, members: int) -> float:
-    """Return the seconds of a step per member, for `members` in arrays of the most efficient size."""
-    size = best_size(profile, members)
-    return (step_seconds(profile, size) + STEP_OVERHEAD_SECONDS) / size
+    return counts.total() * family_cost.seconds_per_member(counts.total()) <= (1 - MIN_FUSING_GAIN) * steps

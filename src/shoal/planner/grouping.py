@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from itertools import product
 from math import fsum, inf
 from operator import mul
@@ -12,14 +11,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from shoal.core.array import Array, FusionKey
-from shoal.core.demand import LOCKSTEP, Profile
+from shoal.core.demand import LOCKSTEP
 from shoal.core.device import Device
 from shoal.core.trial import TrialGroup
-from shoal.cost.estimate import fetching, seconds
+from shoal.cost.cost import Cost
+from shoal.cost.costs import Costs
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
-from shoal.planner.packing.cost import Cost
+from shoal.planner.packing.cost import CostPacking
 from shoal.planner.packing.groups import check_groups
-from shoal.planner.partition import Profiles
 
 __all__ = ["START_SECONDS", "CandidateCosts", "Grouping", "RelativeTimes", "candidate", "candidates", "stream_of"]
 
@@ -44,7 +43,7 @@ class Grouping:
         axes: Mapping[str, Sequence[object]] | None = None,
         seed: int = 0,
     ) -> None:
-        self._packing = packing or Cost()
+        self._packing = packing or CostPacking()
         self._relative_times = relative_times
         self._axes = axes or {}
         self._seed = seed
@@ -52,7 +51,7 @@ class Grouping:
     def groups(
         self,
         arrays: Sequence[Array],
-        profiles: Profiles,
+        costs: Costs,
         devices: Sequence[Device],
         busy: Mapping[str, float],
         alone: AbstractSet[int],
@@ -73,18 +72,18 @@ class Grouping:
         for array in arrays:
             if array.key not in kinds_of_key:
                 kinds_of_key[array.key] = frozenset(
-                    kind for kind in kinds_here if profiles(array.key, kind) is not None
+                    kind for kind in kinds_here if costs.of(array.key, kind) is not None
                 )
             kinds = kinds_of_key[array.key]
             may_share = not alone or not any(member.trial.number in alone for member in array.members)
             if kinds and may_share and not array.key.opaque:
-                by_stream.setdefault((kinds, stream_of(array, profiles(array.key, min(kinds)))), []).append(array)
+                by_stream.setdefault((kinds, stream_of(array, costs.of(array.key, min(kinds)))), []).append(array)
             else:
                 ungrouped.append(array)
         groups: list[tuple[Array, ...]] = [(array,) for array in ungrouped]
         for (kinds, _), stream_arrays in by_stream.items():
             devices_of_kinds = [device for device in devices if device.kind in kinds]
-            stream_candidates = candidates(stream_arrays, profiles, devices_of_kinds, trial_groups)
+            stream_candidates = candidates(stream_arrays, costs, devices_of_kinds, trial_groups)
             context = self.context(stream_candidates, devices_of_kinds, busy)
             grouped = self._packing.pack(stream_candidates, context)
             check_groups(grouped, stream_candidates, context)
@@ -156,87 +155,88 @@ class _FollowUp(NamedTuple):
 
 
 def candidate(
-    array: Array, profiles: Profiles, devices: Sequence[Device], costs: dict[object, CandidateCosts] | None = None
+    array: Array, costs: Costs, devices: Sequence[Device], known: dict[object, CandidateCosts] | None = None
 ) -> Candidate:
-    """The packing candidate of an array, without training that follows, as a mean over devices; `costs` is a cache."""
-    kinds = [device.kind for device in devices]
-    costs = {} if costs is None else costs
-    cost_key = (array.key, array.epochs, *kinds)
-    if cost_key not in costs:
-        costs[cost_key] = _candidate_costs(array, profiles, Counter(kinds), _FollowUp())
-    return Candidate(array, *costs[cost_key])
+    """The packing candidate of an array, without training that follows, as a mean over devices; `known` is a cache."""
+    known = {} if known is None else known
+    cache_key = (array.key, array.epochs, *(device.kind for device in devices))
+    if cache_key not in known:
+        kinds = Counter(device.kind for device in devices)
+        found = {kind: cost for kind in kinds if (cost := costs.of(array.key, kind)) is not None}
+        known[cache_key] = _candidate_costs(array, found, kinds, _FollowUp())
+    return Candidate(array, *known[cache_key])
 
 
 def candidates(
     arrays: Sequence[Array],
-    profiles: Profiles,
+    costs: Costs,
     devices: Sequence[Device],
     trial_groups: Mapping[int, TrialGroup],
 ) -> list[Candidate]:
-    """The packing candidates of waiting arrays, with training that follows; means over the devices with profiles."""
+    """The packing candidates of waiting arrays, with training that follows; means over the devices that have costs."""
     kinds = Counter(device.kind for device in devices)
-    common_profiles = _with_common_fetching(profiles, arrays, kinds)
-    costs: dict[object, CandidateCosts] = {}  # thousands of equal arrays share one entry
+    costs_of_key = _with_common_fetching(costs, {array.key for array in arrays}, kinds)
+    known: dict[object, CandidateCosts] = {}  # thousands of equal arrays share one entry
     found = []
     for array in arrays:
         follow_up = _FollowUp.of(array, trial_groups)
-        cost_key = (array.key, array.epochs, follow_up)
-        if cost_key not in costs:
-            costs[cost_key] = _candidate_costs(array, common_profiles, kinds, follow_up)
-        found.append(Candidate(array, *costs[cost_key]))
+        cache_key = (array.key, array.epochs, follow_up)
+        if cache_key not in known:
+            known[cache_key] = _candidate_costs(array, costs_of_key[array.key], kinds, follow_up)
+        found.append(Candidate(array, *known[cache_key]))
     return found
 
 
-def stream_of(array: Array, profile: Profile | None) -> object:
+def stream_of(array: Array, cost: Cost | None) -> object:
     """A key equal for arrays that use the same samples at the same time; None if they share them at any position."""
-    if profile is None or profile.sharing not in LOCKSTEP:
+    if cost is None or cost.sharing not in LOCKSTEP:
         return None
     place = (array.key.order, min(member.start for member in array.members))
-    return place if profile.sharing == "window" else (*place, array.key.batch_size)
+    return place if cost.sharing == "window" else (*place, array.key.batch_size)
 
 
-def _with_common_fetching(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable[str]) -> Profiles:
-    """The profiles with the least fetch time per sample of each data set, since disturbances only lengthen it."""
+def _with_common_fetching(
+    costs: Costs, keys: AbstractSet[FusionKey], kinds: Iterable[str]
+) -> dict[FusionKey, dict[str, Cost]]:
+    """The costs of keys by kind, with the least fetch time per sample of each data set, since disturbances only
+    lengthen it.
+    """
+    found = {(key, kind): cost for key, kind in product(keys, kinds) if (cost := costs.of(key, kind)) is not None}
     least: dict[tuple[str, str], float] = {}
-    keys = {array.key for array in arrays}
-    for key, kind in product(keys, kinds):
-        if (profile := profiles(key, kind)) is not None:
-            place = key.data, kind
-            least[place] = min(least.get(place, inf), profile.fetch_seconds / key.batch_size)
-
-    def with_least_fetching(key: FusionKey, kind: str) -> Profile | None:
-        profile = profiles(key, kind)
-        fetch_seconds = least[key.data, kind] * key.batch_size
-        if profile is None or profile.fetch_seconds == fetch_seconds:
-            return profile
-        return replace(profile, fetch_seconds=fetch_seconds)
-
-    return with_least_fetching
+    for (key, kind), cost in found.items():
+        place = key.data, kind
+        least[place] = min(least.get(place, inf), cost.fetch_seconds / key.batch_size)
+    common: dict[FusionKey, dict[str, Cost]] = {}
+    for (key, kind), cost in found.items():
+        common.setdefault(key, {})[kind] = cost.with_fetch_seconds(least[key.data, kind] * key.batch_size)
+    return common
 
 
 def _candidate_costs(
-    array: Array, profiles: Profiles, kinds: Mapping[str, int], follow_up: _FollowUp
+    array: Array, costs: Mapping[str, Cost], kinds: Mapping[str, int], follow_up: _FollowUp
 ) -> CandidateCosts:
     """Return the amounts of a candidate, as means over devices.
 
     If samples are shared only at the same position in the data, the training that follows returns to the same process
     and counts as part of the array; else it is the tail.
+
+    Args:
+        costs: Kind of device -> cost of the key there.
+        kinds: Kind of device -> number of devices.
     """
     epochs, follow_up_epochs = array.epochs, [follow_up.max_epochs]
-    found = {kind: profiles(array.key, kind) for kind in kinds}
-    profiles_found = [profile for profile in found.values() if profile is not None]
-    devices = [kinds[kind] for kind, profile in found.items() if profile is not None]
-    steps = _mean((seconds(profile, epochs) for profile in profiles_found), devices)
-    tail = _mean((seconds(profile, follow_up_epochs) for profile in profiles_found), devices)
-    if profiles_found[0].sharing in LOCKSTEP:  # `sharing` depends on the data, not on the device
-        steps += follow_up.work * _mean((seconds(profile, [1]) for profile in profiles_found), devices)
+    found, devices = list(costs.values()), [kinds[kind] for kind in costs]
+    steps = _mean((cost.seconds(epochs) for cost in found), devices)
+    tail = _mean((cost.seconds(follow_up_epochs) for cost in found), devices)
+    if found[0].sharing in LOCKSTEP:  # `sharing` depends on the data, not on the device
+        steps += follow_up.work * _mean((cost.seconds([1]) for cost in found), devices)
         epochs, tail = (max(*epochs, follow_up.last_epoch),), 0.0
-    fetched = _mean((fetching(profile, epochs) for profile in profiles_found), devices)
+    fetched = _mean((cost.fetching(epochs) for cost in found), devices)
     return CandidateCosts(
         seconds=steps + fetched,
         fetching=fetched,
-        memory=max(len(array.members) * profile.member_memory for profile in profiles_found),
-        base=max(profile.base_memory for profile in profiles_found),
+        memory=max(cost.memory(len(array.members)) - cost.memory(0) for cost in found),
+        base=max(cost.memory(0) for cost in found),
         tail=tail,
     )
 

@@ -1,7 +1,7 @@
 """Fusion of trials into arrays: which waiting members train as one model, and how large arrays are."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
 from itertools import chain, pairwise
@@ -10,31 +10,13 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from shoal.core.array import Array, FusionKey, Member
-from shoal.core.demand import Profile
 from shoal.core.device import Device
-from shoal.cost.estimate import (
-    STEP_OVERHEAD_SECONDS,
-    best_size,
-    fetching,
-    fuse_seconds,
-    is_untried,
-    largest_fitting,
-    seconds,
-    step_seconds,
-)
+from shoal.cost.cost import Cost
+from shoal.cost.costs import Costs
 from shoal.planner.cache import PlanCache
 from shoal.planner.waiting import WaitingClass
 
-__all__ = ["MIN_FUSING_GAIN", "CutArrays", "Profiles", "partition", "worth_mixing"]
-
-Profiles = Callable[[FusionKey, str], Profile | None]
-"""Profile of a key on a kind of device; None if it was never measured."""
-
-MIN_MIXING_GAIN = 0.05
-"""Least expected saving, as a share of the time, for fusing members at different epochs."""
-
-MIN_FUSING_GAIN = 0.05
-"""Least expected saving, as a share of the time one after another, for fusing members."""
+__all__ = ["CutArrays", "partition"]
 
 MIN_SPLIT_GAIN = 0.25
 """Least saving for cutting a group further, relative to the saving if the time were proportional to the size."""
@@ -77,7 +59,7 @@ class CutArrays(NamedTuple):
 
 def partition(
     waiting: Sequence[WaitingClass],
-    profiles: Profiles,
+    costs: Costs,
     devices: Sequence[Device],
     busy: Mapping[str, float],
     elastic: bool = True,
@@ -94,20 +76,20 @@ def partition(
     their trial numbers. Of a large class only the first trials are cut; see `MAX_ARRAYS` and `MAX_MEMBERS`.
 
     Args:
-        profiles: Profile of a key on a kind of device; a key without a profile gets arrays of one member.
+        costs: Costs of the keys; a key that was not measured gets arrays of one member.
         devices: All healthy devices, at least one; busy devices will share the load later.
         busy: Name of a device that holds jobs -> expected seconds until it holds none.
         fuse: Whether arrays may have several members.
     """
     by_group: dict[tuple[FusionKey, int, bool, int | None], list[WaitingClass]] = {}
     idle = sum(device.name not in busy for device in devices)
-    costs = _ArrayCosts(profiles, devices, idle, cache or PlanCache())
+    array_costs = _ArrayCosts(costs, devices, idle, cache or PlanCache())
     for each in waiting:
         key = each.fused_key
-        apart = not fuse or each.alone or key.opaque or not costs.known(key)
+        apart = not fuse or each.alone or key.opaque or not array_costs.known(key)
         most = 1 if apart else None if each.limit is None else each.limit.max_members
         by_group.setdefault((key, each.start, each.shares and not apart, most), []).append(each)
-    groups = [_FusableGroup.of(key, classes, costs, most) for (key, *_, most), classes in by_group.items()]
+    groups = [_FusableGroup.of(key, classes, array_costs, most) for (key, *_, most), classes in by_group.items()]
     if elastic:
         joinable = [shares for _, _, shares, _ in by_group]
         groups = _join_groups(groups, joinable)
@@ -121,30 +103,6 @@ def partition(
     return CutArrays(arrays, [each for group in groups for each in group.behind])
 
 
-def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
-    """Whether to fuse members with these epochs, with the times to build the array and to build each alone.
-
-    Members that were never timed together are worth trying.
-    """
-    if is_untried(profile):
-        return True
-    alone = sum(fuse_seconds(profile, 1) + seconds(profile, [each], STEP_OVERHEAD_SECONDS) for each in epochs)
-    together = fuse_seconds(profile, len(epochs)) + seconds(profile, epochs, STEP_OVERHEAD_SECONDS)
-    return together <= (1 - MIN_FUSING_GAIN) * alone
-
-
-def worth_mixing(profile: Profile, one: int, other: int) -> bool:
-    """Return whether to fuse two arrays at different epochs, of `one` and of `other` members.
-
-    Such members share no batches, so work that is common to the members of one batch is done for each member.
-    """
-    if profile.mixing is None:
-        return False
-    apart = step_seconds(profile, one) + step_seconds(profile, other) + 2 * STEP_OVERHEAD_SECONDS
-    together = profile.mixing * step_seconds(profile, one + other) + STEP_OVERHEAD_SECONDS
-    return together <= (1 - MIN_MIXING_GAIN) * apart
-
-
 _Epochs = tuple[int, ...]
 
 
@@ -156,54 +114,52 @@ class _ArrayTimes(NamedTuple):
 class _ArrayCosts:
     """Costs of arrays, cached for equal arrays, of which there may be thousands."""
 
-    def __init__(self, profiles: Profiles, devices: Sequence[Device], idle: int, cache: PlanCache) -> None:
+    def __init__(self, costs: Costs, devices: Sequence[Device], idle: int, cache: PlanCache) -> None:
         self.max_arrays = MAX_ARRAYS + ARRAYS_PER_DEVICE * idle
         self.max_members = MAX_MEMBERS + MEMBERS_PER_DEVICE * idle
-        self._profiles = profiles
+        self._costs = costs
         self._device_counts = Counter((device.kind, device.memory) for device in devices)
         self._kind_counts = Counter(device.kind for device in devices)
-        self._profiles_of_key: dict[FusionKey, list[tuple[int, Profile, int]]] = cache.table("profiles of keys")
+        self._costs_of_key: dict[FusionKey, list[tuple[int, Cost, int]]] = cache.table("costs of keys")
         self._worth: dict[object, bool] = cache.table("arrays worth fusing")
         self._times: dict[tuple[FusionKey, _Epochs], _ArrayTimes] = cache.table("times of arrays")
 
-    def known(self, key: FusionKey) -> list[tuple[int, Profile, int]]:
-        """Memory in bytes, profile and count of equal devices, for each kind on which the key has a profile."""
-        if key not in self._profiles_of_key:
-            found = [
-                (memory, self._profiles(key, kind), count) for (kind, memory), count in self._device_counts.items()
+    def known(self, key: FusionKey) -> list[tuple[int, Cost, int]]:
+        """Memory in bytes, cost and count of equal devices, for each kind on which the key was measured."""
+        if key not in self._costs_of_key:
+            self._costs_of_key[key] = [
+                (memory, cost, count)
+                for (kind, memory), count in self._device_counts.items()
+                if (cost := self._costs.of(key, kind)) is not None
             ]
-            self._profiles_of_key[key] = [
-                (memory, profile, count) for memory, profile, count in found if profile is not None
-            ]
-        return self._profiles_of_key[key]
+        return self._costs_of_key[key]
 
     def largest(self, key: FusionKey, epochs: _Epochs, max_members: int | None) -> int:
         """Largest number of members that is possible and efficient on every device that can run one member."""
         if max_members == 1:
             return 1
         limits = [] if max_members is None else [max_members]
-        for place, (memory, profile, _) in enumerate(self.known(key)):
-            if room := largest_fitting(profile, memory, len(epochs)):
-                size = best_size(profile, room)
-                limits.append(size if self._worth_fusing((key, place), profile, epochs[-size:]) else 1)
+        for place, (memory, cost, _) in enumerate(self.known(key)):
+            if room := cost.largest_fitting(memory, len(epochs)):
+                size = cost.best_size(room)
+                limits.append(size if self._worth_fusing((key, place), cost, epochs[-size:]) else 1)
         return min(limits, default=1)
 
-    def _worth_fusing(self, known: object, profile: Profile, epochs: _Epochs) -> bool:
+    def _worth_fusing(self, known: object, cost: Cost, epochs: _Epochs) -> bool:
         alike = (len(epochs), epochs[0]) if epochs[0] == epochs[-1] else epochs  # they are sorted
         cache_key = (known, alike)
         if cache_key not in self._worth:
-            self._worth[cache_key] = worth_fusing(profile, epochs)
+            self._worth[cache_key] = cost.fusing_pays(epochs)
         return self._worth[cache_key]
 
     def times(self, key: FusionKey, epochs: _Epochs) -> _ArrayTimes:
         cache_key = (key, epochs)
         if cache_key not in self._times:
             counts = self._kind_counts
-            profiles = {kind: self._profiles(key, kind) for kind in counts}
             known = {
-                kind: seconds(profile, epochs) + fetching(profile, epochs)
-                for kind, profile in profiles.items()
-                if profile is not None
+                kind: cost.seconds(epochs) + cost.fetching(epochs)
+                for kind in counts
+                if (cost := self._costs.of(key, kind)) is not None
             }
             mean = _harmonic_mean([(value, counts[kind]) for kind, value in known.items()])
             self._times[cache_key] = _ArrayTimes(mean, tuple(known.get(kind, inf if known else 0.0) for kind in counts))
@@ -305,7 +261,7 @@ def _join_groups(groups: Sequence[_FusableGroup], joinable: Sequence[bool]) -> l
 def _is_worth_joining(one: _FusableGroup, other: _FusableGroup, joined: _FusableGroup) -> bool:
     first, second = (min(len(group.members), group.largest) for group in (one, other))
     fits = first + second <= joined.largest
-    return fits and all(worth_mixing(profile, first, second) for _, profile, _ in joined.costs.known(joined.key))
+    return fits and all(cost.mixing_pays(first, second) for _, cost, _ in joined.costs.known(joined.key))
 
 
 @dataclass(frozen=True)

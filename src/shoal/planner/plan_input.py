@@ -9,9 +9,9 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job
 from shoal.core.trial import TrialGroup
+from shoal.cost.costs import Costs
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
-from shoal.planner.partition import Profiles
 from shoal.planner.waiting import ResourceLimit, WaitingClass
 from shoal.schedule.base import Policy
 
@@ -22,11 +22,11 @@ __all__ = ["Placement", "PlanInput"]
 class PlanInput:
     """All that a plan follows from.
 
-    Mappings and sets may be those of the running study, which changes them after the plan.
+    Mappings, sets and costs may be those of the running study, which changes them after the plan.
 
     Args:
         policy: Places the jobs.
-        profiles: What trials of a key cost on a kind of device.
+        costs: What trials of a key cost on a kind of device. A plan uses what was cached for its `version` only.
         cluster: All devices; only healthy ones get jobs.
         now: Time in seconds, for the policy.
         waiting: Classes of waiting trials, first in the queue first, without those of suspended jobs.
@@ -44,11 +44,10 @@ class PlanInput:
         unmeasurable: Pairs of key and kind of device whose profile job failed; it is not repeated.
         groups: Number of a trial -> its group.
         arrived: Number of a waiting trial -> time at which it began to wait, in seconds.
-        costs_version: A value that changes whenever a profile does; what was cached for another one is not used.
     """
 
     policy: Policy
-    profiles: Profiles
+    costs: Costs
     cluster: Cluster
     now: float = 0.0
     waiting: Sequence[WaitingClass] = ()
@@ -66,7 +65,6 @@ class PlanInput:
     unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset()
     groups: Mapping[int, TrialGroup] = field(default_factory=dict)
     arrived: Mapping[int, float] = field(default_factory=dict)
-    costs_version: int = 0
 
 
 @dataclass(frozen=True)

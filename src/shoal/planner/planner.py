@@ -65,7 +65,7 @@ class _Planning:
         self.history = given.history.copy()
         self.suspended = [job for job, _ in given.history.suspended.values()]
         self.cache = cache
-        cache.refresh((given.profiles, given.costs_version, given.history.switch_seconds, _devices(given.cluster)))
+        cache.refresh((given.costs, given.costs.version, given.history.switch_seconds, _devices(given.cluster)))
         self.views = JobViews(given, self.history, cache)
         self.context = PlanningContext(given, cache)
         self.draft = _Draft()
@@ -118,7 +118,7 @@ class _Planning:
         if not given.fuse:
             return given.waiting
         relative_time = partial(given.grouping.relative_time, kinds=kinds)
-        return by_family(given.waiting, given.profiles, kinds, given.unmeasurable, relative_time)
+        return by_family(given.waiting, given.costs, kinds, given.unmeasurable, relative_time)
 
     def _running_views(self, held: Sequence[tuple[Job, Device]]) -> list[JobView]:
         """Return the views of all jobs that hold devices; helpers that do not make steps faster are to leave.
@@ -158,8 +158,8 @@ class _Planning:
         if not ready:
             return [], []
         given, devices, busy = self.given, self.context.devices, _seconds_until_free(running)
-        cut = partition(ready, given.profiles, devices, busy, given.elastic, given.fuse, self.cache)
-        groups = given.grouping.groups(cut.arrays, given.profiles, devices, busy, self.unshared, given.groups)
+        cut = partition(ready, given.costs, devices, busy, given.elastic, given.fuse, self.cache)
+        groups = given.grouping.groups(cut.arrays, given.costs, devices, busy, self.unshared, given.groups)
         return groups, cut.behind
 
     def _run_policy(
@@ -230,7 +230,7 @@ class _Planning:
         known = tuple(
             replace(
                 array,
-                profile=self.given.profiles(array.key, device.kind),
+                profile=self.given.costs.profile(array.key, device.kind),
                 later=work.besides(array),
             )
             for array in arrays
@@ -273,7 +273,7 @@ class _Planning:
             if device.name in free and free[device.name].device.healthy and job.id not in self.history.leaving
         ]
         arrays = [array for array, _ in self.draft.refused]
-        return admit(arrays, hosts, free, given.profiles, given.grouping, self.unshared, given.fuse, behind)
+        return admit(arrays, hosts, free, given.costs, given.grouping, self.unshared, given.fuse, behind)
 
     def _measuring_reasons(
         self, unmeasured: Sequence[WaitingClass], held: Sequence[tuple[Job, Device]]

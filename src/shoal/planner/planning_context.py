@@ -6,11 +6,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from shoal.core.array import Array, FusionKey
-from shoal.core.demand import Demand, Profile
+from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.core.resources import no_device
-from shoal.cost.estimate import MIN_WORK_TO_MEASURE, packed_demand, share_to_measure
+from shoal.cost.cost import packed_demand
 from shoal.planner.cache import PlanCache
 from shoal.planner.plan_input import PlanInput
 from shoal.planner.waiting import WaitingClass, round_robin
@@ -19,11 +19,6 @@ __all__ = ["PROFILE_MEMBERS", "PlanningContext", "reservations"]
 
 PROFILE_MEMBERS = 16
 """Largest number of members that a profile job measures in one array, where members are fused."""
-
-REPROFILE_FACTOR = 3
-"""A key is profiled again if its number of waiting members, or of pending epochs, is this many times the number at its
-last profile. Pending epochs include trained epochs; they count only if the last profile had fewer members than wait."""
-
 
 SHARES_WORTH_SECONDS = 600.0
 """Expected work of a key from which its speed on parts of a device is measured. Each measurement starts a process and
@@ -41,7 +36,7 @@ class PlanningContext:
         self.cluster = given.cluster
         self.devices = [device for _, device in given.cluster if device.healthy]
         self._limits_shares = given.limits_shares
-        self._profiles = given.profiles
+        self._costs = given.costs
         self._unmeasurable = given.unmeasurable
         self._limits = given.limits
         self._max_members = PROFILE_MEMBERS if given.fuse else 1
@@ -104,10 +99,10 @@ class PlanningContext:
                 continue
             for sample in samples:
                 pair = (sample.key, device.kind)
-                profile = None if pair in begun or pair in self._unmeasurable else self._profiles(*pair)
-                if profile is None or sample.key.opaque or _work(profile, sample) < SHARES_WORTH_SECONDS:
+                cost = None if pair in begun or pair in self._unmeasurable else self._costs.of(*pair)
+                if cost is None or sample.key.opaque or cost.work(sample.pending) < SHARES_WORTH_SECONDS:
                     continue
-                if (share := share_to_measure(profile)) is not None:
+                if (share := cost.share_to_measure()) is not None:
                     found.append(((sample,), device, share))
                     begun.add(pair)
                     break
@@ -119,7 +114,7 @@ class PlanningContext:
             return False
         key = waiting.fused_key
         if key not in self._ready:
-            known = any(self._profiles(key, kind) is not None for kind in self._device_of_kind)
+            known = any(self._costs.of(key, kind) is not None for kind in self._device_of_kind)
             self._ready[key] = known or not any(self._can_be_profiled(key, kind) for kind in self._device_of_kind)
         return self._ready[key] or waiting.alone
 
@@ -139,7 +134,7 @@ class PlanningContext:
         cache_key = None if self._limited(arrays) else tuple((x.key, x.epochs) for x in arrays)
         if cache_key in self._demands:
             return self._demands[cache_key]
-        known = [kind for kind in self._device_of_kind if all(self._profiles(x.key, kind) for x in arrays)]
+        known = [kind for kind in self._device_of_kind if all(self._costs.of(x.key, kind) for x in arrays)]
         demands = {kind: self._demand(arrays, self._device_of_kind[kind]) for kind in known or self._device_of_kind}
         if cache_key is not None:
             self._demands[cache_key] = demands
@@ -163,24 +158,15 @@ class PlanningContext:
         return self._demand(job.arrays, device)
 
     def _can_be_profiled(self, key: FusionKey, kind: str) -> bool:
-        return self._profiles(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
+        return self._costs.of(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
 
     def _needs_profile(self, sample: Array, kind: str) -> bool:
-        """Return whether the key has no profile, or one for far fewer members or epochs than the sample has.
-
-        On a GPU little work is not measured again.
-        """
-        profile = self._profiles(sample.key, kind)
-        if profile is None:
+        """Return whether the key was not measured, or with far fewer members or epochs than the sample has."""
+        cost = self._costs.of(sample.key, kind)
+        if cost is None:
             return self._can_be_profiled(sample.key, kind)
-        if profile.first_size is None and _work(profile, sample) < MIN_WORK_TO_MEASURE:
-            return False
-        more_members = profile.sample * REPROFILE_FACTOR <= len(sample.members)
-        has_larger_sample = len(sample.members) > max(profile.step_seconds)
-        more_epochs = (
-            has_larger_sample and profile.pending is not None and profile.pending * REPROFILE_FACTOR <= sample.pending
-        )
-        return (more_members or more_epochs) and (sample.key, kind) not in self._unmeasurable
+        is_outgrown = cost.is_outgrown(len(sample.members), sample.pending)
+        return is_outgrown and (sample.key, kind) not in self._unmeasurable
 
     def _limited(self, arrays: Sequence[Array]) -> bool:
         return bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
@@ -195,8 +181,8 @@ class PlanningContext:
         return self._device_demands[cache_key]
 
     def _computed_demand(self, arrays: Sequence[Array], device: Device) -> Demand:
-        measured = [(self._profiles(x.key, device.kind), x.epochs) for x in arrays]
-        known = [(profile, epochs) for profile, epochs in measured if profile is not None and epochs]
+        measured = [(self._costs.of(x.key, device.kind), x.epochs) for x in arrays]
+        known = [(cost, epochs) for cost, epochs in measured if cost is not None and epochs]
         unknown = not arrays or len(known) < len(arrays)
         demand = _whole_device(device) if unknown else packed_demand(known, cores=device.cores)
         min_memory = self._min_memory(arrays, device)
@@ -210,12 +196,6 @@ class PlanningContext:
             return 0
         memories = [other.memory for other in self.devices if other.kind == device.kind]
         return min([memory for memory in memories if memory >= max(limits_bytes)], default=max(limits_bytes))
-
-
-def _work(profile: Profile, sample: Array) -> float:
-    """Return the seconds of the pending epochs of a key on one device, at its fastest size."""
-    step = min(seconds / members for members, seconds in profile.step_seconds.items())
-    return step * profile.epoch_steps * sample.pending
 
 
 def _whole_device(device: Device) -> Demand:

@@ -1,12 +1,12 @@
 """Shares of devices: the limits that a share sets to the process of a job, and the measurement of its cost.
 
 A job holds one `Share` (`core.resources`) of each of its devices: compute, memory and cores. The terms of the papers
-and of MPS are views of the compute. They follow from two measurements in the `Profile` of an array: `share_speeds`, the
-speed of a process on a part of an empty device, and `crowding`, the time of an epoch beside other jobs over that alone.
+and of MPS are views of the compute. They follow from two measurements of an array: `share_speeds`, the speed of
+a process on a part of an empty device, and `crowding`, the time of an epoch beside other jobs over that alone.
 
     term               view of a share                              follows from
     HyperSack, c_p     reserved, unless the policy names a share:   `share_speeds`: least share with 95 % of the
-                       `cost.estimate.compute`                      speed; else the part of the device in use
+                       `cost.cost.Cost.compute`                     speed; else the part of the device in use
     HyperSack, r       capacity of a device over its compute:       not measured: set by the user
                        `Device.oversubscription`
     Fluid, c and 1/c   most jobs on a device, and least share:      `crowding`: last number of jobs that paid;
@@ -28,8 +28,8 @@ from shoal.core.device import Device
 from shoal.core.event import Reported
 from shoal.core.job import Job
 from shoal.core.resources import ROUNDING
-from shoal.cost.estimate import compute
-from shoal.cost.store import EpochTimes
+from shoal.cost.cost import Cost
+from shoal.cost.costs import EpochTimes
 from shoal.planner.job_tracker import PreemptionRequest
 from shoal.schedule.base import JobView
 
@@ -99,9 +99,7 @@ def _jobs_on(held: _Placed, placed: _Placed) -> Counter[str]:
 def _suffices(limit: float, job: Job) -> bool:
     """Return whether a part of the device was measured to be enough for a job."""
     profile = job.arrays[0].profile if len(job.arrays) == 1 else None
-    if profile is None or not profile.share_speeds:
-        return False
-    return compute(profile, len(job.arrays[0].members)) <= limit
+    return profile is not None and Cost(profile).suffices(limit, len(job.arrays[0].members))
 
 
 def memory_limit(job: Job, device: Device, jobs: int) -> int:
@@ -142,7 +140,7 @@ class _MeasuredDevice:
 
 @final
 class CrowdingMeter:
-    """Measures epochs of jobs beside others on their devices, and alone, for the profile store (Fluid: α and c).
+    """Measures epochs of jobs beside others on their devices, and alone, for `Costs` (Fluid: α and c).
 
     An epoch counts if the job has reported an earlier one since the last change of the jobs on the device, of the
     trials in one of them, or of a share. So epochs with a start or a compilation do not count, and jobs of one or two
@@ -214,6 +212,6 @@ def _is_comparable(job: Job, device: Device, jobs: int) -> bool:
     if array.profile is None or job.demand is None:
         return True
     share = job.demand.compute
-    if abs(share - compute(array.profile, len(array.members))) <= ROUNDING:
+    if abs(share - Cost(array.profile).compute(len(array.members))) <= ROUNDING:
         return True
     return jobs > 1 and abs(share * jobs - device.compute) <= SLACK * device.compute

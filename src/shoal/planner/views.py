@@ -9,8 +9,7 @@ from shoal.core.array import Array
 from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
-from shoal.cost.estimate import fetching, seconds
-from shoal.cost.scaling import Scaling, multi_device_scaling, shared_device_scaling
+from shoal.cost.scaling import Scaling
 from shoal.planner.cache import PlanCache
 from shoal.planner.job_history import JobHistory, MemberSummary
 from shoal.planner.job_tracker import JobTracker
@@ -29,7 +28,7 @@ class JobViews:
 
     def __init__(self, given: PlanInput, history: JobTracker, cache: PlanCache) -> None:
         self._history = history
-        self._profiles = given.profiles
+        self._costs = given.costs
         self._groups = given.groups
         self._arrived = given.arrived
         self._now = given.now
@@ -116,9 +115,9 @@ class JobViews:
         epoch = demand[kind].seconds / max(1, *(epochs for array in arrays for epochs in array.epochs))
         ends = [0.0]
         for array, follow_ups in with_follow_up:
-            if (profile := self._profiles(array.key, kind)) is not None:
+            if (cost := self._costs.of(array.key, kind)) is not None:
                 ends += (
-                    epoch * epochs_left + seconds(profile, [more]) + fetching(profile, [more])
+                    epoch * epochs_left + cost.seconds([more]) + cost.fetching([more])
                     for epochs_left, more in follow_ups
                 )
         return max(ends)
@@ -143,14 +142,12 @@ class JobViews:
         found: list[Scaling] = []
         for kind, each in demand.items():
             expected = _max_sharing(each)
-            known = self._profiles(arrays[0].key, kind) if len(arrays) == 1 else None
-            measured = None if known is None else shared_device_scaling(known, expected)
-            trial = expected == 1 and lasts and known is not None
-            scaling = measured or Scaling(1.0, sharing=expected, trial=trial)
-            if known is not None and self._may_have_team(arrays[0], kind):
-                scaling = multi_device_scaling(known, scaling)
-                scaling = replace(scaling, grows=scaling.grows and (lasts or on_several))
-            found.append(scaling)
+            cost = self._costs.of(arrays[0].key, kind) if len(arrays) == 1 else None
+            if cost is None:
+                found.append(Scaling(1.0, sharing=expected))
+            else:
+                scaling = cost.scaling(expected, lasts=lasts, team=self._may_have_team(arrays[0], kind))
+                found.append(replace(scaling, grows=scaling.grows and (lasts or on_several)))
         worst = min(found, key=lambda scaling: (scaling.sharing, -scaling.alpha), default=Scaling(1.0))
         return replace(worst, resize_seconds=self._history.switch_seconds)
 

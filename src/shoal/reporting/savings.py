@@ -6,10 +6,9 @@ from itertools import combinations
 from statistics import fmean
 
 from shoal.core.activity import Activity
-from shoal.core.demand import Profile
 from shoal.core.job import Purpose
 from shoal.core.rows import JobRow
-from shoal.cost.estimate import fused_gain, step_seconds
+from shoal.cost.cost import Cost
 from shoal.cost.history import History
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
@@ -50,8 +49,8 @@ def savings(journal: JournalView, history: History) -> Savings | None:
         return None
     jobs = {job.id: job for job in journal.jobs()}
     kinds = {device.name: device.kind for device in journal.devices(all_runs=True)}
-    profiles = _profiles_by_steps(history)
-    if not any((structure, kinds[job.device]) in profiles for job in jobs.values() for structure in job.members):
+    costs = _costs_by_steps(history)
+    if not any((structure, kinds[job.device]) in costs for job in jobs.values() for structure in job.members):
         return None  # before the epochs are read, of which there may be a million
     structures = {
         (job.id, trial): structure
@@ -66,15 +65,15 @@ def savings(journal: JournalView, history: History) -> Savings | None:
         if job is None:
             continue
         kind = kinds[job.device]
-        profile = profiles.get((structures.get((name, trial), ""), kind))
-        if profile is None:
+        cost = costs.get((structures.get((name, trial), ""), kind))
+        if cost is None:
             continue
         epochs += members
         together += took
         unpacked = took * (1 + _pack_gain(job, history.relative_times(kind)))
         packed += unpacked - took
         validation, checks = _shares(job)
-        alone += unpacked * (validation + (1 - validation - checks) * _speedup(profile, members))
+        alone += unpacked * (validation + (1 - validation - checks) * _speedup(cost, members))
         shared = shared or sum(map(len, job.members.values())) > 1
     if not shared:
         return None
@@ -86,19 +85,19 @@ def savings(journal: JournalView, history: History) -> Savings | None:
     return Savings(epochs, together, alone, packed, measuring)
 
 
-def _profiles_by_steps(history: History) -> dict[tuple[str, str], Profile]:
-    """A profile by `FusionKey.steps` and kind of device; the time of a step depends on no other part of a key."""
-    return {(f"{structure} x {size}", kind): found for (structure, _, size, kind), found in history.all().items()}
+def _costs_by_steps(history: History) -> dict[tuple[str, str], Cost]:
+    """A cost by `FusionKey.steps` and kind of device; the time of a step depends on no other part of a key."""
+    return {(f"{structure} x {size}", kind): Cost(found) for (structure, _, size, kind), found in history.all().items()}
 
 
-def _speedup(profile: Profile, members: int) -> float:
+def _speedup(cost: Cost, members: int) -> float:
     """Speed-up of steps of an array over those of its members one after another, from 1 to their number.
 
     A smaller one is that of plain steps, which an array takes where they are faster; a larger one was disturbed.
     """
-    gain = fused_gain(profile, members)
+    gain = cost.fused_gain(members)
     if gain is None:
-        gain = members * step_seconds(profile, 1) / step_seconds(profile, members)
+        gain = members * cost.step_seconds(1) / cost.step_seconds(members)
     return min(max(gain, 1.0), float(members))
 
 

@@ -15,7 +15,7 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import AlgorithmError, ScenarioError
 from shoal.core.trial import derive_seed
-from shoal.cost.estimate import step_seconds
+from shoal.cost.cost import Cost
 from shoal.cost.history import History, environment
 from shoal.cost.scaling import Scaling
 from shoal.simulate.curves import Curves, PowerLawCurves, RecordedCurves, read_task
@@ -207,7 +207,7 @@ class ModelTable(Table):
         if (names := len({key[:2] for key, _ in matching})) != 1:
             listed = [
                 f"\n  {key[0][:_DIGEST_LENGTH]}/{key[1][:_DIGEST_LENGTH]}: batch size {key[2]} on {key[3]}, "
-                f"{1000 * step_seconds(found, 1):.3g} ms a step, {found.epoch_steps} steps an epoch"
+                f"{1000 * Cost(found).step_seconds(1):.3g} ms a step, {found.epoch_steps} steps an epoch"
                 for key, found in matching or known
             ]
             fault = f"{names} profiles begin with {asked!r}" if matching else f"there is no profile {asked!r}"

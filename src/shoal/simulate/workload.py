@@ -15,7 +15,7 @@ from shoal.core.demand import Profile
 from shoal.core.job import Job
 from shoal.core.space import Space, choice
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
-from shoal.cost.estimate import time_on
+from shoal.cost.cost import Cost
 from shoal.simulate.curves import Curves, PowerLawCurves
 
 __all__ = ["ListedJobs", "SimulatedModel", "SimulatedStudy", "SimulatedWorkload", "TrialSource"]
@@ -220,7 +220,7 @@ class SimulatedWorkload(Algorithm, Workload):
         profiles = self.keys[key].profiles
         profile = profiles.get(kind) or replace(next(iter(profiles.values())), member_memory=_EXCESSIVE_MEMORY)
         most = max(profile.spreading, default=1)
-        return replace(profile, spreading={**profile.spreading, most + 1: time_on(profile, most)})
+        return replace(profile, spreading={**profile.spreading, most + 1: Cost(profile).time_on(most)})
 
     def report(self, trial: Trial, epoch: int) -> Report:
         """Return a report with the last loss of the epoch."""

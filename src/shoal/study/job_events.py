@@ -25,7 +25,7 @@ from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.objective import Objective, check_reported, metric_fault, metric_names, missing_metric
 from shoal.core.rows import Quantum
 from shoal.core.trial import Decision, Report, TrialState
-from shoal.cost.store import OutOfMemoryObserved
+from shoal.cost.costs import OutOfMemoryObserved
 from shoal.remedy import command, resume_remedy
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
@@ -60,7 +60,7 @@ def handle_reports(state: StudyState, event: Reported, now: float) -> None:
     job, device = state.running[event.job]
     state.signatures.count_epoch(report.trial for report in event.reports)
     if (times := state.crowding.epoch(event)) is not None:
-        state.profiles.observe(times, job, device)
+        state.costs.observe(times, job, device)
 
 
 def _with_losses(state: StudyState, event: Reported) -> Reported:
@@ -168,7 +168,7 @@ def record_measurement(
 ) -> None:
     """Handle a measurement of a job."""
     job, device = state.running[found.job]
-    state.profiles.observe(found, job, device)
+    state.costs.observe(found, job, device)
     if isinstance(found, Profiled) and job.purpose is Purpose.PROFILE:
         unprofiled = tuple(array for array in job.arrays if array.key != found.key)
         state.running.change(replace(job, arrays=unprofiled))
@@ -206,7 +206,7 @@ def end_job(state: StudyState, ended: Ended, now: float) -> None:
             for member in job.members[:1]:  # the same code would raise in training
                 state.retries.first_failures.note(member.trial.number, ended.message)
         _retry_or_fail(state, ended, job, FailureContext(arrays, device, shared_array=len(job.members) > 1), left)
-    state.profiles.end(job.id)
+    state.costs.end(job.id)
 
 
 def fail_array(state: StudyState, failed: ArrayFailed) -> None:
@@ -244,7 +244,7 @@ def _retry_or_fail(
     """Retry failed trials or fail them for good; after an out-of-memory error correct their memory estimate."""
     device = state.fleet.cluster.device(context.device.name)
     if failed.outcome is Outcome.OUT_OF_MEMORY:
-        state.profiles.observe(OutOfMemoryObserved(tuple(context.arrays)), job, device)
+        state.costs.observe(OutOfMemoryObserved(tuple(context.arrays)), job, device)
     shared = state.running.on(device.name) > 0
     context = replace(
         context, device=device, shared_device=shared, largest_memory=_largest_memory(state, context.arrays)
@@ -261,7 +261,7 @@ def _largest_memory(state: StudyState, arrays: Collection[Array]) -> int:
     train alone.
     """
     healthy = [device for _, device in state.fleet.cluster if device.healthy]
-    known = {x.kind for x in healthy if all(state.profiles.estimate(array.key, x.kind) for array in arrays)}
+    known = {x.kind for x in healthy if all(state.costs.of(array.key, x.kind) for array in arrays)}
     never = {kind for key, kind in state.signatures.unmeasurable if any(key == array.key for array in arrays)}
     if any(member.trial.number in state.trials.train_alone for array in arrays for member in array.members):
         never |= {x.kind for x in healthy}

@@ -175,7 +175,7 @@ def _plan_input(state: StudyState, cluster: Cluster, now: float) -> PlanInput:
 def _plan_version(state: StudyState) -> object:
     """A value that changes with the inputs of a plan, except devices, time and the progress of running trials."""
     trials, signatures = state.trials, state.signatures
-    changes = trials.changes, state.running.changes, state.tracker.changes, state.profiles.changes
+    changes = trials.changes, state.running.changes, state.tracker.changes, state.costs.version
     return *changes, len(trials.train_alone), len(trials.without_key), len(signatures.unmeasurable)
 
 

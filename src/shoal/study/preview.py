@@ -5,16 +5,15 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from shoal.core.array import Array
-from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose
 from shoal.core.resources import bytes_text
-from shoal.cost.estimate import first_fetching, memory, step_seconds
+from shoal.cost.cost import Cost
+from shoal.cost.costs import Costs
 from shoal.planner.grouping import Grouping, candidate
 from shoal.planner.packing.base import Candidate, NoPacking, PackingContext
 from shoal.planner.packing.groups import memory_needed
 from shoal.planner.packing.prediction import predicted
-from shoal.planner.partition import Profiles
 from shoal.planner.plan_input import PlanInput
 from shoal.planner.planner import plan
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
@@ -64,10 +63,10 @@ class PlannedArray:
     decision: str
 
     @property
-    def profile(self) -> Profile:
-        """Profile of the structure."""
+    def cost(self) -> Cost:
+        """Cost of the structure."""
         assert self.array.profile is not None, "a planned array has a profile"
-        return self.array.profile
+        return Cost(self.array.profile)
 
     @property
     def members(self) -> int:
@@ -77,12 +76,12 @@ class PlannedArray:
     @property
     def step_alone(self) -> float:
         """Seconds of a step of one trial alone."""
-        return step_seconds(self.profile, 1)
+        return self.cost.step_seconds(1)
 
     @property
     def step_fused(self) -> float:
         """Seconds of a fused step, per trial."""
-        return step_seconds(self.profile, self.members) / self.members
+        return self.cost.step_seconds(self.members) / self.members
 
     @property
     def gain(self) -> float:
@@ -92,17 +91,17 @@ class PlannedArray:
     @property
     def memory(self) -> int:
         """Peak bytes of a process with all trials of the array."""
-        return memory(self.profile, self.members)
+        return self.cost.memory(self.members)
 
     @property
     def memory_alone(self) -> int:
         """Peak bytes of a process with one of the trials."""
-        return memory(self.profile, 1)
+        return self.cost.memory(1)
 
     @property
     def preprocessing(self) -> float:
         """Part of the time of a trial alone for fetching and preparing samples, if these are not kept."""
-        return self.profile.fetch_seconds / (self.profile.fetch_seconds + self.step_alone)
+        return self.cost.fetch_seconds / (self.cost.fetch_seconds + self.step_alone)
 
 
 @dataclass(frozen=True)
@@ -149,20 +148,20 @@ def preview(state: StudyState) -> Preview:
     node, device = next(iter(state.fleet.cluster))
     failed: dict[str, list[int]] = {}
     for record in state.trials.waiting():
-        if record.key is None or state.profiles.estimate(record.key, device.kind) is None:
+        if record.key is None or state.costs.of(record.key, device.kind) is None:
             reason = "was not measured"
             if record.key is not None:
                 reason = signatures.reasons.get(record.key, reason)
             failed.setdefault(reason, []).append(record.number)
-    waiting = [x for x in state.trials.classes(0.0) if state.profiles.estimate(x.key, device.kind) is not None]
+    waiting = [x for x in state.trials.classes(0.0) if state.costs.of(x.key, device.kind) is not None]
     apart = Grouping(NoPacking(), config.history.relative_times)
 
     def planned(grouping: Grouping, fuse: bool) -> _Jobs:
         cluster = Cluster((Node(node.name, node.cores, (device,)),))
-        jobs, left = _Jobs(device, state.profiles.estimate, grouping, fuse), waiting
+        jobs, left = _Jobs(device, state.costs, grouping, fuse), waiting
         given = PlanInput(
             Fifo(),
-            jobs.profiles,
+            jobs.costs,
             cluster,
             grouping=grouping,
             fuse=fuse,
@@ -204,14 +203,14 @@ class _Jobs:
     """Jobs that the planner starts one after another on one device; `groups` has the arrays of each."""
 
     device: Device
-    profiles: Profiles
+    costs: Costs
     grouping: Grouping
     fuse: bool
     groups: list[tuple[Array, ...]] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
 
     def candidates(self, arrays: Sequence[Array]) -> list[Candidate]:
-        return [candidate(array, self.profiles, [self.device]) for array in arrays]
+        return [candidate(array, self.costs, [self.device]) for array in arrays]
 
     def context(self) -> PackingContext:
         return self.grouping.context(
@@ -223,9 +222,9 @@ class _Jobs:
         context = self.context()
         kept: dict[str, list[float]] = {}
         for array in (array for group in self.groups for array in group):
-            profile = self.profiles(array.key, self.device.kind)
-            if profile is not None and profile.sharing == "kept":
-                kept.setdefault(array.key.data, []).append(first_fetching(profile))
+            cost = self.costs.of(array.key, self.device.kind)
+            if cost is not None and cost.sharing == "kept":
+                kept.setdefault(array.key.data, []).append(cost.first_fetching)
         fetching = sum(max(each) if shared else sum(each) for each in kept.values())
         return fetching + sum(predicted(self.candidates(group), context).together for group in self.groups)
 
@@ -251,9 +250,9 @@ class _Jobs:
             return f"{len(array.members)} trials fused"
         if sum(other.key == array.key for group in self.groups for other in group) == 1:
             return ""
-        profile = self.profiles(array.key, self.device.kind)
-        if self.fuse and profile is not None and memory(profile, 2) > self.device.memory:
-            return f"not fused: two take {bytes_text(memory(profile, 2))}, {self._memory}"
+        cost = self.costs.of(array.key, self.device.kind)
+        if self.fuse and cost is not None and cost.memory(2) > self.device.memory:
+            return f"not fused: two take {bytes_text(cost.memory(2))}, {self._memory}"
         return "not fused: together no faster" if self.fuse else "not fused: fuse=False"
 
     def _why_single(self, array: Array) -> str:

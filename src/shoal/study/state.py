@@ -13,8 +13,8 @@ from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
 from shoal.core.rows import ReportRow
 from shoal.core.trial import Report, Trial
+from shoal.cost.costs import Costs
 from shoal.cost.history import History
-from shoal.cost.store import ProfileStore
 from shoal.planner.cache import PlanCache
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker
@@ -96,7 +96,7 @@ class StudyState:
         self.lifecycle = Lifecycle(config.study)
         self.checks = Checks()
         self.signatures = SignatureRegistry(self.trials, {device.kind for _, device in self.fleet.found})
-        self.profiles = ProfileStore(config.history, config.spec.task)
+        self.costs = Costs(config.history, config.spec.task)
         self.tracker = JobTracker()
         self.cache = PlanCache()
         self.crowding = CrowdingMeter()
@@ -140,7 +140,7 @@ class StudyState:
         config, trials = self.config, self.trials
         return PlanInput(
             config.policy,
-            self.profiles.estimate,
+            self.costs,
             cluster,
             now,
             history=self.tracker,
@@ -151,7 +151,6 @@ class StudyState:
             teams=config.teams,
             trained_epochs=self.signatures.trained,
             limits_shares=config.limits_shares,
-            costs_version=self.profiles.changes,
             alone=trials.train_alone,
             limits=trials.limits,
             unmeasurable=self.signatures.unmeasurable,

@@ -20,7 +20,7 @@ from shoal.core.array import Array, Member
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.event import Outcome
-from shoal.cost.estimate import MIN_WORK_TO_MEASURE
+from shoal.cost.cost import MIN_WORK_TO_MEASURE
 from shoal.cost.race import RaceRules, choose_fastest
 from shoal.data.batches import Batches
 from shoal.fuse.capture_decision import CaptureDecision
@@ -63,7 +63,7 @@ MEASURING_SHARE = {"cpu": 0.005}
 GPU_MEASURING_SHARE = 0.25
 """Time for building trials and measuring sizes, by device type, as a fraction of all pending epochs, one trial after
 another; on a GPU none for less than `MIN_WORK_TO_MEASURE`. On a CPU fused members are seldom twice as fast, on a GPU
-often many times. Sizes that are not measured here are tried in training (`shoal.cost.estimate.is_untried`)."""
+often many times. Sizes that are not measured here are tried in training (`shoal.cost.cost.Cost.is_untried`)."""
 
 FIRST_SIZE = {"cpu": 8}
 """Members of the first array of a structure whose members were only timed alone, by device type; else all that wait."""

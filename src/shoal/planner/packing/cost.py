@@ -12,7 +12,7 @@ from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.groups import memory_needed, ordered_groups
 from shoal.planner.packing.prediction import makespan, predicted
 
-__all__ = ["CandidateOrder", "Cost", "Partition", "local_search"]
+__all__ = ["CandidateOrder", "CostPacking", "Partition", "local_search"]
 
 _JOBS = (1, 2, 3, 4, 6, 8)
 """Numbers of jobs per device to try. More jobs balance devices better, but fewer arrays share a process."""
@@ -40,7 +40,7 @@ with the number of candidates."""
 
 @final
 @dataclass(frozen=True)
-class Cost(Packing):
+class CostPacking(Packing):
     """Groups arrays for the least expected makespan of all arrays and the training that follows; ties are broken by
     device time.
 

@@ -2,13 +2,13 @@
 
 from shoal.core.errors import PackError
 from shoal.planner.packing.base import NoPacking, Packing
-from shoal.planner.packing.cost import Cost
+from shoal.planner.packing.cost import CostPacking
 from shoal.schedule.registry import unknown
 
 __all__ = ["PACKINGS", "make_packing"]
 
 PACKINGS: dict[str, type[Packing]] = {
-    "cost": Cost,
+    "cost": CostPacking,
     "none": NoPacking,
 }
 

@@ -1,4 +1,4 @@
-"""What the profile store makes of observations: what holds on, what is corrected, what is not believed."""
+"""What costs make of observations: what holds on, what is corrected, what is not believed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +13,9 @@ from shoal.core.device import Device
 from shoal.core.event import MemoryMeasured, Profiled, RelativeTimeMeasured
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
-from shoal.cost.estimate import memory
+from shoal.cost.cost import Cost
+from shoal.cost.costs import Costs, EpochTimes, Observation, OutOfMemoryObserved, WeightedMeans
 from shoal.cost.history import History, records
-from shoal.cost.store import EpochTimes, Observation, OutOfMemoryObserved, ProfileStore, WeightedMeans
 
 H200 = Device("cuda:0", "H200", 141 * GB)
 KNOWN = replace(
@@ -51,25 +51,25 @@ PROFILE, TRAIN = job(purpose=Purpose.PROFILE), job()
 
 
 @pytest.fixture
-def store() -> ProfileStore:
-    return ProfileStore(History(""))
+def costs() -> Costs:
+    return Costs(History(""))
 
 
-def knowing(profile: Profile, *keys: FusionKey) -> ProfileStore:
-    """A store in which keys were measured."""
-    store = ProfileStore(History(""))
+def knowing(profile: Profile, *keys: FusionKey) -> Costs:
+    """A costs in which keys were measured."""
+    costs = Costs(History(""))
     for key in keys or (A,):
-        store.observe(Profiled("one", key, profile), PROFILE, H200)
-    return store
+        costs.observe(Profiled("one", key, profile), PROFILE, H200)
+    return costs
 
 
 def after(
-    store: ProfileStore, *seen: Observation, job: Job = TRAIN, device: Device = H200, key: FusionKey = A
+    costs: Costs, *seen: Observation, job: Job = TRAIN, device: Device = H200, key: FusionKey = A
 ) -> Profile | None:
     """What is estimated of a key after observations."""
     for each in seen:
-        store.observe(each, job, device)
-    return store.estimate(key, "H200")
+        costs.observe(each, job, device)
+    return costs.profile(key, "H200")
 
 
 @pytest.mark.parametrize(
@@ -105,34 +105,34 @@ def test_a_profile_job_keeps_measurements_of_training_jobs() -> None:
 
 def test_a_profile_job_on_a_share_adds_its_speed_there() -> None:
     """Only of sizes that were measured on the whole device, and only if its process was limited."""
-    store = knowing(KNOWN)
+    costs = knowing(KNOWN)
     asked, slow = replace(PROFILE, limit=0.5), replace(FUSES, step_seconds={1: 2.0, 4: 9.0, 16: 4.0})
-    assert after(store, Profiled("two", A, slow), job=asked) == KNOWN
+    assert after(costs, Profiled("two", A, slow), job=asked) == KNOWN
     first = replace(KNOWN, share_speeds={1: {0.5: 0.5}, 16: {0.5: 1.0}})
-    assert after(store, Profiled("two", A, slow, limit=0.5), job=asked) == first
+    assert after(costs, Profiled("two", A, slow, limit=0.5), job=asked) == first
     second = replace(KNOWN, share_speeds={1: {0.5: 0.5, 0.25: 0.25}, 16: {0.5: 1.0, 0.25: 1.0}})
     again = Profiled("three", A, replace(slow, step_seconds={1: 4.0, 16: 4.75}), limit=0.25)
-    assert after(store, again, job=replace(PROFILE, limit=0.25)) == second
-    assert after(store, Profiled("four", A, KNOWN), job=PROFILE) == second, "a new profile keeps them"
+    assert after(costs, again, job=replace(PROFILE, limit=0.25)) == second
+    assert after(costs, Profiled("four", A, KNOWN), job=PROFILE) == second, "a new profile keeps them"
 
 
 def test_a_training_job_adds_to_what_was_measured() -> None:
     expected = replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0}, reload_seconds=0.5)
     expected = replace(expected, recorded_gain={4: 3.0, 8: 2.0}, record_seconds=0.2)
-    store = knowing(KNOWN)
-    assert after(store, Profiled("two", A, FOUND)) == expected
+    costs = knowing(KNOWN)
+    assert after(costs, Profiled("two", A, FOUND)) == expected
     again = replace(expected, fused_gain={4: 1.1, 16: 2.0})
-    assert after(store, Profiled("two", A, again)) == replace(expected, fused_gain={4: 1.1, 16: 3.0})
+    assert after(costs, Profiled("two", A, again)) == replace(expected, fused_gain={4: 1.1, 16: 3.0})
 
 
-def test_of_two_runs_of_a_program_the_larger_demands_and_the_least_seconds_count(store: ProfileStore) -> None:
+def test_of_two_runs_of_a_program_the_larger_demands_and_the_least_seconds_count(costs: Costs) -> None:
     key = FusionKey("program", "", 1, opaque=True)
     one, other = (
         Profile({1: seconds}, 1, 0, base_memory=size, member_memory=0, compute=compute, cores=cores, sample=1)
         for seconds, size, compute, cores in ((1.0, 100, 0.2, 0.5), (2.0, 50, 0.4, 0.1))
     )
     both = [Profiled("one", key, one), Profiled("two", key, other)]
-    assert after(store, *both, key=key) == replace(one, compute=0.4)
+    assert after(costs, *both, key=key) == replace(one, compute=0.4)
 
 
 EPOCH = replace(FUSES, step_seconds={1: 0.1, 2: 0.2}, epoch_steps=10, validation_steps=0)
@@ -169,12 +169,12 @@ def test_sizes_that_a_training_job_has_timed_are_new() -> None:
     ],
 )
 def test_epochs_alone_scale_the_steps_of_all_sizes(profile: Profile, seconds: Sequence[float], factor: float) -> None:
-    store = knowing(profile)
-    found = after(store, *(EpochTimes(1, 2, each) for each in seconds))
+    costs = knowing(profile)
+    found = after(costs, *(EpochTimes(1, 2, each) for each in seconds))
     assert found is not None
     assert found.step_seconds == pytest.approx({size: factor * each for size, each in EPOCH.step_seconds.items()}, 0.01)
     assert found == replace(profile, step_seconds=found.step_seconds)
-    assert (store.changes == 1) == (factor == 1), "nothing is planned anew for nothing"
+    assert (costs.version == 1) == (factor == 1), "nothing is planned anew for nothing"
 
 
 @pytest.mark.parametrize(
@@ -192,24 +192,24 @@ def test_crowding_is_observed(profile: Profile, seen: Sequence[EpochTimes], crow
     assert after(knowing(profile), *seen) == replace(profile, crowding=crowding)
 
 
-def test_an_unchanged_measurement_is_not_a_change(store: ProfileStore) -> None:
-    assert after(store, EpochTimes(2, 2, 3.0)) is None, "nothing is known of the key yet"
-    assert store.changes == 0
-    store = knowing(EPOCH)
-    after(store, *([EpochTimes(2, 2, 3.0)] * 3))
-    assert store.changes == 2
+def test_an_unchanged_measurement_is_not_a_change(costs: Costs) -> None:
+    assert after(costs, EpochTimes(2, 2, 3.0)) is None, "nothing is known of the key yet"
+    assert costs.version == 0
+    costs = knowing(EPOCH)
+    after(costs, *([EpochTimes(2, 2, 3.0)] * 3))
+    assert costs.version == 2
 
 
 def test_the_relative_time_of_a_pack_applies_to_its_pairs() -> None:
     history = History("")
-    store = ProfileStore(history)
+    costs = Costs(history)
     a, b, c = A.steps, B.steps, replace(A, structure="c").steps
-    store.observe(RelativeTimeMeasured("one", (B, A, replace(A, structure="c")), 0.9), TRAIN, H200)
+    costs.observe(RelativeTimeMeasured("one", (B, A, replace(A, structure="c")), 0.9), TRAIN, H200)
     assert history.relative_times("H200") == dict.fromkeys(
         (tuple(sorted(pair)) for pair in ((a, b), (a, c), (b, c))), 0.9
     )
-    store.observe(RelativeTimeMeasured("one", (A, B), 0.7), TRAIN, H200)
-    store.observe(RelativeTimeMeasured("one", (B, A, A), 0.5), TRAIN, H200)
+    costs.observe(RelativeTimeMeasured("one", (A, B), 0.7), TRAIN, H200)
+    costs.observe(RelativeTimeMeasured("one", (B, A, A), 0.5), TRAIN, H200)
     assert history.relative_times("H200")[min(a, b), max(a, b)] == pytest.approx(0.8), (
         "what a pair shows itself is better known"
     )
@@ -225,21 +225,21 @@ def test_memory_that_is_far_above_the_profile_raises_it(peak: int, raised: bool)
     assert found is not None
     assert (found != MEMORY) == raised
     if raised:
-        assert peak <= memory(found, 4) <= peak + 5
+        assert peak <= Cost(found).memory(4) <= peak + 5
         assert found.step_seconds == MEMORY.step_seconds
 
 
 def test_arrays_in_one_process_are_raised_together_and_not_above_the_device() -> None:
-    store = knowing(MEMORY)
-    store.observe(Profiled("one", B, replace(MEMORY, base_memory=50, member_memory=30)), PROFILE, H200)
-    one = after(store, MemoryMeasured("one", {A: 2, B: 1}, 300))
-    two = store.estimate(B, "H200")
+    costs = knowing(MEMORY)
+    costs.observe(Profiled("one", B, replace(MEMORY, base_memory=50, member_memory=30)), PROFILE, H200)
+    one = after(costs, MemoryMeasured("one", {A: 2, B: 1}, 300))
+    two = costs.profile(B, "H200")
     assert one is not None
     assert two is not None
     assert (one.base_memory, one.member_memory, two.base_memory, two.member_memory) == (200, 20, 100, 60)
     limited = after(knowing(MEMORY), MemoryMeasured("one", {A: 4}, 10_000), device=replace(H200, memory=280))
     assert limited is not None
-    assert memory(limited, 4) == 280
+    assert Cost(limited).memory(4) == 280
 
 
 def test_a_process_with_an_unmeasured_array_changes_no_profile() -> None:
@@ -265,29 +265,29 @@ def test_running_out_of_memory_raises_the_memory_of_a_member(device: int, peak: 
 
 
 def test_each_out_of_memory_raises_the_memory_further() -> None:
-    store, seen = knowing(replace(MEMORY, member_memory=0)), []
+    costs, seen = knowing(replace(MEMORY, member_memory=0)), []
     for _ in range(4):
-        profile = after(store, OutOfMemoryObserved((array(0, 1, 2, 3),)))
+        profile = after(costs, OutOfMemoryObserved((array(0, 1, 2, 3),)))
         assert profile is not None
         seen.append(profile.member_memory)
     assert seen == [1, 2, 3, 5]
 
 
 def test_the_peak_of_a_pack_or_of_a_job_that_is_over_is_not_an_arrays_own() -> None:
-    store = knowing(MEMORY)
-    store.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
-    store.end("one")
-    found = after(store, OutOfMemoryObserved((array(0, 1, 2, 3),)))
+    costs = knowing(MEMORY)
+    costs.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
+    costs.end("one")
+    found = after(costs, OutOfMemoryObserved((array(0, 1, 2, 3),)))
     assert found == replace(MEMORY, member_memory=15)
-    store = knowing(MEMORY, A, B)
-    store.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
-    assert after(store, OutOfMemoryObserved((array(0), array(1, key=B)))) == replace(MEMORY, member_memory=15)
+    costs = knowing(MEMORY, A, B)
+    costs.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
+    assert after(costs, OutOfMemoryObserved((array(0), array(1, key=B)))) == replace(MEMORY, member_memory=15)
 
 
 def test_tasks_of_structures_are_kept_across_studies(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite"
-    ProfileStore(History(path), "Digits").observe(Profiled("one", A, FUSES), job(array(3)), H200)
+    Costs(History(path), "Digits").observe(Profiled("one", A, FUSES), job(array(3)), H200)
     assert [record.tasks for record in records(path)] == [{"Digits": {"lr": 0.3, "width": 64}}]
-    ProfileStore(History(path), "Digits").observe(Profiled("one", A, FUSES), job(array(3, 4)), H200)
-    ProfileStore(History(path), "Letters").observe(Profiled("one", A, FUSES), job(array(3, 4)), H200)
+    Costs(History(path), "Digits").observe(Profiled("one", A, FUSES), job(array(3, 4)), H200)
+    Costs(History(path), "Letters").observe(Profiled("one", A, FUSES), job(array(3, 4)), H200)
     assert [record.tasks for record in records(path)] == [{"Digits": {"width": 64}, "Letters": {"width": 64}}]

@@ -1,30 +1,33 @@
-"""The profile store: observes the costs of jobs, and estimates the cost of keys.
+"""What trials cost on devices: one way to observe, and one way to ask.
 
-Profile jobs, training jobs, shared jobs and failed jobs are observed in one way. The estimate is a `Profile` of each
-key and kind of device:
+Profile jobs, training jobs, shared jobs and failed jobs are observed in one way:
 
     profile job         ─┐
     epoch of a training ─┤                                        ┌─ job history (on disk)
     memory, out of it   ─┼─▶ observe ─▶ weighted means ─▶ profile ─┤
-    time of a pack      ─┘                                        └─ estimate ─▶ planner
+    time of a pack      ─┘                                        └─ of ─▶ cost ─▶ planner
+
+A new measurement is a field of `Profile`, which says beside its declaration how it merges with earlier values, and a
+method of `Cost` if a plan depends on it.
 """
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from math import ceil, inf
+from typing import Any
 
 from shoal.core.array import Array, FusionKey
-from shoal.core.demand import Profile
+from shoal.core.demand import MergeRule, Profile
 from shoal.core.device import Device
 from shoal.core.event import MemoryMeasured, Profiled, RelativeTimeMeasured, TeamMeasured
 from shoal.core.job import Job, Purpose
 from shoal.core.space import flatten
-from shoal.cost.estimate import fetching, is_untried, seconds
+from shoal.cost.cost import Cost
 from shoal.cost.history import History
 
-__all__ = ["EpochTimes", "Observation", "OutOfMemoryObserved", "ProfileStore", "WeightedMeans"]
+__all__ = ["Costs", "EpochTimes", "Observation", "OutOfMemoryObserved", "WeightedMeans"]
 
 MIN_WEIGHT = 0.3
 """Least weight of the newest observation. The first observations have equal weights, which are larger."""
@@ -82,19 +85,24 @@ class WeightedMeans:
         return mean if abs(mean - known) > MIN_RELATIVE_CHANGE * abs(known) else known
 
 
-class ProfileStore:
-    """Observes the costs of jobs, and estimates the cost of further jobs."""
+class Costs:
+    """Observes what jobs cost, and answers what trials of a key cost on a kind of device."""
 
     def __init__(self, history: History, task: str = "") -> None:
-        self.changes = 0
+        self.version = 0
         """Number of changes that can affect a plan."""
         self._history = history
         self._task = task
         self._means = WeightedMeans()
         self._peaks: dict[str, int] = {}  # measured peak bytes by running job
 
-    def estimate(self, key: FusionKey, kind: str) -> Profile | None:
-        """Estimate the cost of a key on a kind of device; None if it was never measured."""
+    def of(self, key: FusionKey, kind: str) -> Cost | None:
+        """Return the cost of trials of a key on a kind of device; None if they were never measured there."""
+        profile = self.profile(key, kind)
+        return None if profile is None else Cost(profile)
+
+    def profile(self, key: FusionKey, kind: str) -> Profile | None:
+        """Return the measurements of a key on a kind of device, for the workers that train it there."""
         return self._history.get(key.structure, key.data, key.batch_size, kind)
 
     def observe(self, observation: Observation, job: Job, device: Device) -> None:
@@ -119,52 +127,46 @@ class ProfileStore:
         self._peaks.pop(job, None)
 
     def _observe_profile(self, found: Profiled, job: Job, kind: str) -> None:
-        """Replace a profile by that of a profile job, or extend it by the measurements of a training job.
+        """Merge a profile into what is known, as each of its fields says.
 
-        Measurements that only training jobs make are kept: out-of-memory limits, crowding, gains of compiling and
-        of threads, and times on several devices. A profile job whose process was limited to a share of
-        the device only adds its speed there.
+        A profile job whose process was limited to a share of the device only adds its speed there.
         """
         key, profile = found.key, found.profile
         if members := [member for array in job.arrays if array.key == key for member in array.members]:
             configs = [flatten(member.trial.config) for member in members]
             self._history.put_task(key.structure, key.data, key.batch_size, self._task, configs)
-        known = self.estimate(key, kind)
-        if job.limit is not None and job.purpose is Purpose.PROFILE:
+        known, profiling = self.profile(key, kind), job.purpose is Purpose.PROFILE
+        if job.limit is not None and profiling:
             if known is not None and found.limit is not None:
                 self._put(key, kind, _with_share(known, profile, found.limit))
-            return
-        if known is not None and key.opaque:
-            self._put_if_changed(key, kind, known, _merged(known, profile))
-            return
-        if known is not None:
-            compiled = self._updated_means((key, kind, "compiled"), known.compiled_gain, profile.compiled_gain)
-            recorded = self._updated_means((key, kind, "recorded"), known.recorded_gain, profile.recorded_gain)
-            compile_seconds = profile.compile_seconds or known.compile_seconds
-            reload_seconds = profile.reload_seconds or known.reload_seconds
-            record_seconds = profile.record_seconds or known.record_seconds
-            if job.purpose is Purpose.PROFILE:
-                memory = max(known.member_memory, profile.member_memory)
-                sample = max(known.sample, profile.sample)
-                profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)
-                spreading = profile.spreading or known.spreading
-                profile = replace(profile, share_speeds=known.share_speeds, spreading=spreading)
-            else:
-                fused = self._updated_means((key, kind, "fused"), known.fused_gain, profile.fused_gain)
-                profile = replace(
-                    known,
-                    fused_gain=fused,
-                    step_seconds={**known.step_seconds, **_new_sizes(found, job)},
-                )
-            profile = replace(
-                profile,
-                compiled_gain=compiled,
-                compile_seconds=compile_seconds,
-                reload_seconds=reload_seconds,
-                recorded_gain=recorded,
-                record_seconds=record_seconds,
-            )
-        self._put(key, kind, profile)
+        elif known is None:
+            self._put(key, kind, profile)
+        else:
+            begun = next((array.profile for array in job.arrays if array.key == key), None) or profile
+            source = "program" if key.opaque else "profiling" if profiling else "training"
+            merged: dict[str, Any] = {}
+            for field in fields(Profile):
+                values = [getattr(each, field.name) for each in (known, profile, begun)]
+                merged[field.name] = self._merged(field.metadata[source], (key, kind, field.name), *values)
+            self._put_if_changed(key, kind, known, Profile(**merged))
+
+    def _merged(self, rule: MergeRule, name: Hashable, known: Any, found: Any, begun: Any) -> Any:
+        """Return the merged value of a measurement; `begun` is the value with which the job began."""
+        match rule:
+            case "newest":
+                return found
+            case "known":
+                return known
+            case "measured":
+                return found or known
+            case "mean":
+                return self._updated_means(name, known, found)
+            case "largest":
+                return max(known, found)
+            case "least":
+                return {**known, **{size: min(value, known.get(size, value)) for size, value in found.items()}}
+            case "added":
+                return {**known, **{size: value for size, value in found.items() if size not in begun}}
 
     def _observe_relative_time(self, found: RelativeTimeMeasured, kind: str) -> None:
         """Take the relative time of a pack for each pair in it; measurements of the pair alone take precedence."""
@@ -174,13 +176,13 @@ class ProfileStore:
             if len(steps) == 2 or pair not in known:
                 relative_time = self._means.observe((pair, kind), known.get(pair), found.relative_time)
                 self._history.put_relative_time(pair, kind, relative_time)
-        self.changes += 1
+        self.version += 1
 
     def _observe_team(self, found: TeamMeasured, kind: str) -> None:
-        if (profile := self.estimate(found.key, kind)) is None:
+        if (profile := self.profile(found.key, kind)) is None:
             return
         relative = {devices: step / found.seconds[1] for devices, step in found.seconds.items() if devices > 1}
-        spreading = self._updated_means((found.key, kind, "devices"), profile.spreading, relative)
+        spreading = self._updated_means((found.key, kind, "spreading"), profile.spreading, relative)
         self._put_if_changed(found.key, kind, profile, replace(profile, spreading=spreading))
 
     def _observe_epochs(self, observation: EpochTimes, key: FusionKey, kind: str) -> None:
@@ -190,13 +192,14 @@ class ProfileStore:
         Profiles hold times of steps that are not compiled. So if steps may be compiled, a shorter epoch is ignored, and
         crowding needs epochs alone for comparison.
         """
-        if (profile := self.estimate(key, kind)) is None:
+        if (profile := self.profile(key, kind)) is None:
             return
         compiled = max(profile.compiled_gain.values(), default=1.0) > 1
-        expected = seconds(profile, [1] * observation.members) + fetching(profile, [1])
-        if observation.jobs == 1 and observation.members > 1 and is_untried(profile):
-            step_count = seconds(profile, [1]) / profile.step_seconds[1]
-            step = max(0.0, observation.seconds - fetching(profile, [1])) / step_count
+        cost = Cost(profile)
+        expected = cost.seconds([1] * observation.members) + cost.fetching([1])
+        if observation.jobs == 1 and observation.members > 1 and cost.is_untried:
+            step_count = cost.seconds([1]) / profile.step_seconds[1]
+            step = max(0.0, observation.seconds - cost.fetching([1])) / step_count
             self._put(key, kind, replace(profile, step_seconds={**profile.step_seconds, observation.members: step}))
         elif observation.jobs == 1:
             if not compiled or observation.seconds >= expected:
@@ -215,7 +218,7 @@ class ProfileStore:
 
         The measurement is capped at the memory of the device, else nothing would fit there any more.
         """
-        known = {key: self.estimate(key, device.kind) for key in observation.members}
+        known = {key: self.profile(key, device.kind) for key in observation.members}
         profiles = {key: profile for key, profile in known.items() if profile is not None}
         if not profiles or len(profiles) < len(known):
             return
@@ -234,7 +237,7 @@ class ProfileStore:
         """
         arrays = [array for array in observation.arrays if array.members]
         for array in arrays:
-            if (profile := self.estimate(array.key, device.kind)) is not None:
+            if (profile := self.profile(array.key, device.kind)) is not None:
                 observed = (peak - profile.base_memory) // len(array.members) if len(arrays) == 1 else 0
                 raised = max(ceil(profile.member_memory * OUT_OF_MEMORY_FACTOR), observed, 1)
                 member = max(profile.member_memory, min(raised, device.memory - profile.base_memory))
@@ -256,7 +259,7 @@ class ProfileStore:
 
     def _put(self, key: FusionKey, kind: str, profile: Profile) -> None:
         self._history.put(key.structure, key.data, key.batch_size, kind, profile)
-        self.changes += 1
+        self.version += 1
 
 
 def _with_share(known: Profile, found: Profile, share: float) -> Profile:
@@ -266,24 +269,3 @@ def _with_share(known: Profile, found: Profile, share: float) -> Profile:
         speed = min(1.0, known.step_seconds[size] / found.step_seconds[size])
         speeds[size] = {**speeds.get(size, {}), share: speed}
     return replace(known, share_speeds=speeds)
-
-
-def _new_sizes(found: Profiled, job: Job) -> dict[int, float]:
-    """Return the step times of a training job for sizes that its array's profile did not have."""
-    known = next((array.profile for array in job.arrays if array.key == found.key), None)
-    times = found.profile.step_seconds
-    return {} if known is None else {size: times[size] for size in times.keys() - known.step_seconds.keys()}
-
-
-def _merged(known: Profile, observation: Profile) -> Profile:
-    """Merge the profiles of two runs of one program with different configurations.
-
-    The larger memory counts, since it must fit; the shorter time counts, since it was least disturbed by other jobs.
-    """
-    return replace(
-        known,
-        step_seconds={1: min(known.step_seconds[1], observation.step_seconds[1])},
-        base_memory=max(known.base_memory, observation.base_memory),
-        compute=max(known.compute, observation.compute),
-        cores=max(known.cores, observation.cores),
-    )

@@ -1,25 +1,12 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.demand import Profile
-from shoal.cost import estimate
-from shoal.cost.estimate import (
-    STEP_OVERHEAD_SECONDS,
-    best_size,
-    fuse_seconds,
-    fused_gain,
-    largest_fitting,
-    memory,
-    packed_demand,
-    seconds,
-    step_seconds,
-)
+from shoal.cost.cost import STEP_OVERHEAD_SECONDS, Cost, packed_demand
 
 
-def profile(step, **changes):
+def cost(step, **changes):
     fields = {
         "epoch_steps": 10,
         "validation_steps": 3,
@@ -28,7 +15,7 @@ def profile(step, **changes):
         "compute": 0.5,
         "cores": 1.0,
     }
-    return Profile(step, **fields | changes)
+    return Cost(Profile(step, **fields | changes))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +32,7 @@ def profile(step, **changes):
     ],
 )
 def test_step_seconds(measured, members, expected):
-    assert step_seconds(profile(measured), members) == pytest.approx(expected)
+    assert cost(measured).step_seconds(members) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +45,7 @@ def test_step_seconds(measured, members, expected):
     ],
 )
 def test_seconds_of_members_that_leave(epochs, expected):
-    assert seconds(profile({1: 2.0, 3: 4.0}), epochs) == pytest.approx(expected * (10 + 3 / 3))
+    assert cost({1: 2.0, 3: 4.0}).seconds(epochs) == pytest.approx(expected * (10 + 3 / 3))
 
 
 @pytest.mark.parametrize(
@@ -73,8 +60,7 @@ def test_seconds_of_members_that_leave(epochs, expected):
     ],
 )
 def test_fused_gain(measured, members, expected):
-    known = replace(profile({1: 1.0}), fused_gain=measured)
-    assert fused_gain(known, members) == expected
+    assert cost({1: 1.0}, fused_gain=measured).fused_gain(members) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,11 +69,11 @@ def test_fused_gain(measured, members, expected):
     ids=["never measured", "proportional", "between"],
 )
 def test_fuse_seconds(measured, members, expected):
-    assert fuse_seconds(replace(profile({1: 1.0}), fuse_seconds=measured), members) == pytest.approx(expected)
+    assert cost({1: 1.0}, fuse_seconds=measured).fuse_seconds(members) == pytest.approx(expected)
 
 
 def test_a_validation_step_costs_a_third_of_a_training_step():
-    assert seconds(profile({1: 2.0}), [5]) == pytest.approx(5 * (10 + 3 / 3) * 2.0)
+    assert cost({1: 2.0}).seconds([5]) == pytest.approx(5 * (10 + 3 / 3) * 2.0)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +92,7 @@ def test_a_validation_step_costs_a_third_of_a_training_step():
     ],
 )
 def test_best_size(measured, at_most, expected):
-    assert best_size(profile(measured), at_most) == expected
+    assert cost(measured).best_size(at_most) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,9 +106,9 @@ def test_best_size(measured, at_most, expected):
     ],
 )
 def test_members_that_were_only_timed_alone_are_tried_together(measured, pending, at_most, expected):
-    assert best_size(profile(measured, pending=pending, first_size=8), at_most) == expected
+    assert cost(measured, pending=pending, first_size=8).best_size(at_most) == expected
     if len(measured) == 1:
-        assert best_size(profile(measured, pending=pending), at_most) == at_most, "without a limit"
+        assert cost(measured, pending=pending).best_size(at_most) == at_most, "without a limit"
 
 
 @given(
@@ -130,13 +116,13 @@ def test_members_that_were_only_timed_alone_are_tried_together(measured, pending
     st.integers(1, 100),
 )
 def test_the_best_size_is_never_slower_per_member_than_any_other(measured, at_most):
-    costs = profile(measured)
-    best = best_size(costs, at_most)
+    costs = cost(measured)
+    best = costs.best_size(at_most)
     assert 1 <= best <= at_most
     smallest = min(measured)
     for size in range(1, at_most + 1):
         if size >= smallest or len(measured) == 1:
-            taken = [(step_seconds(costs, members) + STEP_OVERHEAD_SECONDS) / members for members in (best, size)]
+            taken = [(costs.step_seconds(members) + STEP_OVERHEAD_SECONDS) / members for members in (best, size)]
             assert taken[0] <= taken[1] * (1 + 1e-6)
 
 
@@ -153,19 +139,19 @@ def test_the_best_size_is_never_slower_per_member_than_any_other(measured, at_mo
     ],
 )
 def test_largest_fitting(base, member, available, at_most, expected):
-    costs = profile({1: 1.0}, base_memory=base, member_memory=member)
-    assert largest_fitting(costs, available, at_most) == expected
-    assert expected == 0 or memory(costs, expected) <= available
+    costs = cost({1: 1.0}, base_memory=base, member_memory=member)
+    assert costs.largest_fitting(available, at_most) == expected
+    assert expected == 0 or costs.memory(expected) <= available
 
 
 def test_a_demand_is_made_of_the_estimates():
-    demand = packed_demand([(profile({1: 2.0, 3: 3.0}), [4, 4])])
+    demand = packed_demand([(cost({1: 2.0, 3: 3.0}), [4, 4])])
     assert (demand.compute, demand.memory, demand.cores) == (0.5, 120, 1.0)
     assert demand.seconds == pytest.approx(4 * 11 * 2.5)
 
 
 def test_measured_shares_beyond_the_whole_are_cut_to_it():
-    demand = packed_demand([(profile({1: 2.0}, compute=1.02, cores=1.07), [1])], cores=1)
+    demand = packed_demand([(cost({1: 2.0}, compute=1.02, cores=1.07), [1])], cores=1)
     assert (demand.compute, demand.cores) == (1.0, 1)
 
 
@@ -185,9 +171,9 @@ SPEEDS = {1: {0.5: 1.0, 0.25: 0.8}, 16: {0.5: 0.7, 0.75: 0.96}}
     ids=["not measured: time in use", "one member", "many", "more than measured", "all of it", "a quarter"],
 )
 def test_the_demand_of_compute_follows_from_throughput(speeds, members, demand):
-    found = Profile({1: 1.0}, 1, 0, 0, 1, compute=0.9, cores=1.0, share_speeds=speeds)
-    assert estimate.compute(found, members) == demand
-    assert estimate.packed_demand([(found, [1] * members)]).compute == demand
+    found = Cost(Profile({1: 1.0}, 1, 0, 0, 1, compute=0.9, cores=1.0, share_speeds=speeds))
+    assert found.compute(members) == demand
+    assert packed_demand([(found, [1] * members)]).compute == demand
 
 
 @pytest.mark.parametrize(
@@ -202,5 +188,5 @@ def test_the_demand_of_compute_follows_from_throughput(speeds, members, demand):
     ],
 )
 def test_the_next_share_to_measure(speeds, share):
-    found = Profile({1: 1.0, 16: 2.0}, 1, 0, 0, 1, compute=0.9, cores=1.0, share_speeds=speeds)
-    assert estimate.share_to_measure(found) == share
+    found = Cost(Profile({1: 1.0, 16: 2.0}, 1, 0, 0, 1, compute=0.9, cores=1.0, share_speeds=speeds))
+    assert found.share_to_measure() == share
