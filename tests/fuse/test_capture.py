@@ -361,15 +361,15 @@ class Completing(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("way", ["plain", "eager"])
+@pytest.mark.parametrize("mode", ["plain", "eager"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_members_have_completed_is_not_a_change(count: int, way: StepMode) -> None:
+def test_what_members_have_completed_is_not_a_change(count: int, mode: StepMode) -> None:
     models = [Completing().double() for _ in range(count)]
     array = fuse(models)
     optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
     x = torch.randn(3, 4, dtype=torch.float64)
     loss_of = lambda model, batch: model(batch).square().mean()  # noqa: E731
-    TrainingStep(array, optimizer, loss_of, ways=(way,))(x)
+    TrainingStep(array, optimizer, loss_of, modes=(mode,))(x)
     CapturedStep(array, optimizer, loss_of, x, compiling=False, trained=list(array.parameters()))  # raises nothing
 
 

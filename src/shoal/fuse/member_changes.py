@@ -119,7 +119,7 @@ class AttributeSync:
                 self._stacked_attributes[i, name] = (tensor, self._member_values(i, name))
         self._compared[_TEMPLATE] = self._snapshot(self._template)
 
-    def pull_modes(self) -> None:
+    def pull_train_modes(self) -> None:
         """Copy the modes of the first member's modules to the template."""
         for module, own in zip(self._template, self._members[0], strict=True):
             module.training = own.training

@@ -51,7 +51,7 @@ class PlainCopy:
         self.runtime = copy_trial(runtime)
         self.take_gradients(runtime, b, array)
         if not runtime.step:
-            self.runtime.set_mode(train=True)  # as after the build, or after a validation
+            self.runtime.set_train_mode(train=True)  # as after the build, or after a validation
         self.loss = torch.tensor(torch.nan)
         self.error: Exception | None = None
         """Exception of the last step; None without one."""
@@ -77,7 +77,7 @@ class PlainCopy:
 
         `loss` is that of the last batch.
         """
-        self.runtime.set_mode(train=False)
+        self.runtime.set_train_mode(train=False)
         found = ValidationMetrics(self._task, [self.runtime])
         try:
             with torch.no_grad():
