@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal
 
-__all__ = ["LOCKSTEP", "Demand", "Profile", "Sharing"]
+__all__ = ["LOCKSTEP", "Demand", "Profile", "SampleSharing"]
 
-Sharing = Literal["resident", "kept", "window", "batch"]
+SampleSharing = Literal["resident", "kept", "window", "batch"]
 """Method by which arrays in one process share the samples of a data set.
 
 "resident": all samples are on the device. "kept": each sample is decoded once and stays on the device. "window": each
 sample is decoded once per epoch, for lanes at the same position. "batch": lanes of equal batch size share batches.
 """
 
-LOCKSTEP: Final = frozenset[Sharing]({"window", "batch"})
-"""Kinds of sharing that require all lanes to be at the same position of the data."""
+LOCKSTEP: Final = frozenset[SampleSharing]({"window", "batch"})
+"""Sample sharing that requires all lanes to be at the same position of the data."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Profile:
     crowding: Mapping[int, float] = field(default_factory=dict)
     spreading: Mapping[int, float] = field(default_factory=dict)
     fetch_seconds: float = 0.0
-    sharing: Sharing = "resident"
+    sample_sharing: SampleSharing = "resident"
     sample: int = 16
     pending: float | None = None
     first_size: int | None = None

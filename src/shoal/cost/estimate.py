@@ -129,12 +129,12 @@ def fetching(profile: Profile, epochs: Sequence[int]) -> float:
 
     It is 0 for kept samples, which the first job of a process fetches once.
     """
-    return 0.0 if profile.sharing == "kept" else first_fetching(profile) * max(epochs)
+    return 0.0 if profile.sample_sharing == "kept" else first_fetching(profile) * max(epochs)
 
 
 def first_fetching(profile: Profile) -> float:
     """Return the expected seconds for fetching and preparing all samples once; 0 if they reside on the device."""
-    if profile.sharing == "resident":
+    if profile.sample_sharing == "resident":
         return 0.0
     return profile.fetch_seconds * (profile.epoch_steps + profile.validation_steps)
 

@@ -189,10 +189,10 @@ def candidates(
 
 def stream_of(array: Array, profile: Profile | None) -> object:
     """A key equal for arrays that use the same samples at the same time; None if they share them at any position."""
-    if profile is None or profile.sharing not in LOCKSTEP:
+    if profile is None or profile.sample_sharing not in LOCKSTEP:
         return None
     place = (array.key.order, min(member.start for member in array.members))
-    return place if profile.sharing == "window" else (*place, array.key.batch_size)
+    return place if profile.sample_sharing == "window" else (*place, array.key.batch_size)
 
 
 def _with_common_fetching(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable[str]) -> Profiles:
@@ -228,7 +228,7 @@ def _candidate_costs(
     devices = [kinds[kind] for kind, profile in found.items() if profile is not None]
     steps = _mean((seconds(profile, epochs) for profile in profiles_found), devices)
     tail = _mean((seconds(profile, follow_up_epochs) for profile in profiles_found), devices)
-    if profiles_found[0].sharing in LOCKSTEP:  # `sharing` depends on the data, not on the device
+    if profiles_found[0].sample_sharing in LOCKSTEP:  # `sample_sharing` depends on the data, not on the device
         steps += follow_up.work * _mean((seconds(profile, [1]) for profile in profiles_found), devices)
         epochs, tail = (max(*epochs, follow_up.last_epoch),), 0.0
     fetched = _mean((fetching(profile, epochs) for profile in profiles_found), devices)

@@ -224,7 +224,7 @@ class _Jobs:
         kept: dict[str, list[float]] = {}
         for array in (array for group in self.groups for array in group):
             profile = self.profiles(array.key, self.device.kind)
-            if profile is not None and profile.sharing == "kept":
+            if profile is not None and profile.sample_sharing == "kept":
                 kept.setdefault(array.key.data, []).append(first_fetching(profile))
         fetching = sum(max(each) if shared else sum(each) for each in kept.values())
         return fetching + sum(predicted(self.candidates(group), context).together for group in self.groups)

@@ -134,7 +134,7 @@ def measure(
         mixing=None if mixing is None else mixing / timed.seconds[largest],
         fused_gain=timed.gains,
         fetch_seconds=iteration.fetch_seconds,
-        sharing=train.sharing,
+        sample_sharing=train.sample_sharing,
         sample=len(array.members),
         pending=int(array.pending) if timed.too_expensive else None,
         first_size=FIRST_SIZE.get(device.type),
@@ -271,7 +271,7 @@ class _Iteration:
         """Return the iteration with a step of so many seconds and a batch of so many samples."""
         batch = samples / max(1, train.fetched)
         fetch = batch * train.fetch_seconds
-        if train.sharing in ("resident", "kept"):
+        if train.sample_sharing in ("resident", "kept"):
             return cls(fetch, 1.0, 0.0)
         wall = max(step, fetch) if device.type == "cuda" else step + fetch
         return cls(fetch, step / wall, batch * train.fetch_cpu_seconds / wall)
