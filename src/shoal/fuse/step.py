@@ -59,7 +59,7 @@ PATIENCE = 20
 
 
 class TrainingStep:
-    """Zero the gradients, compute the losses, run the backward pass and update: for all members of an array.
+    """One training step of all members: zero the gradients, compute the losses, run the backward pass, update.
 
     Called with a batch, shared or stacked, the step returns the detached losses, [B]. `mode` is the fastest mode (a
     captured one must win by a margin), or None until it is known. `seconds` are the seconds of a step in each timed
@@ -68,8 +68,8 @@ class TrainingStep:
     a mode without further timing.
 
     A captured step treats numbers that the loss reads from elsewhere than the models and the batch as constants. Models
-    that change their own plain attributes as they run are not captured, and neither are steps with a loss scale:
-    whether a member's step is left out is decided on the host.
+    that change their own plain attributes as they run are not captured, and neither are steps with a loss scale,
+    since the host decides whether a member's step is skipped.
 
     Args:
         array: Array of the models.
@@ -77,8 +77,8 @@ class TrainingStep:
         loss: Function as for `ModelArray.map`, which returns a scalar that depends on parameters.
         modes: Allowed step modes.
         compiling: Function of the seconds of the fastest step so far that returns whether compilation may pay off; it
-            is called once, and once more after each `reconsider_compiling`. A `CaptureDecision` is told of all steps,
-            and also decides whether the step is recorded; without one it is.
+            is called once, and once more after each `reconsider_compiling`. A `CaptureDecision` counts all steps,
+            and also decides whether the step is recorded; any other function lets it be recorded.
         clock: Clock in seconds.
         max_norm: Largest norm of a member's gradients, one for all members or one for each (inf for no limit); None if
             no member has a limit.

@@ -132,7 +132,7 @@ class ArrayTrainer:
         self._began, self._spent = 0.0, 0.0  # start of the current call, and seconds of the epoch before it
         self._lockstep = False
         self._plan: StepPlan | None = None
-        self._told: dict[int, str] = {}  # trials of reported arrays -> why they train in plain PyTorch
+        self._reported: dict[int, str] = {}  # trials of reported arrays -> why they train in plain PyTorch
         self._record = worker_state.proofs.setdefault(array.key, ProofRecord(worker_state.proof_cost))
         self._proof: Proof | None = None
         if worker_state.task.exact and not timing_only:
@@ -291,9 +291,9 @@ class ArrayTrainer:
         """Report that the cohort is an array, its checks since the last report, or why it trains in plain PyTorch."""
         trials = {runtime.trial.number: runtime.epoch for runtime in self._cohort}
         rows = () if self._proof is None else self._proof.take_rows()
-        told = all(self._told.get(number) == refusal for number in trials)
-        if rows or not (told or (len(trials) == 1 and not refusal)):
-            self._told |= dict.fromkeys(trials, refusal)
+        is_reported = all(self._reported.get(number) == refusal for number in trials)
+        if rows or not (is_reported or (len(trials) == 1 and not refusal)):
+            self._reported |= dict.fromkeys(trials, refusal)
             self.events.append(Proven(self._job, self.key, trials, rows, refusal, step))
 
     def _train_steps(self, cohort: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:

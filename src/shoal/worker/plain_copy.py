@@ -37,7 +37,8 @@ def copied_bytes(runtime: TrialRuntime) -> int:
 class PlainCopy:
     """A copy of a trial. Large frozen parameters are not copied.
 
-    The caller restores what its steps change outside of it (lists, globals, variables that the task's methods name).
+    The caller restores the state outside of the copy that its steps change (lists, globals, variables that the task's
+    methods name).
 
     Args:
         b: Index of the trial in the array.

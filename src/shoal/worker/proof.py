@@ -70,8 +70,8 @@ class ProofRecord:
     """State and results of the checks of all arrays of one structure in one process.
 
     Args:
-        cost: Of all structures; shared.
-        outside: What a step has changed outside of models; "" for nothing.
+        cost: Time of the checks of all structures; one object for all records of the process.
+        outside: Name of the state outside of models that a step has changed; "" for none.
         has_trained: Whether an epoch is complete.
         proven: Step modes in which a window of several members is complete; "after plain" stands for the first array
             step after plain ones.
@@ -90,11 +90,14 @@ class ProofRecord:
 
 
 class Proof:
-    """Checks of one array.
+    """Compares members of one array with plain copies, and refuses the array if they differ.
+
+    `FusedStepper` calls `begin` before it builds the array, `before_step` and `after_step` around each step, and
+    `begin_validation` and `check_validation` for each validation.
 
     Args:
-        outside: What trials keep outside of models; only looked at.
-        record: Record of the structure; changed.
+        outside: State of the trials outside of models; read only.
+        record: Record of the structure; each check updates it.
         clock: Clock in seconds.
     """
 
@@ -151,7 +154,7 @@ class Proof:
         A plain step of one trial needs no copy; it is only seen whether it changes something outside of the model.
 
         Args:
-            mode: Step mode, such as "eager".
+            mode: Step mode, or "team" for a step with helpers.
             array: Array that may hold gradients which earlier steps have left; None if the members hold their own.
         """
         record = self._record
@@ -176,7 +179,7 @@ class Proof:
                 self._modes |= modes
 
     def _watch(self, runtime: TrialRuntime) -> None:
-        """Begin or go on with a window of the plain steps of one trial."""
+        """Begin or continue a window of the plain steps of one trial."""
         self._copies = {}
         if self._due and self._steps_left <= 0 and self._is_affordable():
             self._due, self._steps_left, self._outside = False, FIRST_STEPS, []
@@ -364,7 +367,7 @@ class Proof:
         return found[:1] if len(found) * copied_bytes(runtimes[0]) > MOST_BYTES else found
 
     def _open(self, runtimes: Sequence[TrialRuntime], array: ModelArray | None = None) -> None:
-        """Begin a window: at first of three members, later of one."""
+        """Begin a window with three members for the first one of a structure, else with one."""
         self._synchronize()
         chosen = self._chosen(runtimes, 1 if self._record.proven else 3)
         with self._accounted():

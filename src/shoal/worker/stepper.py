@@ -38,7 +38,7 @@ class MixedEpochsError(Exception):
 class StepRefusedError(Exception):
     """A step did what this stepper does not support; the trials go on from their checkpoints in plain PyTorch.
 
-    It names the trial if that cannot draw its own random numbers even when it trains alone.
+    `trial` is the number of a trial that cannot draw its own random numbers even when it trains alone, else None.
     """
 
     def __init__(self, reason: str, trial: int | None = None, since_check: bool = False) -> None:
@@ -100,10 +100,10 @@ class Stepper(ABC):
         """
 
     def synchronize(self) -> None:  # noqa: B027  # plain steps change the models themselves
-        """Copy all that steps have changed to the trials' own models, before these are used otherwise.
+        """Copy all changes by steps to the trials' own models; call it before these models are used otherwise.
 
         Raises:
-            StepRefusedError: That cannot be given to them.
+            StepRefusedError: A change cannot be copied to a trial's model.
         """
 
     @property

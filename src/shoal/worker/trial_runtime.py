@@ -65,8 +65,8 @@ class TrialRuntime:
         by_step: Whether schedulers step after each training step instead of after each epoch.
         failure: Reason for which the trial fails at the end of its epoch, or "".
         average: Moving averages of the trained parameters by name; empty before the first step, or without `Task.ema`.
-        carried: State outside of state dicts; None of a copy, which is not saved.
-        gradients: What a step leaves for the next one.
+        carried: State outside of state dicts; None for a copy, which is not saved.
+        gradients: Gradients that a step leaves for the next one.
     """
 
     member: Member

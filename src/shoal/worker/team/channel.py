@@ -14,7 +14,7 @@ __all__ = ["Channel", "PeerLostError"]
 CONNECT_SECONDS = 10.0
 """Longest time that the processes take to connect to each other."""
 IDLE_SECONDS = 0.1
-"""Interval at which a waiting helper looks for requests."""
+"""Interval at which a waiting helper polls for requests."""
 
 
 class PeerLostError(Exception):
@@ -27,7 +27,7 @@ class PeerLostError(Exception):
 class Channel:
     """Connection of the processes of a team, of which rank 0 is the leader.
 
-    Tensors on a GPU are copied to host memory and back: NCCL needs several GPUs to be tried on. An operation fails
+    Tensors on a GPU are copied to host memory and back, since a test of NCCL needs several GPUs. An operation fails
     after `seconds`, with PeerLostError if a process did not connect.
 
     Args:

@@ -283,7 +283,7 @@ class TeamLeader:
         self._drop_channel()
 
     def _poll_helpers(self, alone: float) -> None:
-        """Form the next team, if other helpers are ready, or present ones are not wanted any more."""
+        """Form the next team, if other helpers are ready, or present ones are no longer needed."""
         if refusal := self._side.refusal():
             raise IndivisibleStepError(refusal)
         present = [] if self._channel is None else self._channel.members[1:]
