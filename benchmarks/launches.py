@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.grads import parse_limits
+from shoal.fuse.grads import parse_thresholds
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
 
@@ -174,8 +174,8 @@ def measured(name: str, make: Callable[[Sequence[Tensor], int], Optimizer], mode
 
 def captured(step: TrainingStep, optimizer: Any, batch: Any) -> Callable[[Any], Tensor]:
     """What takes captured steps of an array that has begun to train."""
-    limits = parse_limits(step.array, CLIP_NORM, "max_norm")
-    graph = CapturedStep(step.array, optimizer, step.loss, batch, compiling=False, limits=limits)
+    max_norms = parse_thresholds(step.array, CLIP_NORM, "max_norm")
+    graph = CapturedStep(step.array, optimizer, step.loss, batch, compiling=False, max_norms=max_norms)
 
     def take(batch: Any) -> Tensor:
         if not graph.fits(batch):

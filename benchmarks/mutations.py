@@ -84,7 +84,7 @@ class Bursts(TrainingStep):
         mode = self.next_mode
         self.taken += 1
         if mode == "captured" and mode not in self._runs:
-            step = CapturedStep(self.array, self._optimizer, self.loss, batch, False, limits=self._limits)
+            step = CapturedStep(self.array, self._optimizer, self.loss, batch, False, max_norms=self._max_norms)
             self._runs[mode] = lambda batch: self._captured(step, batch)
         return self._run(mode, batch)
 

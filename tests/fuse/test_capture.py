@@ -481,7 +481,7 @@ def test_batches_are_accumulated_and_gradients_clipped_as_eagerly(compiling: boo
         steps.append((array, optimizer, eagerly))
     (array, optimizer, _), (expected, _, eagerly) = steps
     numbers = torch.tensor(limits, dtype=torch.float64)
-    captured = CapturedStep(array, optimizer, class_loss, batch, compiling, limits=numbers)
+    captured = CapturedStep(array, optimizer, class_loss, batch, compiling, max_norms=numbers)
     for _ in range(2):
         assert captured.fits(batch)
         torch.testing.assert_close(captured(batch), eagerly(batch), rtol=1e-9, atol=1e-12)

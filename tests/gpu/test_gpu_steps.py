@@ -147,7 +147,7 @@ def captured(
             losses = eager(batch)
             limits = options.get("max_norm")
             limits = None if limits is None else torch.full((MEMBERS,), limits, device=DEVICE, dtype=losses.dtype)
-            steps.append(CapturedStep(array, optimizer, of, batch, compiling, limits=limits))
+            steps.append(CapturedStep(array, optimizer, of, batch, compiling, max_norms=limits))
             return losses
         assert steps[0].fits(batch)
         assert steps[0]._replay is not None, "the step is a CUDA graph"

@@ -36,7 +36,7 @@ from shoal.fuse.backward import backward, backward_alone, one_loss
 from shoal.fuse.capture import CapturedStep, CompiledAheadError, records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.generators import seed_member
-from shoal.fuse.grads import clip_grad_norm_, parse_limits
+from shoal.fuse.grads import clip_grad_norm_, parse_thresholds
 from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.micro_batches import micro_batches
 from shoal.fuse.optim.fused import FusedOptimizer
@@ -133,9 +133,9 @@ class TrainingStep:
         self._optimizer = optimizer
         self.loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
-        self._limits = None if max_norm is None else parse_limits(array, max_norm, "max_norm")
+        self._max_norms = None if max_norm is None else parse_thresholds(array, max_norm, "max_norm")
         self._scaler = GradScaler(array, enabled=False) if scaler is None else scaler
-        self._plain = _PlainStep(array, optimizer, loss, self._limits, self._scaler.scales)
+        self._plain = _PlainStep(array, optimizer, loss, self._max_norms, self._scaler.scales)
         if len(array) == 1:
             modes = tuple(mode for mode in modes if mode != "eager") if "plain" in modes else modes
         self._runs: dict[StepMode, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
@@ -308,7 +308,7 @@ class TrainingStep:
         try:
             with during(Activity.COMPILE):
                 step = CapturedStep(
-                    self.array, self._optimizer, self.loss, batch, mode == "compiled", trained, self._limits, ahead
+                    self.array, self._optimizer, self.loss, batch, mode == "compiled", trained, self._max_norms, ahead
                 )
         except torch.OutOfMemoryError as reason:  # it is not noted: a later array may find the memory
             _log.info("the step cannot be captured: %s", reason)
@@ -363,8 +363,8 @@ class TrainingStep:
     def update(self) -> None:
         """Unscale and clip the gradients, and step the optimizers, after `gradients`."""
         self._scaler.unscale_(self._optimizer)
-        if self._limits is not None:
-            clip_grad_norm_(self.array, self._limits)
+        if self._max_norms is not None:
+            clip_grad_norm_(self.array, self._max_norms)
         self._scaler.step(self._optimizer)
         self._scaler.update()
 
@@ -417,12 +417,12 @@ class _PlainStep:
         array: ModelArray,
         optimizer: FusedOptimizer,
         loss: Callable[..., Any],
-        limits: Tensor | None,
+        max_norms: Tensor | None,
         scales: Sequence[LossScale],
     ) -> None:
         self._array = array
         self._scales = scales
-        self._limits = None if limits is None else limits.tolist()
+        self._max_norms = None if max_norms is None else max_norms.tolist()
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
@@ -473,7 +473,7 @@ class _PlainStep:
     def _backward(self, b: int, run: MemberRunner, tick: int, member: Any, batch: Any) -> Tensor:
         """Run loss and backward pass; replaced buffers, which autograd may have saved, are committed afterwards."""
         scale = self._scales[b] if self._scales else None
-        max_norm = None if self._limits is None else self._limits[b]
+        max_norm = None if self._max_norms is None else self._max_norms[b]
         try:
             return backward_alone(
                 member,

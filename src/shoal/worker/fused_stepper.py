@@ -97,14 +97,14 @@ class FusedStepper(Stepper):
             optimizer = fuse_optimizers([x.optimizer for x in runtimes], self._array)
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)
             scaler = GradScaler.of(self._array, _loss_scales(runtimes))
-            limits = _max_norms(runtimes)
+            max_norms = _max_norms(runtimes)
             self._steps = TrainingStep(
                 self._array,
                 optimizer,
                 loss,
                 modes_to_try(self._profile, len(runtimes)),
                 self._compiling or (lambda seconds: False),
-                max_norm=limits,
+                max_norm=max_norms,
                 scaler=scaler,
                 profile=self._profile,
             )
@@ -481,8 +481,8 @@ def _has_custom_step(runtime: TrialRuntime) -> bool:
 
 def _max_norms(runtimes: Sequence[TrialRuntime]) -> list[float] | None:
     """Return the maximum gradient norm of each trial, infinite if it has no limit; None if no trial has a limit."""
-    limits = [runtime.settings.max_norm for runtime in runtimes]
-    return None if limits == [None] * len(limits) else [inf if limit is None else limit for limit in limits]
+    max_norms = [runtime.settings.max_norm for runtime in runtimes]
+    return None if max_norms == [None] * len(max_norms) else [inf if norm is None else norm for norm in max_norms]
 
 
 def _loss_scales(runtimes: Sequence[TrialRuntime]) -> list[LossScale]:
