@@ -85,7 +85,7 @@ def recorded(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]
 
 
 def optimizers(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
-    """Milliseconds of one update of all members, by optimizer and way."""
+    """Milliseconds of one update of all members, by optimizer and lowering."""
     found: dict[str, float] = {}
     width = 4 if device.type == "cpu" else 64
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -159,8 +159,8 @@ KINDS = {
 """Type, and order of the axes in memory."""
 
 
-def ways(shape: Shape, x: Tensor, weights: Sequence[Tensor]) -> dict[str, Callable[[], Tensor]]:
-    """All members' convolutions of [N, B*C, H, W] with B weights [O, C, K, K], each way in its own arrangement."""
+def lowerings(shape: Shape, x: Tensor, weights: Sequence[Tensor]) -> dict[str, Callable[[], Tensor]]:
+    """All members' convolutions of [N, B*C, H, W] with B weights [O, C, K, K], each lowering in its own layout."""
     members = len(weights)
     together = torch.cat(list(weights)).detach().requires_grad_()
     parts = x.detach().chunk(members, 1)
@@ -208,7 +208,7 @@ def _order(x: Tensor) -> torch.memory_format:
 
 
 def convolutions(options: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
-    """Milliseconds by shape and kind, then by way."""
+    """Milliseconds by shape and kind, then by lowering."""
     samples = 2 if options.quick else 64
     found: dict[str, dict[str, float]] = {}
     for shape in QUICK_SHAPES if options.quick else SHAPES:
@@ -219,9 +219,9 @@ def convolutions(options: argparse.Namespace, device: torch.device) -> dict[str,
             weights = [torch.randn(kernel, device=device, dtype=dtype) for _ in range(options.members)]
             weights = [weight.to(memory_format=order).requires_grad_() for weight in weights]
             row = {}
-            for name, way in ways(shape, x, weights).items():
+            for name, lowering in lowerings(shape, x, weights).items():
                 try:
-                    row[name] = milliseconds(recorded(way, device), device, options.quick)
+                    row[name] = milliseconds(recorded(lowering, device), device, options.quick)
                 except RuntimeError as error:
                     print(f"{shape}, {kind}, {name}: fails: {str(error)[:90]}", flush=True)
             found[f"{shape}, {kind}"] = row

@@ -1,10 +1,10 @@
 """Kernel launches and host waits of one settled training step on a GPU, counted without one (`pretended_gpu.py`).
 
 Members differ in learning rate, weight decay, dropout rate, label smoothing, momentum of batch norms and LoRA's alpha;
-gradients are clipped. Per way: of the forward and backward pass, of the optimizer, and of the rest of a step. What a
-captured step launches are the copies around its graph and the graph, as one; its kernels are counted as well. Batches
-are on the GPU already. Waits that the model's own code makes, which a plain loop makes as well, are left out of what is
-judged (a look at the positions of tokens in `transformers`).
+gradients are clipped. Per step mode: of the forward and backward pass, of the optimizer, and of the rest of a step.
+What a captured step launches are the copies around its graph and the graph, as one; its kernels are counted as well.
+Batches are on the GPU already. Waits that the model's own code makes, which a plain loop makes as well, are left out of
+what is judged (a look at the positions of tokens in `transformers`).
 
     python benchmarks/launches.py [--models mlp transformer resnet18 bert-tiny lora] [--members 8] [--quick]
 """
@@ -26,14 +26,14 @@ from torch.optim import Optimizer
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.grads import parse_limits
+from shoal.fuse.grads import parse_thresholds
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
 
 MOST_LAUNCHES = 1.2
 """Asked of the array's optimizer in an eager step: launches over the number of stacked parameter tensors."""
 
-WAYS = ("plain", "eager", "captured")
+MODES = ("plain", "eager", "captured")
 CLIP_NORM = 1.0
 Figures = dict[str, Any]
 
@@ -47,11 +47,11 @@ def main() -> int:
     print(f"{'':34}{'forward+backward':>18}{'optimizer':>11}{'rest':>6}{'waits':>7}   in the graph", flush=True)
     for name in options.models:
         for kind, make in OPTIMIZERS.items():
-            for way in WAYS:
-                title = f"{name}, {kind}, {way}"
-                found = measured(name, make, way, options.members)
+            for mode in MODES:
+                title = f"{name}, {kind}, {mode}"
+                found = measured(name, make, mode, options.members)
                 figures[title] = found
-                missed += [f"{title}: {fault}" for fault in faults(way, found)]
+                missed += [f"{title}: {fault}" for fault in faults(mode, found)]
                 print(row(title, found), flush=True)
     print(json.dumps({"figures": figures, "missed": missed}))
     return 1 if missed else 0
@@ -127,7 +127,7 @@ OPTIMIZERS: dict[str, Callable[[Sequence[Tensor], int], Optimizer]] = {
 }
 
 
-def measured(name: str, make: Callable[[Sequence[Tensor], int], Optimizer], way: str, members: int) -> Figures:
+def measured(name: str, make: Callable[[Sequence[Tensor], int], Optimizer], mode: str, members: int) -> Figures:
     """The counts of one settled step."""
     workload, of_member, loss = MODELS[name]
     torch.manual_seed(0)
@@ -141,19 +141,19 @@ def measured(name: str, make: Callable[[Sequence[Tensor], int], Optimizer], way:
         params = [[p for p in model.parameters() if p.requires_grad] for model in models]
         optimizer = fuse_optimizers([make(own, b) for b, own in enumerate(params)], array)
         stacked = sum(p.requires_grad for p in array.parameters())
-        step: Any = TrainingStep(array, optimizer, loss, ("plain" if way == "plain" else "eager",), max_norm=CLIP_NORM)
-        while step.way is None:
+        step: Any = TrainingStep(array, optimizer, loss, ("plain" if mode == "plain" else "eager",), max_norm=CLIP_NORM)
+        while step.mode is None:
             step(batch)
         try:
-            take = captured(step, optimizer, batch) if way == "captured" else step
+            take = captured(step, optimizer, batch) if mode == "captured" else step
         except FusionError as reason:
             return {"refused": str(reason)}
         take(batch)
         passes, updates = Counts(), Counts()
-        if way == "plain":
+        if mode == "plain":
             watch(gpu, step._plain, "_backward", passes)
             watch(gpu, optimizer, "step_each", updates)
-        elif way == "eager":
+        elif mode == "eager":
             watch(gpu, step, "gradients", passes)
             watch(gpu, optimizer, "step", updates)
         with gpu.counting() as counts:
@@ -167,15 +167,15 @@ def measured(name: str, make: Callable[[Sequence[Tensor], int], Optimizer], way:
         },
         "in_graph": counts.in_graphs.total(),
         "waits": dict(counts.waits),
-        "waits_of_model": alone.waits.total() * (members if way == "plain" else way == "eager"),
+        "waits_of_model": alone.waits.total() * (members if mode == "plain" else mode == "eager"),
         "stacked_parameters": stacked,
     }
 
 
 def captured(step: TrainingStep, optimizer: Any, batch: Any) -> Callable[[Any], Tensor]:
     """What takes captured steps of an array that has begun to train."""
-    limits = parse_limits(step.array, CLIP_NORM, "max_norm")
-    graph = CapturedStep(step.array, optimizer, step.loss, batch, compiling=False, limits=limits)
+    max_norms = parse_thresholds(step.array, CLIP_NORM, "max_norm")
+    graph = CapturedStep(step.array, optimizer, step.loss, batch, compiling=False, max_norms=max_norms)
 
     def take(batch: Any) -> Tensor:
         if not graph.fits(batch):
@@ -196,7 +196,7 @@ def watch(gpu: PretendedGpu, owner: Any, name: str, counts: Counts) -> None:
     setattr(owner, name, watched)
 
 
-def faults(way: str, found: Figures) -> list[str]:
+def faults(mode: str, found: Figures) -> list[str]:
     """What was asked and is missed."""
     if "refused" in found:
         return [found["refused"]]
@@ -204,7 +204,7 @@ def faults(way: str, found: Figures) -> list[str]:
     if waits := sum(found["waits"].values()) - found["waits_of_model"]:
         missed.append(f"{waits} host waits")
     most = MOST_LAUNCHES * found["stacked_parameters"]
-    if found["launches"]["optimizer"] > most and way == "eager":
+    if found["launches"]["optimizer"] > most and mode == "eager":
         missed.append(f"{found['launches']['optimizer']} launches of the optimizer, asked {most:.0f}")
     return missed
 

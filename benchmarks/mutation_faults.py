@@ -243,7 +243,7 @@ def _constant_coefficients(right: Any) -> Any:
 
 def _momentum_lost(right: Any) -> Any:
     def step_each(self: Any, *arguments: Any, **options: Any) -> None:
-        if getattr(self, "last_of_fault", 0) != self.array.tick - 1:  # the step before was taken in another way
+        if getattr(self, "last_of_fault", 0) != self.array.tick - 1:  # the step before was taken in another mode
             for member in self.members:
                 for state in member.state.values():
                     state["momentum_buffer"].zero_()

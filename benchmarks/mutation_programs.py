@@ -17,7 +17,7 @@ FEATURES, HIDDEN, CLASSES, WORDS = 6, 4, 3, 7
 class Program(shoal.Task):
     """Regression with momentum on 28 samples: four steps an epoch, the last of four samples. Trials differ in `lr`."""
 
-    ways: Any = ("eager", "plain")
+    modes: Any = ("eager", "plain")
     epochs = 6
 
     def data(self, config: Any) -> Any:
@@ -199,7 +199,7 @@ class State(Program):
 class Buffers(State):
     """The buffers alone, in a graph."""
 
-    ways = ("eager", "captured")
+    modes = ("eager", "captured")
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -218,7 +218,7 @@ class Buffers(State):
 class Captured(Dropout):
     """Dropout, clipping and a learning rate that changes with each step, in a graph."""
 
-    ways = ("eager", "captured")
+    modes = ("eager", "captured")
     scheduler_interval = "step"
 
     def clip_norm(self, config: Any) -> float:

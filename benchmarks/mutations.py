@@ -2,7 +2,7 @@
 
 A fault changes one function that only arrays use (`mutation_faults.py`): a neighbour's row, a forgotten buffer, a
 stale batch, a skipped update. Searches with it train small programs in float64 (`mutation_programs.py`), four trials as
-one array, whose steps take ways in bursts of four: eager, plain, eager, ..., or eager and a traced graph. With the
+one array, whose step modes change in bursts of four: eager, plain, eager, ..., or eager and a traced graph. With the
 proof, the trials should go back to plain steps with a reason; the steps until then are counted. Without the proof, the
 fault must change a training loss or a metric by more than ten times what rounding does, else it does not count for the
 program; rounding is the difference between the array and the same trials in plain PyTorch, both without the fault. The
@@ -71,22 +71,22 @@ class Seen:
 
 
 class Bursts(TrainingStep):
-    """Steps that take ways in bursts, as a race does, and never choose one."""
+    """Takes the step modes in bursts, as a race does, and never chooses one."""
 
     order: ClassVar[tuple[StepMode, ...]]
     taken = 0
 
     @property
-    def next_way(self) -> StepMode:
+    def next_mode(self) -> StepMode:
         return self.order[self.taken // BURST % len(self.order)]
 
     def _timed(self, batch: Any) -> Tensor:
-        way = self.next_way
+        mode = self.next_mode
         self.taken += 1
-        if way == "captured" and way not in self._runs:
-            step = CapturedStep(self.array, self._optimizer, self.loss, batch, False, limits=self._limits)
-            self._runs[way] = lambda batch: self._captured(step, batch)
-        return self._run(way, batch)
+        if mode == "captured" and mode not in self._runs:
+            step = CapturedStep(self.array, self._optimizer, self.loss, batch, False, max_norms=self._max_norms)
+            self._runs[mode] = lambda batch: self._captured(step, batch)
+        return self._run(mode, batch)
 
 
 class Clock:
@@ -133,13 +133,13 @@ def watched(seen: Seen) -> None:
     ArrayTrainer._fall_back_to_plain = refused  # type: ignore[method-assign]
 
 
-def search(program: str, fault: Fault | None, exact: bool, ways: tuple[StepMode, ...] = ()) -> Seen:
+def search(program: str, fault: Fault | None, exact: bool, modes: tuple[StepMode, ...] = ()) -> Seen:
     """Search a program in a process of its own, with or without a fault and the proof."""
 
     def searched() -> Seen:
         seen, clock, kind = Seen(), Clock(), PROGRAMS[program]
         kind.exact = exact
-        Bursts.order = ways or kind.ways
+        Bursts.order = modes or kind.modes
         fused_stepper.TrainingStep = Bursts  # type: ignore[misc]
         run.measure = lambda *arguments: PROFILE  # type: ignore[assignment]
         clock.counting(Bursts, "__call__", lambda step: len(step.array))

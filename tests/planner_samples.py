@@ -59,10 +59,10 @@ CONSTANT = profile({1: 1.0, 16: 1.0})
 """Members are free."""
 SLOWER = profile({1: 1.0, 16: 20.0})
 """Fusing loses."""
-FETCHES = replace(LINEAR, step_seconds={1: 0.001}, fetch_seconds=0.01, sharing="window")
+FETCHES = replace(LINEAR, step_seconds={1: 0.001}, fetch_seconds=0.01, sample_sharing="window")
 """Samples take ten times as long to make as a step."""
-KEPT = replace(FETCHES, sharing="kept")
-BY_BATCH = replace(FETCHES, sharing="batch")
+KEPT = replace(FETCHES, sample_sharing="kept")
+BY_BATCH = replace(FETCHES, sample_sharing="batch")
 
 
 class KnownCosts(Costs):

@@ -51,7 +51,7 @@ def test_jobs_side_by_side_are_counted(jobs: list[JobRow], most: int, busy: floa
 
 
 def test_why_no_job_shares_a_slot() -> None:
-    fetched = replace(WHOLE, sharing="batch", fetch_seconds=0.1)
+    fetched = replace(WHOLE, sample_sharing="batch", fetch_seconds=0.1)
     assert why_alone(fetched, SLOTS).startswith("2 jobs of 0.98 cores each leave no room for another one on 2 cores")
     assert "without the wait for its samples" in why_alone(fetched, SLOTS)
     assert "without the wait" not in why_alone(WHOLE, SLOTS)

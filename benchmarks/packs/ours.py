@@ -72,7 +72,9 @@ class Chosen(Way):
     @property
     def settled(self) -> bool:
         """Whether nothing is tried any more."""
-        return all(turns.schedule is not None and all(lane.settled for lane in lanes) for turns, lanes in self.packs)
+        return all(
+            turns.interleaving is not None and all(lane.settled for lane in lanes) for turns, lanes in self.packs
+        )
 
     def epoch(self, number: int) -> None:
         """One of every lane."""

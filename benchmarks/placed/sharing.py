@@ -71,6 +71,6 @@ def why_alone(profile: Profile, cluster: Cluster) -> str:
     if (slots + 1) * cores <= node:
         return ""
     reason = f"{slots} jobs of {cores:.2f} cores each leave no room for another one on {node:g} cores, a hard limit"
-    if profile.sharing == "resident":
+    if profile.sample_sharing == "resident":
         return reason
     return f"{reason}; the cores of a task are those of its steps, without the wait for its samples"

@@ -1,4 +1,4 @@
-"""Members as one array of Shoal: eager, compiled, and the way that Shoal itself chooses."""
+"""Members as one array of Shoal: eager, compiled, and in the step mode that Shoal itself chooses."""
 
 from collections.abc import Iterable
 
@@ -75,7 +75,7 @@ class Compiled(Eager):
 
 
 class Chosen(Eager):
-    """`TrainingStep`: whichever way it finds the fastest.
+    """`TrainingStep`: in the step mode that it finds the fastest.
 
     Args:
         cell: what to train.
@@ -96,9 +96,9 @@ class Chosen(Eager):
 
     def warm_up(self, steps: int) -> list[Tensor]:
         losses = super().warm_up(steps)
-        while any(step.way is None for step in self.steps):
+        while any(step.mode is None for step in self.steps):
             self.step()
         return losses
 
     def note(self) -> str:
-        return ", ".join(str(step.way) for step in self.steps)
+        return ", ".join(str(step.mode) for step in self.steps)

@@ -247,7 +247,7 @@ class Task(ABC):
         sizes = [size_of(batch) for batch in batches]
         return [(batch, size / sum(sizes)) for batch, size in zip(batches, sizes, strict=True)]
 
-    _keeps_modes: bool = False
+    _keeps_train_modes: bool = False
     """Whether training leaves the modes of modules as the model has them, and goes on with those after a validation."""
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:

@@ -173,7 +173,7 @@ def test_shares_are_shown_and_cleared(known):
 
 def test_nothing_is_known_yet(tmp_path):
     done = shoal()
-    assert (done.exit_code, done.stdout) == (0, f"no measurements yet in {tmp_path / 'history-6.sqlite'}\n")
+    assert (done.exit_code, done.stdout) == (0, f"no measurements yet in {tmp_path / 'history-7.sqlite'}\n")
     assert json.loads(shoal("--json").stdout)["records"] == []
 
 

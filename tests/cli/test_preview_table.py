@@ -16,7 +16,7 @@ from shoal.study.preview import Failed, PlannedArray, Preview
 
 
 def planned(numbers, width, job, packed_with, decided, fetch=0.1, batch_size=16):
-    profile = Profile({1: 0.01, 4: 0.02}, 10, 0, 10**9, 5 * 10**7, 1.0, 1.0, fetch_seconds=fetch, sharing="kept")
+    profile = Profile({1: 0.01, 4: 0.02}, 10, 0, 10**9, 5 * 10**7, 1.0, 1.0, fetch_seconds=fetch, sample_sharing="kept")
     trials = [
         Trial(number, {"lr": number / 8, "width": width, "batch_size": batch_size}, number, 0) for number in numbers
     ]
@@ -55,7 +55,7 @@ def test_figures_are_folded_and_not_cut_where_it_is_narrow(width):
 
 def test_a_table_that_does_not_quite_fit_cuts_no_column():
     one = planned([0, 1, 2, 3, 4], 64, 1, (), "5 trials fused", batch_size=32)
-    profile = replace(one.array.profile, step_seconds={1: 0.000953, 4: 0.00243, 8: 0.00486}, sharing="resident")
+    profile = replace(one.array.profile, step_seconds={1: 0.000953, 4: 0.00243, 8: 0.00486}, sample_sharing="resident")
     found = preview(arrays=(replace(one, array=replace(one.array, profile=profile), seconds=0.0353),))
     lines = printed(found, 76)
     text = "\n".join(lines)

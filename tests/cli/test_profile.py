@@ -112,7 +112,7 @@ def test_json_is_all_there_is_on_standard_output_and_says_what_the_table_does(pr
     assert failed["reason"] == "ValueError: six"
     assert sorted(failed["trials"] + [trial for array in arrays for trial in array["trials"]]) == list(range(8))
     assert {config["width"] for array in arrays for config in array["configs"]} == {4}
-    assert {array["sharing"] for array in arrays} == {"kept"}
+    assert {array["sample_sharing"] for array in arrays} == {"kept"}
     assert found["device"] == "cpu:0"
     assert found["totals"]["chosen"]["seconds"] < found["totals"]["apart"]["seconds"]
 

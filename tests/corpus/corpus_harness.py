@@ -33,7 +33,7 @@ from shoal.worker import fused_stepper, profile, run
 for _late in ("numpy.random", "torch._dynamo", *(f"shoal.{name}" for name in ("api", "reproduce", "worker.run"))):
     import_module(_late)  # else every child would
 
-__all__ = ["WAYS", "Finding", "examine"]
+__all__ = ["MODES", "Finding", "examine"]
 
 EPOCHS = 3
 RATES = (0.03, 0.04, 0.05, 0.06, 0.065, 0.08)
@@ -48,13 +48,13 @@ trials of an array are trained by themselves."""
 
 _calls = logging.getLogger("corpus")
 
-WAYS: dict[str, tuple[StepMode, ...]] = {
+MODES: dict[str, tuple[StepMode, ...]] = {
     "default": (),
     "alternating": ("eager", "plain"),
     "compiled": ("eager", "compiled", "plain"),
     "eager": ("eager",),
 }
-"""Ways that the steps of an array take in turns; by "default" those that a search takes."""
+"""Step modes that an array takes in turns; "default": those of a search."""
 
 
 @dataclass
@@ -315,33 +315,33 @@ def timed(stepper: Any, batches: Any, tick: int) -> float:
 
 
 class InTurns(TrainingStep):
-    """Steps that take ways in turns, and never choose one."""
+    """Takes the step modes in turns, and never chooses one."""
 
-    ways: ClassVar[tuple[StepMode, ...]]
+    modes: ClassVar[tuple[StepMode, ...]]
     seconds: ClassVar[dict[StepMode, float]] = {"eager": 1.0}
     taken = 0
 
     @property
-    def next_way(self) -> StepMode:
-        return self.ways[self.taken % len(self.ways)] if len(self.array) > 1 else "plain"
+    def next_mode(self) -> StepMode:
+        return self.modes[self.taken % len(self.modes)] if len(self.array) > 1 else "plain"
 
     def _timed(self, batch: Any) -> Tensor:
-        way = self.next_way
+        mode = self.next_mode
         self.taken += 1
-        if way == "compiled" and not self.compiled:
+        if mode == "compiled" and not self.compiled:
             if self._decision is None or self._decision.steps <= 0:  # a profile's, which never compiles
-                way = "eager"
+                mode = "eager"
             else:
                 self._compiling = lambda seconds: True
-                assert self._prepare(way, batch), "the step cannot be compiled"
-        return self._run(way, batch)
+                assert self._prepare(mode, batch), "the step cannot be compiled"
+        return self._run(mode, batch)
 
 
-def searched(kind: type[shoal.Task], directory: Path, ways: tuple[StepMode, ...]) -> tuple[int, list[str]]:
+def searched(kind: type[shoal.Task], directory: Path, modes: tuple[StepMode, ...]) -> tuple[int, list[str]]:
     """How many losses a search computes of several trials at once, and why it trains trials by themselves."""
     os.environ["SHOAL_CACHE"] = str(directory.parent / "cache")  # else jobs follow what other searches have measured
-    if ways:
-        InTurns.ways = ways
+    if modes:
+        InTurns.modes = modes
         fused_stepper.TrainingStep = InTurns  # type: ignore[misc]
     profile._step_seconds, run.FREE_SECONDS = timed, math.inf
     profile.SIZES, profile.INTERLEAVED_RULES = (1, len(RATES)), profile.SINGLE_RULES
@@ -359,17 +359,17 @@ def searched(kind: type[shoal.Task], directory: Path, ways: tuple[StepMode, ...]
         return watch.at_once, watch.reasons
 
 
-def examine(module: str, name: str, directory: Path, ways: str) -> Finding:
+def examine(module: str, name: str, directory: Path, modes: str) -> Finding:
     """What becomes of a program in a search, and in plain PyTorch.
 
     Args:
         module: where it is written.
         name: of its class.
         directory: an empty one.
-        ways: of `WAYS`.
+        modes: Name of step modes in `MODES`.
     """
     kind = getattr(import_module(module), name)
-    at_once, reasons = forked(lambda: searched(kind, directory, WAYS[ways]))
+    at_once, reasons = forked(lambda: searched(kind, directory, MODES[modes]))
     study = shoal.Study(directory)
     keeps_globals = module == "corpus_globals"
     differences = forked(lambda: compared(kind, study, keeps_globals))

@@ -1,6 +1,6 @@
 """A search of any program gives what its trials give in plain PyTorch, fused or with a reason why not.
 
-Each runs with the ways of steps that a search takes, and with those of `WAYS` in turns.
+Each runs with the step modes of a search, and with those of `MODES` in turns.
 """
 
 import multiprocessing
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from corpus_base import Labels, Program, Words
-from corpus_harness import WAYS, examine
+from corpus_harness import MODES, examine
 from corpus_more import Counted
 
 FUSED = {
@@ -84,17 +84,17 @@ COMPILED = "CumulativeMean BuffersSwapped Codebook TiedEmbedding SpectralNorm Lo
 def programs() -> Iterator[pytest.param]:
     for outcome, table in {"fused": FUSED, "refused": REFUSED}.items():
         for module, name in ((module, name) for module, names in table.items() for name in names.split()):
-            for ways in _ways(module, name):
-                late = name in THOROUGH.split() or ways in ("eager", "compiled")
+            for modes in _modes(module, name):
+                late = name in THOROUGH.split() or modes in ("eager", "compiled")
                 marks = [pytest.mark.thorough] if late else []
-                yield pytest.param(module, name, ways, outcome, marks=marks, id=f"{name}-{ways}")
+                yield pytest.param(module, name, modes, outcome, marks=marks, id=f"{name}-{modes}")
 
 
-def _ways(module: str, name: str) -> list[str]:
-    """Ways in which a program runs: a `step` of its own has only one."""
+def _modes(module: str, name: str) -> list[str]:
+    """Step modes of a program: a `step` of its own has only one."""
     if getattr(import_module(module), name).step is not Program.step:
         return ["default"]
-    return [ways for ways in WAYS if ways != "compiled" or name in COMPILED.split()]
+    return [modes for modes in MODES if modes != "compiled" or name in COMPILED.split()]
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +105,11 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.mark.in_turns(3)
-@pytest.mark.parametrize(("module", "name", "ways", "outcome"), list(programs()))
+@pytest.mark.parametrize(("module", "name", "modes", "outcome"), list(programs()))
 def test_fused_exactly_or_refused(
-    module: str, name: str, ways: str, outcome: str, process: ProcessPoolExecutor, tmp_path: Path
+    module: str, name: str, modes: str, outcome: str, process: ProcessPoolExecutor, tmp_path: Path
 ) -> None:
-    found = process.submit(examine, module, name, tmp_path / "study", ways).result()
+    found = process.submit(examine, module, name, tmp_path / "study", modes).result()
     assert not found.differences, "\n".join(found.differences)
     assert found.failures.keys() == FAILING.get(name, set())
     assert found.outcome == outcome, found.reasons

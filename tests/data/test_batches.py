@@ -86,14 +86,14 @@ def test_a_batch_is_bitwise_what_collating_gives(name: str) -> None:
             leaves = [pytree.tree_leaves(each) for each in (batch, wanted)]
             strides = [[x.stride() for x in each if type(x) is torch.Tensor] for each in leaves]
             assert strides[0] == strides[1]
-    assert batches.sharing == sharing
+    assert batches.sample_sharing == sharing
 
 
 def test_samples_of_several_shapes_one_at_a_time() -> None:
     dataset = Counting(lambda i: torch.full((i % 4 + 1,), i), 20)
     batches = Batches(dataset, CPU, "training")
     assert [tuple(x.shape) for x in batches.iterate(1)] == [(1, i % 4 + 1) for i in range(20)]
-    assert batches.sharing == "window"
+    assert batches.sample_sharing == "window"
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         next(batches.iterate(3))
 
@@ -174,7 +174,7 @@ def test_what_can_be_shared_is_known_before_the_first_batch(dataset: Any, sharin
     seed_all(3, CPU)
     wanted = drawn()
     seed_all(3, CPU)
-    assert batches.sharing == sharing
+    assert batches.sample_sharing == sharing
     assert drawn() == wanted
     order = torch.arange(8, -1, -1)
     alone = Batches(dataset, CPU, "training").iterate(4, order, seed=2)
@@ -186,7 +186,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, sharing in ((size, "kept"), (size - 1, "window")):
         monkeypatch.setattr(batches_module, "RESIDENT_BYTES", limit)
         batches = Batches(Counting(picture, 100), CPU, "training")
-        assert batches.sharing == sharing
+        assert batches.sample_sharing == sharing
         assert batches.pending_bytes == (size if sharing == "kept" else 0)
         list(batches.iterate(10))
         assert batches.pending_bytes == 0

@@ -58,7 +58,7 @@ def test_batches_are_those_without_processes(make: Callable[[int], Any], shared:
     for epoch, first in ((0, 0), (1, 3)):
         wanted = list(walk(plain, 20, epoch, first))
         assert samples_equal(list(walk(loaded, 20, epoch, first)), wanted)
-    assert loaded.sharing == plain.sharing
+    assert loaded.sample_sharing == plain.sample_sharing
 
 
 def test_samples_too_many_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_samples_too_many_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
         Batches(Counting(picture, SAMPLES), CPU, "training", settings=s) for s in (LoaderSettings(), WORKERS)
     )
     assert samples_equal(list(walk(loaded, 20)), list(walk(plain, 20)))
-    assert loaded.sharing == "window"
+    assert loaded.sample_sharing == "window"
 
 
 def test_samples_of_another_kind_than_those_before() -> None:

@@ -40,7 +40,7 @@ def test_a_sample_is_decoded_once_for_all_walks_and_epochs() -> None:
     batches = Batches(dataset, CPU, "training")
     for epoch in range(3):
         lockstep([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
-    assert batches.sharing == "kept"
+    assert batches.sample_sharing == "kept"
     assert batches.fetched == 300
     assert batches.fetch_seconds > 0
     assert dataset.asked == {index: 3 if index < PROBED_SAMPLES else 1 for index in range(300)}, (
@@ -55,7 +55,7 @@ def test_what_is_not_kept_is_decoded_once_in_an_epoch(monkeypatch: pytest.Monkey
         for epoch in range(3):
             lockstep([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
             assert batches.fetched == 300 * (epoch + 1)
-        assert batches.sharing == "window"
+        assert batches.sample_sharing == "window"
 
 
 @pytest.mark.parametrize("sizes", [(20, 20, 20), (20, 20, 50)])
@@ -65,7 +65,7 @@ def test_walks_of_one_size_have_samples_made_once(make: Callable[[int], Any], si
     for epoch in range(3):
         lockstep([walk(batches, size, epoch) for size in sizes], sizes, 300)
         assert batches.fetched == 300 * (epoch + 1)
-    assert batches.sharing == "window"
+    assert batches.sample_sharing == "window"
 
 
 def test_samples_are_made_once_for_walks_that_go_on_with_an_epoch() -> None:
@@ -108,7 +108,7 @@ def test_random_samples_are_made_once_for_walks_of_one_batch_size() -> None:
     for epoch in range(2):
         lockstep([walk(batches, size, epoch) for size in sizes], sizes, 300)
         assert batches.fetched == 2 * 300 * (epoch + 1)
-    assert batches.sharing == "batch"
+    assert batches.sample_sharing == "batch"
 
 
 @pytest.mark.parametrize(("size", "first"), [(1, 37), (20, 3), (50, 1), (BLOCK, 2)])
@@ -132,7 +132,7 @@ def test_random_samples_are_made_once_for_all_where_the_task_says_so() -> None:
         assert all(torch.equal(lane, rows[0]) for lane in rows)
         assert rows[0][:, 1:].unique().numel() == 900
         seen.append(rows[0][rows[0][:, 0].argsort()])
-    assert batches.sharing == "window"
+    assert batches.sample_sharing == "window"
     assert torch.equal(seen[0][:, 0], seen[1][:, 0])
     assert not torch.isin(seen[0][:, 1:], seen[1][:, 1:]).any()
 
@@ -277,7 +277,7 @@ def test_whichever_generator_is_drawn_from_is_noticed(
     for make in (lambda i: draw(), lambda i: draw() if i > 20 else 0.5):
         batches = Batches(Counting(make, 40), CPU, "training")
         one, other = (torch.cat(list(walk(batches, 10, epoch))) for epoch in range(2))
-        assert batches.sharing == "batch"
+        assert batches.sample_sharing == "batch"
         assert not torch.isin(one[one != 0.5], other[other != 0.5]).any()
     assert not caplog.records  # that it draws from one of its own
 
@@ -291,7 +291,7 @@ def test_samples_that_draw_from_another_generator_later_on_are_those_that_a_lone
     def numbers(size: int) -> Tensor:
         batches = Batches(Counting(late), CPU, "training", shared_augmentation=True)
         rows = torch.cat(list(walk(batches, size)))
-        assert batches.sharing == "window"
+        assert batches.sample_sharing == "window"
         assert 300 <= batches.fetched <= 300 + size + 2 * (BLOCK - 1)  # the blocks of one batch were fetched again
         return rows[rows[:, 0].argsort()]
 
@@ -306,7 +306,7 @@ def test_samples_that_draw_later_on_are_not_kept_any_longer() -> None:
     batches = Batches(Counting(sometimes), CPU, "training")
     (first, *_), order = batches.iterate(20, seed=1), torch.arange(300)
     assert first[:, 1].tolist() == [0.5] * 20
-    assert batches.sharing == "batch"
+    assert batches.sample_sharing == "batch"
     rows = torch.cat(list(batches.iterate(20, order, seed=1)))
     assert (rows[:, 1] != 0.5).sum() == 10
 
@@ -316,7 +316,7 @@ def test_a_generator_of_the_data_sets_own_is_noticed(caplog: pytest.LogCaptureFi
     batches = Batches(Counting(lambda i: torch.tensor([i, generator.random()])), CPU, "training")
     with caplog.at_level(logging.WARNING, "shoal.pack"):
         rows = [torch.cat(list(walk(batches, 50, epoch)))[:, 1] for epoch in range(2)]
-    assert batches.sharing == "batch"
+    assert batches.sample_sharing == "batch"
     assert not torch.isin(rows[0], rows[1]).any()
     (record,) = caplog.records
     assert "draw from torch's default generator instead" in record.getMessage()

@@ -117,5 +117,5 @@ class Mutates(OneBuffer):
 @pytest.mark.parametrize("of", [OneBuffer, Mutates])
 def test_samples_that_do_not_last_are_not_kept(of: type[OneBuffer], caplog: pytest.LogCaptureFixture) -> None:
     batches = Batches(of(), torch.device("cpu"), "training")
-    assert batches.sharing == "batch"
+    assert batches.sample_sharing == "batch"
     assert "returns different samples for the same index" in caplog.text

@@ -20,17 +20,17 @@ class CompareWithPlain:
     Args:
         alone: the models.
         loss: of both.
-        way: in which the array takes its steps.
+        mode: Step mode of the array.
         settings: of SGD.
     """
 
-    def __init__(self, alone: Sequence[nn.Module], loss: Callable[..., Any], way: str, **settings: float) -> None:
+    def __init__(self, alone: Sequence[nn.Module], loss: Callable[..., Any], mode: str, **settings: float) -> None:
         self.alone = alone
         self.fused = [copy.deepcopy(model) for model in alone]
         self.array: ModelArray = fuse(self.fused, list(range(len(alone))))
         self._loss = loss
         optimizer = fuse_optimizers([SGD(model.parameters(), 0.1, **settings) for model in self.fused], self.array)
-        self._step = TrainingStep(self.array, optimizer, loss, (way,))  # type: ignore[arg-type]
+        self._step = TrainingStep(self.array, optimizer, loss, (mode,))  # type: ignore[arg-type]
         self._plain = [SGD(model.parameters(), 0.1, **settings) for model in alone]
 
     def train(self, batches: Tensor) -> Iterator[Tensor]:

@@ -161,8 +161,8 @@ def test_what_cannot_be_stale_runs_at_once(name: str) -> None:
 
 
 def test_memory_that_is_free_is_forgotten() -> None:
-    before = len(_copies.groups)
+    before = len(_copies.alias_sets)
     for _ in range(5):
         source = Stacked(torch.zeros(3, 2, 4).transpose(0, 1))
         source.flatten()
-    assert len(_copies.groups) <= before + 1
+    assert len(_copies.alias_sets) <= before + 1

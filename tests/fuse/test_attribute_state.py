@@ -43,14 +43,14 @@ class Remembering(nn.Module):
 def turns(array: ModelArray) -> list[Tensor]:
     """At once and one after another, by turns."""
     results = []
-    for way in (0, 1, 0, 0, 1):
+    for each_alone in (0, 1, 0, 0, 1):
         fn: Callable[..., Any] = lambda model, x: model(x)  # noqa: E731
-        results.append(array.map(fn, X) if way == 0 else torch.stack([fn(member, X) for member in array.members]))
+        results.append(array.map(fn, X) if not each_alone else torch.stack([fn(member, X) for member in array.members]))
     return results
 
 
 @pytest.mark.parametrize("kind", [Counting, Remembering])
-def test_state_in_attributes_is_the_members_own_in_every_way(kind: type[nn.Module]) -> None:
+def test_state_in_attributes_is_the_members_own_fused_or_alone(kind: type[nn.Module]) -> None:
     models, twins = build(kind, 3), build(kind, 3)
     for result in turns(fuse(models)):
         compare(result, [twin(X) for twin in twins])

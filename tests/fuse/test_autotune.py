@@ -42,20 +42,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.fuse.autotune._now", lambda device: Clock.seconds)
 
 
-class Ways(dict[str, Callable[[Tensor], Tensor]]):
-    """Ways of doubling a tensor, each of which takes some milliseconds; remembers which of them ran."""
+class Lowerings(dict[str, Callable[[Tensor], Tensor]]):
+    """Lowerings of doubling a tensor, each of which takes some milliseconds; remembers which of them ran."""
 
     def __init__(self, **milliseconds: float) -> None:
         self.ran: list[str] = []
-        super().__init__({name: self._way(name, wait) for name, wait in milliseconds.items()})
+        super().__init__({name: self._lowering(name, wait) for name, wait in milliseconds.items()})
 
-    def _way(self, name: str, wait: float) -> Callable[[Tensor], Tensor]:
-        def way(x: Tensor) -> Tensor:
+    def _lowering(self, name: str, wait: float) -> Callable[[Tensor], Tensor]:
+        def lowering(x: Tensor) -> Tensor:
             self.ran.append(name)
             takes(wait)
             return x * 2
 
-        return way
+        return lowering
 
 
 @pytest.fixture
@@ -66,42 +66,42 @@ def path(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def last(ways: Ways, x: Tensor = X, settings: Any = ()) -> str:
-    """The way that is taken in the end."""
-    assert torch.equal(fastest("double", ways, [x], settings), x * 2)
-    return ways.ran[-1]
+def last(lowerings: Lowerings, x: Tensor = X, settings: Any = ()) -> str:
+    """The lowering that is taken in the end."""
+    assert torch.equal(fastest("double", lowerings, [x], settings), x * 2)
+    return lowerings.ran[-1]
 
 
 @pytest.mark.usefixtures("path")
-def test_the_fastest_way_is_taken_and_measured_once() -> None:
-    ways = Ways(slow=8, fast=1, slowest=12)
-    assert last(ways) == "fast"
-    before = len(ways.ran)
+def test_the_fastest_lowering_is_taken_and_measured_once() -> None:
+    lowerings = Lowerings(slow=8, fast=1, slowest=12)
+    assert last(lowerings) == "fast"
+    before = len(lowerings.ran)
     assert before > 3 * 3
-    assert last(ways) == "fast"
-    assert len(ways.ran) == before + 1
+    assert last(lowerings) == "fast"
+    assert len(lowerings.ran) == before + 1
 
 
 @pytest.mark.usefixtures("path")
-def test_the_first_way_stays_where_others_gain_little() -> None:
-    assert last(Ways(first=10, second=9.8)) == "first"
+def test_the_first_lowering_stays_where_others_gain_little() -> None:
+    assert last(Lowerings(first=10, second=9.8)) == "first"
 
 
 @pytest.mark.usefixtures("path")
-def test_a_hopeless_way_is_soon_given_up() -> None:
-    ways = Ways(first=1, hopeless=80)
-    last(ways)
-    assert ways.ran.count("hopeless") == 2
+def test_a_hopeless_lowering_is_soon_given_up() -> None:
+    lowerings = Lowerings(first=1, hopeless=80)
+    last(lowerings)
+    assert lowerings.ran.count("hopeless") == 2
 
 
 @pytest.mark.usefixtures("path")
 def test_what_the_time_depends_on_is_measured_apart() -> None:
-    ways = Ways(first=2, second=1)
+    lowerings = Lowerings(first=2, second=1)
 
     def races(x: Tensor, settings: Any = ()) -> bool:
-        before = len(ways.ran)
-        last(ways, x, settings)
-        return len(ways.ran) > before + 1
+        before = len(lowerings.ran)
+        last(lowerings, x, settings)
+        return len(lowerings.ran) > before + 1
 
     assert races(X)
     assert not races(X + 1)
@@ -135,30 +135,30 @@ def test_the_backward_pass_counts() -> None:
             takes(10)
             return grad * 2
 
-    ways: dict[str, Callable[[Tensor], Tensor]] = {
+    lowerings: dict[str, Callable[[Tensor], Tensor]] = {
         "forward": lambda x: SlowBackward.apply(x),
         "both": lambda x: (takes(3), x * 2)[1],
     }
     leaf = X.clone().requires_grad_()
-    assert fastest("double", ways, [leaf]).grad_fn.name() == "MulBackward0"
+    assert fastest("double", lowerings, [leaf]).grad_fn.name() == "MulBackward0"
     assert leaf.grad is None
 
 
 def test_findings_are_read_by_the_next_process(path: Path) -> None:
-    last(Ways(slow=8, fast=1))
+    last(Lowerings(slow=8, fast=1))
     with autotuning(path):
-        ways = Ways(slow=8, fast=1)
-        assert last(ways) == "fast"
-        assert ways.ran == ["fast"]
+        lowerings = Lowerings(slow=8, fast=1)
+        assert last(lowerings) == "fast"
+        assert lowerings.ran == ["fast"]
     with autotuning(path):
-        assert last(Ways(slow=8, other=1)) == "other"  # the way that was found is gone
+        assert last(Lowerings(slow=8, other=1)) == "other"  # the lowering that was found is gone
 
 
 def test_the_file_says_what_was_measured(path: Path) -> None:
-    last(Ways(slow=8, fast=1), settings=(3, "same"))
+    last(Lowerings(slow=8, fast=1), settings=(3, "same"))
     (line,) = filter(None, path.read_text().splitlines())
     entry = json.loads(line)
-    assert entry["way"] == "fast"
+    assert entry["lowering"] == "fast"
     assert entry["seconds"]["slow"] > entry["seconds"]["fast"] > 0
     assert torch.__version__ in entry["key"]
     assert "(3, 'same')" in entry["key"]
@@ -166,28 +166,28 @@ def test_the_file_says_what_was_measured(path: Path) -> None:
 
 @pytest.mark.parametrize("rest", ['{"key": "half', "\x00\xff\x00", '{"key": "a"}', "[]", "no json"])
 def test_a_torn_file_costs_its_torn_lines(path: Path, rest: str, caplog: pytest.LogCaptureFixture) -> None:
-    last(Ways(slow=8, fast=1))
+    last(Lowerings(slow=8, fast=1))
     with path.open("a") as file:
         file.write(rest)  # without an end of line
     with autotuning(path), caplog.at_level(logging.WARNING, "shoal.fuse"):
-        ways = Ways(slow=8, fast=1)
-        assert last(ways) == "fast"
-        assert ways.ran == ["fast"]
-        assert last(Ways(slow=8, fast=1), X.float()) == "fast"
+        lowerings = Lowerings(slow=8, fast=1)
+        assert last(lowerings) == "fast"
+        assert lowerings.ran == ["fast"]
+        assert last(Lowerings(slow=8, fast=1), X.float()) == "fast"
     assert "cannot be read; their lowerings are measured anew" in caplog.text
     found = TuningCache(path)
     assert found.get("half") is None
-    assert len([line for line in path.read_text(errors="replace").splitlines() if '"way": "fast"' in line]) == 2
+    assert len([line for line in path.read_text(errors="replace").splitlines() if '"lowering": "fast"' in line]) == 2
 
 
 def test_a_file_that_cannot_be_written_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cache").write_text("a file where the directory should be")
     with autotuning(tmp_path / "cache" / "lowerings.jsonl"), caplog.at_level(logging.WARNING, "shoal.fuse"):
-        assert last(Ways(slow=8, fast=1)) == "fast"
-        ways = Ways(slow=8, fast=1)
-        assert last(ways) == "fast"
-        assert ways.ran == ["fast"]
-        last(Ways(slow=2, fast=1), X.float())
+        assert last(Lowerings(slow=8, fast=1)) == "fast"
+        lowerings = Lowerings(slow=8, fast=1)
+        assert last(lowerings) == "fast"
+        assert lowerings.ran == ["fast"]
+        last(Lowerings(slow=2, fast=1), X.float())
     assert len(caplog.records) == 1
     assert "kept in memory only" in caplog.text
 
@@ -195,7 +195,7 @@ def test_a_file_that_cannot_be_written_is_done_without(tmp_path: Path, caplog: p
 def append(path: Path, writer: int) -> None:
     findings = TuningCache(path)
     for number in range(50):
-        findings.put(f"{writer} {number}", f"way of {writer}", {"way": 0.1})
+        findings.put(f"{writer} {number}", f"lowering of {writer}", {"lowering": 0.1})
 
 
 def test_processes_write_at_once(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_processes_write_at_once(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
     found = TuningCache(path)
-    assert all(found.get(f"{w} {n}") == f"way of {w}" for w in range(4) for n in range(50))
+    assert all(found.get(f"{w} {n}") == f"lowering of {w}" for w in range(4) for n in range(50))
 
 
 class Idle(TorchDispatchMode):
@@ -252,20 +252,20 @@ PLACES = {f.__name__: f for f in (trace, fake, watched, on_meta, mapped, checkpo
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("place", PLACES)
 def test_nothing_is_measured_where_that_would_be_seen(place: str) -> None:
-    ways = Ways(slow=2, fast=1)
-    result = PLACES[place](lambda x: fastest("double", ways, [x]))
+    lowerings = Lowerings(slow=2, fast=1)
+    result = PLACES[place](lambda x: fastest("double", lowerings, [x]))
     assert torch.equal(result, X * 2)
-    assert set(ways.ran) == {"slow"}
-    assert len(ways.ran) <= 2
+    assert set(lowerings.ran) == {"slow"}
+    assert len(lowerings.ran) <= 2
 
 
 @pytest.mark.usefixtures("path")
 def test_a_trace_uses_what_is_known() -> None:
-    ways = Ways(slow=8, fast=1)
-    last(ways)
-    ways.ran.clear()
-    trace(lambda x: fastest("double", ways, [x]))
-    assert ways.ran == ["fast"]
+    lowerings = Lowerings(slow=8, fast=1)
+    last(lowerings)
+    lowerings.ran.clear()
+    trace(lambda x: fastest("double", lowerings, [x]))
+    assert lowerings.ran == ["fast"]
 
 
 @pytest.mark.usefixtures("path")
@@ -283,14 +283,14 @@ def test_measuring_is_not_seen() -> None:
         return torch.relu(x)
 
     leaf = X.clone().requires_grad_()
-    ways: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "noisy": noisy}
+    lowerings: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "noisy": noisy}
     torch.manual_seed(5)
     with Seen() as seen:
-        fastest("relu", ways, [leaf])
+        fastest("relu", lowerings, [leaf])
     assert seen.count == 1
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    fastest("relu", ways, [leaf * 1])
+    fastest("relu", lowerings, [leaf * 1])
     assert torch.equal(state, torch.get_rng_state())
     assert leaf.grad is None
 
@@ -298,15 +298,15 @@ def test_measuring_is_not_seen() -> None:
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_gradients_of_any_type_are_raced(dtype: torch.dtype) -> None:
-    ways = Ways(slow=4, fast=1)
-    assert last(ways, torch.ones(3, 2, dtype=dtype, requires_grad=True)) == "fast"
+    lowerings = Lowerings(slow=4, fast=1)
+    assert last(lowerings, torch.ones(3, 2, dtype=dtype, requires_grad=True)) == "fast"
 
 
 @pytest.mark.usefixtures("path")
-def test_a_way_that_is_clearly_beaten_is_tried_a_few_times_only() -> None:
-    ways = Ways(first=1, beaten=60)
-    last(ways)
-    assert ways.ran.count("beaten") <= 1 + 2 < ways.ran.count("first")
+def test_a_lowering_that_is_clearly_beaten_is_tried_a_few_times_only() -> None:
+    lowerings = Lowerings(first=1, beaten=60)
+    last(lowerings)
+    assert lowerings.ran.count("beaten") <= 1 + 2 < lowerings.ran.count("first")
 
 
 @pytest.mark.thorough
@@ -319,34 +319,34 @@ def test_a_race_imports_no_sympy(tmp_path: Path) -> None:
         "sys.exit('sympy' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"SHOAL_CACHE": str(tmp_path)})
-    assert (tmp_path / "lowerings-1.jsonl").exists()
+    assert (tmp_path / "lowerings-2.jsonl").exists()
 
 
 @pytest.mark.usefixtures("path")
-def test_a_way_that_fails_is_out_but_not_the_first() -> None:
+def test_a_lowering_that_fails_is_out_but_not_the_first() -> None:
     def fails(x: Tensor) -> Tensor:
         raise RuntimeError("not for these shapes")
 
-    ways = Ways(first=2)
-    assert torch.equal(fastest("double", {**ways, "fails": fails}, [X]), X * 2)
+    lowerings = Lowerings(first=2)
+    assert torch.equal(fastest("double", {**lowerings, "fails": fails}, [X]), X * 2)
     with pytest.raises(RuntimeError, match="not for these shapes"):
-        fastest("fail", {"fails": fails, **ways}, [X])
+        fastest("fail", {"fails": fails, **lowerings}, [X])
 
 
-def test_off_takes_the_first_way() -> None:
-    ways = Ways(slow=2, fast=1)
+def test_off_takes_the_first_lowering() -> None:
+    lowerings = Lowerings(slow=2, fast=1)
     with without_autotuning():
-        assert last(ways) == "slow"
-    assert ways.ran == ["slow"]
+        assert last(lowerings) == "slow"
+    assert lowerings.ran == ["slow"]
 
 
-def test_forced_takes_a_way_by_name() -> None:
-    ways = Ways(slow=2, fast=1)
+def test_forced_takes_a_lowering_by_name() -> None:
+    lowerings = Lowerings(slow=2, fast=1)
     with forced_lowerings({"double": "fast"}):
-        assert last(ways) == "fast"
+        assert last(lowerings) == "fast"
     with forced_lowerings({"double": "another", "other": "fast"}):
-        assert last(ways) == "slow"
-    assert len(ways.ran) == 2
+        assert last(lowerings) == "slow"
+    assert len(lowerings.ran) == 2
 
 
 @pytest.mark.parametrize(("value", "active"), [("0", False), ("1", True), (None, True)])
@@ -362,7 +362,7 @@ def test_the_environment_turns_it_off(
         monkeypatch.setenv("SHOAL_AUTOTUNE", value)
     begun_anew = runpy.run_path(str(autotune.__file__))
     begun_anew["fastest"]("name", {"a": torch.neg, "b": torch.neg}, [torch.ones(2)])
-    assert (tmp_path / "lowerings-1.jsonl").exists() == active
+    assert (tmp_path / "lowerings-2.jsonl").exists() == active
 
 
 @pytest.mark.usefixtures("path")
@@ -392,8 +392,8 @@ class BudgetClock:
         return self.now
 
 
-class WaysOfRows(dict[str, Callable[[Tensor], Tensor]]):
-    """Ways of doubling a tensor: one is the faster for up to 100 rows, one for more.
+class LoweringsOfRows(dict[str, Callable[[Tensor], Tensor]]):
+    """Lowerings of doubling a tensor: one is the faster for up to 100 rows, one for more.
 
     Args:
         clock: of the budget; shows more with every run.
@@ -402,19 +402,19 @@ class WaysOfRows(dict[str, Callable[[Tensor], Tensor]]):
 
     def __init__(self, clock: BudgetClock, seconds: float) -> None:
         self.ran: list[str] = []
-        super().__init__({name: self._way(name, clock, seconds) for name in ("few", "many")})
+        super().__init__({name: self._lowering(name, clock, seconds) for name in ("few", "many")})
 
-    def _way(self, name: str, clock: BudgetClock, seconds: float) -> Callable[[Tensor], Tensor]:
-        def way(x: Tensor) -> Tensor:
+    def _lowering(self, name: str, clock: BudgetClock, seconds: float) -> Callable[[Tensor], Tensor]:
+        def lowering(x: Tensor) -> Tensor:
             self.ran.append(name)
             clock.now += seconds
             takes(0.5 if (name == "few") == (len(x) <= 100) else 3)
             return x * 2
 
-        return way
+        return lowering
 
     def last(self, x: Tensor) -> str:
-        """The way that is taken in the end."""
+        """The lowering that is taken in the end."""
         assert torch.equal(fastest("double", self, [x]), x * 2)
         return self.ran[-1]
 
@@ -431,36 +431,36 @@ def rows(count: int) -> Tensor:
 
 def test_races_take_an_allowance_and_then_a_share_of_the_time(tmp_path: Path) -> None:
     clock = BudgetClock()
-    ways = WaysOfRows(clock, 0.3)
+    lowerings = LoweringsOfRows(clock, 0.3)
     with autotuning(tmp_path / "lowerings.jsonl", TuningBudget(clock)):
-        measured = [ways.races(rows(2**count)) for count in range(20)]
+        measured = [lowerings.races(rows(2**count)) for count in range(20)]
         assert 1 < sum(measured) < 15
         assert measured == sorted(measured, reverse=True)
-        assert ways.races(rows(2**20).double()), "nothing is known of the like"
+        assert lowerings.races(rows(2**20).double()), "nothing is known of the like"
         clock.now += 1000
-        assert ways.races(rows(2**21))
-        assert not ways.races(rows(2**19)), "what was taken over stays"
+        assert lowerings.races(rows(2**21))
+        assert not lowerings.races(rows(2**19)), "what was taken over stays"
 
 
-def test_a_new_shape_goes_the_way_of_the_nearest_one(tmp_path: Path) -> None:
+def test_a_new_shape_runs_by_the_lowering_of_the_nearest_one(tmp_path: Path) -> None:
     path = tmp_path / "lowerings.jsonl"
     clock = BudgetClock()
-    ways = WaysOfRows(clock, 0.0)
+    lowerings = LoweringsOfRows(clock, 0.0)
     with autotuning(path, TuningBudget(clock)):
-        assert ways.last(rows(4)) == "few"
-        assert ways.last(rows(1000)) == "many"
-        assert WaysOfRows(clock, 10.0).races(rows(1000).double())  # takes more than there is
+        assert lowerings.last(rows(4)) == "few"
+        assert lowerings.last(rows(1000)) == "many"
+        assert LoweringsOfRows(clock, 10.0).races(rows(1000).double())  # takes more than there is
         written = path.read_text()
         nearest = {1: "few", 40: "few", 90: "many", 5000: "many"}  # 4 and 1000 are equally far from 63
-        assert {count: ways.last(rows(count)) for count in nearest} == nearest
+        assert {count: lowerings.last(rows(count)) for count in nearest} == nearest
         assert path.read_text() == written
 
 
-def test_a_way_that_is_not_offered_is_not_taken_over(tmp_path: Path) -> None:
+def test_a_lowering_that_is_not_offered_is_not_taken_over(tmp_path: Path) -> None:
     clock = BudgetClock()
     with autotuning(tmp_path / "lowerings.jsonl", TuningBudget(clock)):
-        assert WaysOfRows(clock, 10.0).last(rows(4)) == "few"
-        others = WaysOfRows(clock, 10.0)
+        assert LoweringsOfRows(clock, 10.0).last(rows(4)) == "few"
+        others = LoweringsOfRows(clock, 10.0)
         others["other"] = others.pop("few")
         assert others.races(rows(5))
 
@@ -469,13 +469,13 @@ def test_what_is_read_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lowerings.jsonl"
     clock = BudgetClock()
     with autotuning(path, TuningBudget(clock)):
-        WaysOfRows(clock, 0.1).last(rows(4))
+        LoweringsOfRows(clock, 0.1).last(rows(4))
     with autotuning(path, TuningBudget(clock)):
-        ways = WaysOfRows(clock, 10.0)
-        assert not ways.races(rows(4))
-        assert not ways.races(rows(5)), "nearly the same size"
-        assert ways.races(rows(8))
-        assert not ways.races(rows(16))
+        lowerings = LoweringsOfRows(clock, 10.0)
+        assert not lowerings.races(rows(4))
+        assert not lowerings.races(rows(5)), "nearly the same size"
+        assert lowerings.races(rows(8))
+        assert not lowerings.races(rows(16))
 
 
 @pytest.mark.parametrize(("spent", "passed", "left"), [(0, 0, True), (19, 0, True), (30, 0, False), (30, 201, True)])

@@ -1,4 +1,4 @@
-"""Bad input raises an error that names the value, the place and the remedy, whichever way a step runs."""
+"""Bad input raises an error that names the value, the place and the remedy, in each step mode."""
 
 import pickle
 from collections.abc import Callable
@@ -49,20 +49,20 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("way", ["eager", "plain"])
+@pytest.mark.parametrize("mode", ["eager", "plain"])
 @pytest.mark.parametrize(("fn", "message"), LOSSES.values(), ids=LOSSES)
-def test_losses(fn: Callable[..., Any], message: str, way: StepMode) -> None:
+def test_losses(fn: Callable[..., Any], message: str, mode: StepMode) -> None:
     array = array_of()
-    step = TrainingStep(array, optimizer_of(array), fn, ways=(way,))
+    step = TrainingStep(array, optimizer_of(array), fn, modes=(mode,))
     with pytest.raises(FusionError, match=message):
         step(X)
     assert all(parameter.grad is None for model in (array, *array.members) for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("way", ["eager", "plain"])
-def test_losses_of_one_element_are_scalars(way: StepMode) -> None:
+@pytest.mark.parametrize("mode", ["eager", "plain"])
+def test_losses_of_one_element_are_scalars(mode: StepMode) -> None:
     array = array_of()
-    step = TrainingStep(array, optimizer_of(array), lambda model, x: loss(model, x).view(1), ways=(way,))
+    step = TrainingStep(array, optimizer_of(array), lambda model, x: loss(model, x).view(1), modes=(mode,))
     assert step(X).shape == (MEMBERS,)
 
 
@@ -139,9 +139,9 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "step: array": (lambda: TrainingStep(net(), optimizer_of(array_of()), loss), "`array` .* got Sequential"),  # type: ignore[arg-type]
     "step: optimizer": (lambda: TrainingStep(array_of(), None, loss), "`optimizer` must be .* got NoneType"),  # type: ignore[arg-type]
-    "step: ways": (
+    "step: modes": (
         lambda: TrainingStep(array := array_of(), optimizer_of(array), loss, None),  # type: ignore[arg-type]
-        "`ways` must be a tuple of ways, got None",
+        "`modes` must be a tuple of step modes, got None",
     ),
     "step: another's": (lambda: TrainingStep(array_of(), optimizer_of(array_of()), loss), "got that of another one"),
     "meta": (lambda: array_of().to("meta"), "cannot be moved to 'meta'"),

@@ -361,15 +361,15 @@ class Completing(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("way", ["plain", "eager"])
+@pytest.mark.parametrize("mode", ["plain", "eager"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_members_have_completed_is_not_a_change(count: int, way: StepMode) -> None:
+def test_what_members_have_completed_is_not_a_change(count: int, mode: StepMode) -> None:
     models = [Completing().double() for _ in range(count)]
     array = fuse(models)
     optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
     x = torch.randn(3, 4, dtype=torch.float64)
     loss_of = lambda model, batch: model(batch).square().mean()  # noqa: E731
-    TrainingStep(array, optimizer, loss_of, ways=(way,))(x)
+    TrainingStep(array, optimizer, loss_of, modes=(mode,))(x)
     CapturedStep(array, optimizer, loss_of, x, compiling=False, trained=list(array.parameters()))  # raises nothing
 
 
@@ -481,7 +481,7 @@ def test_batches_are_accumulated_and_gradients_clipped_as_eagerly(compiling: boo
         steps.append((array, optimizer, eagerly))
     (array, optimizer, _), (expected, _, eagerly) = steps
     numbers = torch.tensor(limits, dtype=torch.float64)
-    captured = CapturedStep(array, optimizer, class_loss, batch, compiling, limits=numbers)
+    captured = CapturedStep(array, optimizer, class_loss, batch, compiling, max_norms=numbers)
     for _ in range(2):
         assert captured.fits(batch)
         torch.testing.assert_close(captured(batch), eagerly(batch), rtol=1e-9, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Containers and objects in attributes of models are each member's own, whichever way a step is taken."""
+"""Containers and objects in attributes of models are each member's own, in each step mode."""
 
 import copy
 from collections import Counter, deque
@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Any, Callable[[Model], Any]]] = {
     "hidden state": ((torch.zeros(6, 4, dtype=torch.float64), 0), hidden),
 }
 
-WAYS: dict[str, tuple[StepMode, ...]] = {"eager": ("eager",), "plain": ("plain",), "both": ("eager", "plain")}
+MODES: dict[str, tuple[StepMode, ...]] = {"eager": ("eager",), "plain": ("plain",), "both": ("eager", "plain")}
 
 
 def models(held: Any) -> list[Model]:
@@ -121,10 +121,10 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-@pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
 @pytest.mark.parametrize(("held", "use"), CASES.values(), ids=CASES)
 def test_steps_are_those_of_each_model_alone(
-    held: Any, use: Callable[[Model], Any], ways: tuple[StepMode, ...]
+    held: Any, use: Callable[[Model], Any], modes: tuple[StepMode, ...]
 ) -> None:
     def loss(model: Model, x: Tensor) -> Tensor:
         return (model.layer(x) - 1).square().mean() * (1 + 0.1 * use(model))
@@ -138,7 +138,7 @@ def test_steps_are_those_of_each_model_alone(
             optimizer.step()
     together = models(held)
     array = fuse(together)
-    step = TrainingStep(array, fuse_optimizers([sgd(model) for model in together], array), loss, ways)
+    step = TrainingStep(array, fuse_optimizers([sgd(model) for model in together], array), loss, modes)
     for _ in range(12):
         step(X)
     for model, expected in zip(array.unfuse(), alone, strict=True):

@@ -20,8 +20,8 @@ IMAGE = torch.randn(2, 4, 7, 6, dtype=torch.float64)
 VOLUME = torch.randn(2, 4, 4, 5, 4, dtype=torch.float64)
 
 NAMES = {kind: [f"conv{n}d", f"conv_transpose{n}d"] for n, kind in ((1, SEQUENCE), (2, IMAGE), (3, VOLUME))}
-WAYS = ("grouped", "bmm", "loop")
-"""A shared input takes one convolution where it does not have the way that is asked for."""
+LOWERINGS = ("grouped", "bmm", "loop")
+"""A shared input takes one convolution where it does not have the lowering that is asked for."""
 
 
 def two(kind: type[nn.Module], kernel: Any = 3, **options: Any) -> Make:
@@ -65,14 +65,14 @@ CASES: dict[str, tuple[Make, Tensor]] = {
 }  # fmt: skip
 
 
-def going(way: str) -> Any:
-    """All convolutions by one way, where they have it."""
-    return forced_lowerings({name: way for names in NAMES.values() for name in names})
+def using(lowering: str) -> Any:
+    """All convolutions by one lowering, where they have it."""
+    return forced_lowerings({name: lowering for names in NAMES.values() for name in names})
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_equals_the_members(way: str) -> None:
-    with going(way):
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_every_lowering_equals_the_members(lowering: str) -> None:
+    with using(lowering):
         check_table(CASES, members=[2], steps=1)
 
 
@@ -102,8 +102,8 @@ ARGUMENTS: dict[str, Callable[[nn.Module, Tensor], tuple[Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_any_mix_of_own_and_shared_arguments(way: str) -> None:
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_any_mix_of_own_and_shared_arguments(lowering: str) -> None:
     def run(m: Any, x: Tensor) -> dict[str, Tensor]:
         inputs = {name: layout(m, x) for name, layout in LAYOUTS.items()}
         return {
@@ -117,13 +117,13 @@ def test_any_mix_of_own_and_shared_arguments(way: str) -> None:
         layers = nn.ModuleDict({kind: layer(4, 6, 3) for kind, (_, _, layer) in SHARED.items()})
         return Of(run, layers=layers, before=nn.Conv2d(4, 4, 1), scale=nn.Parameter(torch.rand(4, 1, 1)))
 
-    with going(way):
+    with using(lowering):
         check(make, IMAGE, members=3, steps=1)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d], ids=lambda kind: kind.__name__)
-def test_autocast_gives_the_types_of_the_members(kind: type[nn.Module], way: str) -> None:
+def test_autocast_gives_the_types_of_the_members(kind: type[nn.Module], lowering: str) -> None:
     weight = torch.randn(4, 4, 3, 3)
 
     def run(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ def test_autocast_gives_the_types_of_the_members(kind: type[nn.Module], way: str
         return model
 
     models = [make() for _ in range(2)]
-    with torch.autocast("cpu", torch.bfloat16), going(way):
+    with torch.autocast("cpu", torch.bfloat16), using(lowering):
         expected = [model(IMAGE.float()) for model in models]
         result = fuse(models)(IMAGE.float())
     for i, own in enumerate(zip(*expected, strict=True)):
@@ -167,20 +167,20 @@ def operators(model: Make, x: Tensor, members: int = 4) -> Counter[str]:
     return counted.calls
 
 
-@pytest.mark.parametrize(("way", "convolutions"), [("one", 1), ("bmm", 1), ("loop", 4)])
-def test_a_shared_input_takes_one_convolution_or_a_loop(way: str, convolutions: int) -> None:
-    with going(way):
+@pytest.mark.parametrize(("lowering", "convolutions"), [("one", 1), ("bmm", 1), ("loop", 4)])
+def test_a_shared_input_takes_one_convolution_or_a_loop(lowering: str, convolutions: int) -> None:
+    with using(lowering):
         assert operators(lambda: nn.Conv2d(4, 6, 3), IMAGE)["convolution"] == convolutions
 
 
 @pytest.mark.parametrize(
     "name", ["1d", "2d", "2d same", "2d pointwise", "3d pointwise", "transposed 1d", "transposed 2d"]
 )
-@pytest.mark.parametrize(("way", "convolutions"), [("grouped", 2), ("bmm", 1), ("loop", 8)])
-def test_a_way_is_what_it_is_called(name: str, way: str, convolutions: int) -> None:
-    if way == "bmm" and name.startswith("transposed"):
-        pytest.skip("a product with columns that are added up has never been the fastest way")
-    with going(way):
+@pytest.mark.parametrize(("lowering", "convolutions"), [("grouped", 2), ("bmm", 1), ("loop", 8)])
+def test_a_lowering_is_what_it_is_called(name: str, lowering: str, convolutions: int) -> None:
+    if lowering == "bmm" and name.startswith("transposed"):
+        pytest.skip("a product with columns that are added up has never been the fastest lowering")
+    with using(lowering):
         calls = operators(*CASES[name])
     assert calls["convolution"] == calls["convolution_backward"] == convolutions
 
@@ -199,7 +199,7 @@ def test_a_chain_that_stays_channel_major_copies_nothing() -> None:
             nn.Conv2d(16, 8, 1),
         )
 
-    with going("grouped"):
+    with using("grouped"):
         calls = operators(make, torch.randn(2, 4, 8, 8, dtype=torch.float64))
     assert calls["convolution"] == 3
     assert not {"clone", "copy_", "stack", "cat"} & set(calls)

@@ -107,16 +107,16 @@ def test_a_step_that_is_to_be_a_graph_has_its_lowerings_timed_as_graphs(
         return x * 2
 
     x = torch.ones(3, requires_grad=True)
-    ways = {name: partial(lowering, name) for name in ("one", "two")}
+    lowerings = {name: partial(lowering, name) for name in ("one", "two")}
     tuner = autotune._Tuner(True, TuningCache(tmp_path / "lowerings"))
     with autotune._using(tuner):
         with timed_by_replay():
             assert autotune.times_replays()
-            assert torch.equal(autotune.fastest("double", ways, [x]), x * 2)
+            assert torch.equal(autotune.fastest("double", lowerings, [x]), x * 2)
         counts = len(replayed), len(ran)
         assert counts[0] >= 6
         assert counts[1] == 5, "each twice before its graph is there, then the fastest one"
-        autotune.fastest("double", ways, [x])
+        autotune.fastest("double", lowerings, [x])
         assert len(replayed) == counts[0], "a step without a graph is timed as it runs"
         assert len(ran) > counts[1] + 6
 
@@ -157,8 +157,8 @@ def test_lowerings_are_timed_as_they_run_once_the_step_turns_out_not_to_be_recor
     monkeypatch.setattr(step_module, "CapturedStep", refuse)
     found: list[bool] = []
     step = noting_step(found, ("eager", "captured"), clock=count().__next__)
-    while step.way is None:
+    while step.mode is None:
         step(torch.ones(3, 2))
     assert found == [True] * len(found)
     step(torch.ones(3, 2))
-    assert (step.way, found[-1]) == ("eager", False)
+    assert (step.mode, found[-1]) == ("eager", False)

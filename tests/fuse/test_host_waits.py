@@ -46,7 +46,7 @@ def sgd(params: Any, b: int) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.01 * (1 + b), momentum=0.9)
 
 
-def settled(way: StepMode, make: Maker, optimizer: Any = sgd, scaled: bool = False, **options: Any) -> Counts:
+def settled(mode: StepMode, make: Maker, optimizer: Any = sgd, scaled: bool = False, **options: Any) -> Counts:
     """The counts of a settled step, whose learning rates are others than those of the step before."""
     torch.manual_seed(0)
     models = [make(b).train() for b in range(MEMBERS)]
@@ -56,8 +56,8 @@ def settled(way: StepMode, make: Maker, optimizer: Any = sgd, scaled: bool = Fal
         array = fuse(models, seeds=range(MEMBERS), strict=False)
         fused = fuse_optimizers([optimizer(model.parameters(), b) for b, model in enumerate(models)], array)
         scaler = GradScaler(array) if scaled else None
-        step = TrainingStep(array, fused, loss, (way,), scaler=scaler, **options)
-        while step.way is None:
+        step = TrainingStep(array, fused, loss, (mode,), scaler=scaler, **options)
+        while step.mode is None:
             step(batch)
         step(batch)
         for member in fused.members:
@@ -80,19 +80,19 @@ MODELS: dict[str, Maker] = {
 }
 
 
-@pytest.mark.parametrize("way", ["eager", "plain"])
+@pytest.mark.parametrize("mode", ["eager", "plain"])
 @pytest.mark.parametrize("name", MODELS)
-def test_no_step_waits(name: str, way: StepMode) -> None:
-    assert settled(way, MODELS[name], max_norm=1.0).waits == {}
+def test_no_step_waits(name: str, mode: StepMode) -> None:
+    assert settled(mode, MODELS[name], max_norm=1.0).waits == {}
 
 
 @pytest.mark.parametrize("optimizer", ["NAdam", "RAdam", "Adamax", "Adagrad", "Adam", "Adadelta", "RMSprop"])
-@pytest.mark.parametrize("way", ["eager", "plain"])
-def test_no_optimizer_waits(optimizer: str, way: StepMode) -> None:
+@pytest.mark.parametrize("mode", ["eager", "plain"])
+def test_no_optimizer_waits(optimizer: str, mode: StepMode) -> None:
     def make(params: Any, b: int) -> torch.optim.Optimizer:
         return getattr(torch.optim, optimizer)(params, lr=0.01 * (1 + b))
 
-    assert settled(way, lambda b: Net(), make).waits == {}
+    assert settled(mode, lambda b: Net(), make).waits == {}
 
 
 def test_scaled_gradients_are_looked_at_once_a_step_as_torch_does() -> None:
@@ -123,10 +123,10 @@ def test_plain_steps_between_fused_ones_count_on_and_do_not_wait_again(name: str
             if fused:
                 array = fuse(models, seeds=range(MEMBERS))
                 together = fuse_optimizers(optimizers, array)
-            for way in ("eager", "plain", "plain", "plain", "eager", "plain", "eager"):
+            for mode in ("eager", "plain", "plain", "plain", "eager", "plain", "eager"):
                 for model in models:
                     model.zero_grad()
-                if fused and way == "eager":
+                if fused and mode == "eager":
                     together.zero_grad()
                     array.map(loss, (x, y)).sum().backward()
                     together.step()

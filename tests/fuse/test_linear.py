@@ -28,23 +28,23 @@ INPUTS = {
     "of no rows": X[:0],
     "turned": X.view(2, 3, 4).transpose(0, 1),
 }
-WAYS = ("baddbmm", "one", "loop")
+LOWERINGS = ("baddbmm", "one", "loop")
 
 
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also small weights have a choice of ways."""
+    """Also small weights have a choice of lowerings."""
     monkeypatch.setattr(linear, "_LARGE", 0)
 
 
 @pytest.mark.usefixtures("all_large")
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_equals_the_members(way: str) -> None:
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_every_lowering_equals_the_members(lowering: str) -> None:
     def make(bias: bool) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 5, bias=bias), nn.Tanh(), nn.Linear(5, 3, bias=bias))
 
     cases = {f"{name}, bias {bias}": (partial(make, bias), x) for name, x in INPUTS.items() for bias in (True, False)}
-    with forced_lowerings({"linear": way}):
+    with forced_lowerings({"linear": lowering}):
         check_table(cases, members=[3], steps=1)
 
 
@@ -61,8 +61,8 @@ ARGUMENTS: dict[str, Callable[[nn.Module], tuple[Any, ...]]] = {
 
 
 @pytest.mark.usefixtures("all_large")
-@pytest.mark.parametrize("way", WAYS)
-def test_any_mix_of_own_and_shared_arguments(way: str) -> None:
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_any_mix_of_own_and_shared_arguments(lowering: str) -> None:
     def run(m: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return {
             f"{name}, {own}, {arguments}": F.linear(given, *of(m)).sum() * m.own.bias
@@ -72,7 +72,7 @@ def test_any_mix_of_own_and_shared_arguments(way: str) -> None:
         }
 
     inputs = {name: INPUTS[name] for name in ("of rank 1", "of rank 2", "turned")}
-    with forced_lowerings({"linear": way}):
+    with forced_lowerings({"linear": lowering}):
         check(lambda: Of(run, before=nn.Linear(4, 4), own=nn.Linear(4, 3)), inputs, members=3, steps=1)
 
 
@@ -124,12 +124,12 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.usefixtures("all_large")
 @pytest.mark.parametrize(
-    ("way", "expected"),
+    ("lowering", "expected"),
     [("baddbmm", {"baddbmm": 2}), ("one", {"addmm": 1, "baddbmm": 1}), ("loop", {"addmm": 6})],
 )
-def test_a_way_is_what_it_is_called(way: str, expected: dict[str, int]) -> None:
+def test_a_lowering_is_what_it_is_called(lowering: str, expected: dict[str, int]) -> None:
     array = fuse([nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double() for _ in range(3)])
-    with forced_lowerings({"linear": way}), Products() as counted:
+    with forced_lowerings({"linear": lowering}), Products() as counted:
         array(X)
     assert counted.calls == expected
 
@@ -146,13 +146,13 @@ def test_shared_weights_take_one_product(own_bias: bool) -> None:
 
 
 @pytest.mark.usefixtures("all_large")
-@pytest.mark.parametrize("way", WAYS)
-def test_autocast_gives_the_types_of_the_members(way: str) -> None:
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_autocast_gives_the_types_of_the_members(lowering: str) -> None:
     def run(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         return model.layers(x), F.linear(x, WEIGHT.float(), model.layers[0].bias)
 
     models = [Of(run, layers=nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))) for _ in range(2)]
-    with torch.autocast("cpu", torch.bfloat16), forced_lowerings({"linear": way}):
+    with torch.autocast("cpu", torch.bfloat16), forced_lowerings({"linear": lowering}):
         expected = [model(X.float()) for model in models]
         result = fuse(models)(X.float())
     for i, own in enumerate(zip(*expected, strict=True)):

@@ -63,7 +63,7 @@ def nets(members: int) -> list[nn.Module]:
 
 
 COURSE = [0b010, 0, 0b001, 0, 0, 0b111, 0, 0b010, 0b010, 0, 0, 0b001, 0, 0]
-"""Members that overflow in each step: in the first one, all at once, one twice in a row. Ways take turns meanwhile."""
+"""Members that overflow in each step: in the first one, all at once, one twice in a row. Modes take turns meanwhile."""
 
 
 def state_of(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -71,13 +71,13 @@ def state_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("ways", [("eager",), ("plain",), ("eager", "plain")], ids="-".join)
+@pytest.mark.parametrize("modes", [("eager",), ("plain",), ("eager", "plain")], ids="-".join)
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize("accumulated", [False, True])
 def test_equals_loops_with_a_scaler_each(
-    ways: tuple[StepMode, ...], make: Callable[[nn.Module, int], Optimizer], accumulated: bool
+    modes: tuple[StepMode, ...], make: Callable[[nn.Module, int], Optimizer], accumulated: bool
 ) -> None:
-    check_course(COURSE, ways, make, accumulated)
+    check_course(COURSE, modes, make, accumulated)
 
 
 def test_a_member_that_left_out_a_plain_step_counts_less_in_eager_ones() -> None:
@@ -87,7 +87,7 @@ def test_a_member_that_left_out_a_plain_step_counts_less_in_eager_ones() -> None
 
 def check_course(
     course: Sequence[int],
-    ways: tuple[StepMode, ...],
+    modes: tuple[StepMode, ...],
     make: Callable[[nn.Module, int], Optimizer],
     accumulated: bool = False,
 ) -> None:
@@ -95,7 +95,7 @@ def check_course(
 
     Args:
         course: Members that overflow in each step, as bits.
-        ways: Ways of the training step.
+        modes: Modes of the training step.
         make: Makes the optimizer of a member.
         accumulated: Whether a step has two batches.
     """
@@ -103,7 +103,7 @@ def check_course(
     array = fuse(models)
     optimizer = fuse_optimizers([make(model, b) for b, model in enumerate(models)], array)
     scaler = GradScaler(array, **SETTINGS)
-    step = TrainingStep(array, optimizer, loss, ways, clock=count(0, 1e-6).__next__, max_norm=LIMIT, scaler=scaler)
+    step = TrainingStep(array, optimizer, loss, modes, clock=count(0, 1e-6).__next__, max_norm=LIMIT, scaler=scaler)
     optimizers = [make(model, b) for b, model in enumerate(alone)]
     scalers = [torch.amp.GradScaler("cpu", **SETTINGS) for _ in alone]
     for overflows in course:
@@ -136,15 +136,15 @@ def check_course(
         assert scaler.state_dict() == [other.state_dict() for other in scalers]
 
 
-@pytest.mark.parametrize("way", ["eager", "plain"])
-def test_an_overflow_changes_nothing_for_the_others(way: StepMode) -> None:
+@pytest.mark.parametrize("mode", ["eager", "plain"])
+def test_an_overflow_changes_nothing_for_the_others(mode: StepMode) -> None:
     """Bitwise: an array beside the same array in which one member never overflows."""
     found = []
     for course in (COURSE, [overflows & ~0b010 for overflows in COURSE]):
         models = nets(3)
         array = fuse(models)
         optimizer = fuse_optimizers([MAKES["adam"](model, b) for b, model in enumerate(models)], array)
-        step = TrainingStep(array, optimizer, loss, (way,), max_norm=LIMIT, scaler=GradScaler(array, **SETTINGS))
+        step = TrainingStep(array, optimizer, loss, (mode,), max_norm=LIMIT, scaler=GradScaler(array, **SETTINGS))
         for overflows in course:
             step((X, torch.tensor(overflows)))
         found.append([model.state_dict() for model in array.unfuse()])
@@ -161,11 +161,11 @@ def test_a_step_with_a_loss_scale_is_neither_captured_nor_compiled() -> None:
     def never(seconds: float) -> bool:
         raise AssertionError(seconds)
 
-    ways: tuple[StepMode, ...] = ("eager", "captured", "compiled")
-    step = TrainingStep(array, optimizer, loss, ways, compiling=never, scaler=GradScaler(array))
-    while step.way is None:
+    modes: tuple[StepMode, ...] = ("eager", "captured", "compiled")
+    step = TrainingStep(array, optimizer, loss, modes, compiling=never, scaler=GradScaler(array))
+    while step.mode is None:
         step((X, torch.tensor(0)))
-    assert step.way == "eager"
+    assert step.mode == "eager"
 
 
 def test_a_scaler_of_another_array_is_refused() -> None:

@@ -162,7 +162,7 @@ IMAGE = torch.randn(3, 4, 3, 2, dtype=torch.float64)
 ROWS = {**CLASSES, **PAIRS, **DISTANCES}
 
 
-def in_all_ways(loss: Loss, model: nn.Module, x: Tensor) -> list[Tensor]:
+def by_all_reductions(loss: Loss, model: nn.Module, x: Tensor) -> list[Tensor]:
     """With shared targets by every reduction, and with the member's own by the mean."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "reduction: 'mean' divides the total loss", UserWarning)
@@ -174,7 +174,7 @@ def works_in_torch(loss: Loss) -> bool:
     """Whether torch itself computes gradients: before 2.12 not of `mse_loss` with targets of another dtype."""
     model = Of(None, net=nn.Linear(4, 3).double(), targets=Targets())
     try:
-        sum(found.sum() for found in in_all_ways(loss, model, X)).backward()
+        sum(found.sum() for found in by_all_reductions(loss, model, X)).backward()
     except RuntimeError as error:
         if "Found dtype" in str(error):
             return False
@@ -187,7 +187,7 @@ APART = "triplet, own distance"  # a function of torch's calls one that closes o
 
 def test_losses_of_rows() -> None:
     def make(name: str) -> nn.Module:
-        return Of(lambda m, x: in_all_ways(ROWS[name], m, x), net=nn.Linear(4, 3), targets=Targets())
+        return Of(lambda m, x: by_all_reductions(ROWS[name], m, x), net=nn.Linear(4, 3), targets=Targets())
 
     names = [name for name in ROWS if works_in_torch(ROWS[name])]
     check_table({name: (partial(make, name), X) for name in names if name != APART}, members=[3], steps=1)
@@ -196,7 +196,7 @@ def test_losses_of_rows() -> None:
 
 def test_losses_of_maps() -> None:
     def make(name: str) -> nn.Module:
-        return Of(lambda m, x: in_all_ways(MAPS[name], m, x), net=nn.Conv2d(4, 3, 1), targets=Targets())
+        return Of(lambda m, x: by_all_reductions(MAPS[name], m, x), net=nn.Conv2d(4, 3, 1), targets=Targets())
 
     check_table({name: (partial(make, name), IMAGE) for name in MAPS}, steps=1)
 

@@ -338,12 +338,12 @@ def same(found: list[Any], expected: list[Any]) -> None:
         close(value, other, f"entry {i}")
 
 
-@pytest.mark.parametrize("ways", [("plain",), ("eager", "plain")], ids="-".join)
-def test_lists_in_attributes_are_each_members(ways: Any) -> None:
+@pytest.mark.parametrize("modes", [("plain",), ("eager", "plain")], ids="-".join)
+def test_lists_in_attributes_are_each_members(modes: Any) -> None:
     models, twins = build(Model, MEMBERS), build(Model, MEMBERS)
     array = fuse(models)
     optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
-    step = TrainingStep(array, optimizer, _append_to_own, ways=ways)
+    step = TrainingStep(array, optimizer, _append_to_own, modes=modes)
     for _ in range(4):
         step(X)
     for member, twin in zip(array.unfuse(), twins, strict=True):
@@ -424,7 +424,7 @@ def test_a_function_that_keeps_state_is_not_captured() -> None:
     models = build(Model, MEMBERS)
     array = fuse(models)
     optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)
-    TrainingStep(array, optimizer, loss, ways=("eager",))(X)
+    TrainingStep(array, optimizer, loss, modes=("eager",))(X)
     made = calls["made"]
     with pytest.raises(FusionError, match="cannot be captured"):
         CapturedStep(array, optimizer, loss, X, compiling=False)

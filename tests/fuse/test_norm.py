@@ -177,10 +177,10 @@ def test_shared_and_own_tensors_in_every_mix(name: str) -> None:
     check_mixes(fn, *columns)
 
 
-@pytest.mark.parametrize("way", ["at once", "loop"])
-def test_large_layers_go_either_way(way: str) -> None:
+@pytest.mark.parametrize("lowering", ["at once", "loop"])
+def test_large_layers_run_by_either_lowering(lowering: str) -> None:
     firsts = {"rows": (lambda: nn.Linear(4, 4), X.repeat(512, 1))}
-    with forced_lowerings({"layer_norm": way}):
+    with forced_lowerings({"layer_norm": lowering}):
         check_table({name: CASES[name] for name in ("layer", "layer without bias")}, firsts, members=[2])
 
 

@@ -97,7 +97,7 @@ class Array(Loop):
     """The same as an array.
 
     Args:
-        ways: of which the steps are taken in turn.
+        modes: Step modes, taken in turn.
     """
 
     def __init__(
@@ -105,20 +105,20 @@ class Array(Loop):
         makes: Sequence[str],
         model: Callable[[], nn.Module] = Net,
         loss: Any = loss,
-        ways: Sequence[Any] = ("plain",),
+        modes: Sequence[Any] = ("plain",),
     ) -> None:
         super().__init__(makes, model, loss)
         self.array = fuse(self.models, range(len(makes)))
         self.fused = fuse_optimizers(self.optimizers, self.array)
-        self.training = TrainingStep(self.array, self.fused, loss, tuple(dict.fromkeys(ways)))
-        self.ways = ways
+        self.training = TrainingStep(self.array, self.fused, loss, tuple(dict.fromkeys(modes)))
+        self.modes = modes
         self.taken = 0
 
     def step(self, batches: Sequence[Any]) -> Tensor:
-        way = self.ways[self.taken % len(self.ways)]
+        mode = self.modes[self.taken % len(self.modes)]
         self.taken += 1
         alike = all(batch is batches[0] for batch in batches)
-        return self.training._run(way, batches[0] if alike else stack(batches))
+        return self.training._run(mode, batches[0] if alike else stack(batches))
 
 
 def both_step(array: Array, loop: Loop, batch: Any = (X, Y)) -> None:
@@ -127,17 +127,17 @@ def both_step(array: Array, loop: Loop, batch: Any = (X, Y)) -> None:
     torch.testing.assert_close(array.learnt, loop.learnt, rtol=1e-9, atol=1e-11)
 
 
-WAYS = pytest.mark.parametrize(
-    "ways", [("plain",), ("plain", "eager"), ("eager", "plain", "plain")], ids=["plain", "plain first", "eager first"]
+MODES = pytest.mark.parametrize(
+    "modes", [("plain",), ("plain", "eager"), ("eager", "plain", "plain")], ids=["plain", "plain first", "eager first"]
 )
 
 
 @pytest.mark.in_turns(7)
-@WAYS
+@MODES
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("members", [1, 2])
-def test_steps_are_those_of_a_loop(name: str, members: int, ways: Sequence[str]) -> None:
-    array, loop = Array([name] * members, ways=ways), Loop([name] * members)
+def test_steps_are_those_of_a_loop(name: str, members: int, modes: Sequence[str]) -> None:
+    array, loop = Array([name] * members, modes=modes), Loop([name] * members)
     for number in range(5):
         both_step(array, loop, (X[number:], Y[number:]))
 
@@ -198,13 +198,13 @@ CHANGES = [schedule, freeze, branch, load, forget, overwrite, leave_gradients, h
 
 
 @pytest.mark.in_turns(7)
-@WAYS
+@MODES
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("members", [1, 3])
 def test_what_is_changed_between_steps_counts(
-    change: Callable[[Loop], None], members: int, ways: Sequence[str]
+    change: Callable[[Loop], None], members: int, modes: Sequence[str]
 ) -> None:
-    array, loop = Array(["momentum"] * members, ways=ways), Loop(["momentum"] * members)
+    array, loop = Array(["momentum"] * members, modes=modes), Loop(["momentum"] * members)
     for number in range(6):
         if number in (2, 4):
             change(array)
@@ -222,7 +222,7 @@ def test_one_member_may_leave_out_a_parameter_in_plain_steps(make: str) -> None:
             out: Tensor = self.last(x)
             return out + self.branch(x) if bool(self.last.bias.detach()[0] > 0) else out
 
-    array, loop = Array([make] * 3, Choosing, ways=("plain",)), Loop([make] * 3, Choosing)
+    array, loop = Array([make] * 3, Choosing, modes=("plain",)), Loop([make] * 3, Choosing)
     for one in (array, loop):
         for model, bias in zip(one.models, (-9.0, 9.0, 9.0), strict=True):
             nn.init.constant_(model.last.bias, bias)
@@ -306,7 +306,7 @@ def test_what_is_compiled_later_goes_on_from_there(compiling: bool, monkeypatch:
     monkeypatch.setattr(step_module, "CapturedStep", capture)
     array, loop = Array(["adam"], HalfFrozen), Loop(["adam"], HalfFrozen)
     training = TrainingStep(array.array, array.fused, loss, compiling=lambda seconds: True)
-    while training.way is None:
+    while training.mode is None:
         training((X, Y))
     for _ in range(array.array.tick):
         loop.step([(X, Y)])
@@ -430,12 +430,12 @@ MIXTURES = {
 
 
 @pytest.mark.in_turns(7)
-@WAYS
+@MODES
 @pytest.mark.parametrize("mixture", MIXTURES)
 @pytest.mark.parametrize("own", [False, True], ids=["one batch", "own batches"])
-def test_members_have_optimizers_of_their_own(mixture: str, own: bool, ways: Sequence[str]) -> None:
+def test_members_have_optimizers_of_their_own(mixture: str, own: bool, modes: Sequence[str]) -> None:
     makes = MIXTURES[mixture]
-    array, loop = Array(makes, ways=ways), Loop(makes)
+    array, loop = Array(makes, modes=modes), Loop(makes)
     for number in range(6):
         both_step(array, loop, [(X + number * b, Y.roll(b)) for b in range(len(makes))] if own else (X, Y))
 

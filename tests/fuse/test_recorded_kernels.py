@@ -124,7 +124,7 @@ def test_once_such_a_setting_has_changed_the_step_is_recorded_with_all_settings_
     launched = Counts()  # each launch takes a second
     step = TrainingStep(array, optimizer, loss, ("eager", "captured"), clock=lambda: launched.launches.total())
     eager = TrainingStep(twin, twins_optimizer, loss, ("eager",))
-    ways, by_kernels = [], []
+    modes, by_kernels = [], []
     for epoch in range(3):
         for each in (optimizer, twins_optimizer):
             each.members[1].param_groups[0]["betas"] = (0.9 - 0.05 * epoch, 0.999)
@@ -132,12 +132,12 @@ def test_once_such_a_setting_has_changed_the_step_is_recorded_with_all_settings_
             with gpu.counting(launched), gpu.counting() as counts:
                 losses = step(batch)
             torch.testing.assert_close(losses, eager(batch), rtol=1e-5, atol=1e-5)
-            ways.append(step.last_way)
-        assert step.way == "captured"
+            modes.append(step.last_mode)
+        assert step.mode == "captured"
         by_kernels.append(any(name.startswith("_fused") for name in counts.in_graphs))
     assert by_kernels == [True, False, False]
-    assert ways[25] == "eager", "the first step after the change"
-    assert set(ways[50:]) == {"captured"}
+    assert modes[25] == "eager", "the first step after the change"
+    assert set(modes[50:]) == {"captured"}
 
 
 class Mixed(nn.Module):

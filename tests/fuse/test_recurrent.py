@@ -41,16 +41,16 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "relu": lambda: nn.RNN(4, 3, num_layers=2, nonlinearity="relu"),
 }
 NAMES = [func.__name__ for rule in RULES for func in rule.functions]
-WAYS = ["batched", "loop"]
+LOWERINGS = ["batched", "loop"]
 
 
-def _way(way: str) -> Any:
-    return autotune.forced_lowerings(dict.fromkeys(NAMES, way))
+def using(lowering: str) -> Any:
+    return autotune.forced_lowerings(dict.fromkeys(NAMES, lowering))
 
 
-@pytest.mark.parametrize(("way", "members"), [("batched", [1, 3]), ("loop", [2])])
-def test_layers_equal_their_members(way: str, members: list[int]) -> None:
-    with _way(way):
+@pytest.mark.parametrize(("lowering", "members"), [("batched", [1, 3]), ("loop", [2])])
+def test_layers_equal_their_members(lowering: str, members: list[int]) -> None:
+    with using(lowering):
         check_table({name: (layer, SEQUENCE) for name, layer in LAYERS.items()}, members=members, loops=())
 
 
@@ -92,14 +92,14 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_inputs_and_states_of_all_kinds(way: str) -> None:
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_inputs_and_states_of_all_kinds(lowering: str) -> None:
     def make(name: str, kind: str) -> nn.Module:
         return Of(INPUTS[name], first=nn.Linear(4, 4), rnn=KINDS[kind]())
 
-    kinds = KINDS if way == "batched" else ["rnn"]
+    kinds = KINDS if lowering == "batched" else ["rnn"]
     cases = {f"{name}, {kind}": (partial(make, name, kind), SEQUENCE) for name in INPUTS for kind in kinds}
-    with _way(way):
+    with using(lowering):
         check_table(cases, members=[2], loops=(), steps=1)
 
 
@@ -160,12 +160,12 @@ def stepping(cell: Callable[[], nn.Module]) -> nn.Module:
     return Of(lambda m, x: _steps(m.cell, x), cell=cell())
 
 
-@pytest.mark.parametrize(("way", "members"), [("batched", [1, 3]), ("loop", [3])])
-def test_cells_equal_their_members(way: str, members: list[int]) -> None:
+@pytest.mark.parametrize(("lowering", "members"), [("batched", [1, 3]), ("loop", [3])])
+def test_cells_equal_their_members(lowering: str, members: list[int]) -> None:
     """Also of one sample."""
     cases = {name: (partial(stepping, cell), SEQUENCE) for name, cell in CELLS.items()}
     one = {f"{name} of one sample": (partial(stepping, CELLS[name]), SEQUENCE[:, 0]) for name in ("lstm", "gru")}
-    with _way(way):
+    with using(lowering):
         check_table({**cases, **one}, members=members, loops=())
 
 
@@ -223,17 +223,17 @@ DROPPED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("ways", [("batched", "batched"), ("loop", "batched")], ids="/".join)
+@pytest.mark.parametrize("lowerings", [("batched", "batched"), ("loop", "batched")], ids="/".join)
 @pytest.mark.parametrize("name", DROPPED)
-def test_dropout_between_layers_is_the_members_own(name: str, ways: tuple[str, str]) -> None:
+def test_dropout_between_layers_is_the_members_own(name: str, lowerings: tuple[str, str]) -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 4), DROPPED[name]())
 
-    with _way(ways[0]):
+    with using(lowerings[0]):
         array = fuse(build(make, 3), range(3))
         together = [array(SEQUENCE)[0] for _ in range(2)]
     for b, model in enumerate(build(make, 3)):
-        with _way(ways[1]):
+        with using(lowerings[1]):
             alone = fuse([model], [b])
             for own in together:
                 close(own[b], alone(SEQUENCE)[0][0], f"member {b}")
@@ -266,7 +266,7 @@ def test_measuring_draws_nothing(tmp_path: Any) -> None:
 
     with autotune.autotuning(tmp_path / "findings"):
         measured, known = run(), run()
-    with _way("batched"):
+    with using("batched"):
         close(measured, run(), "while measuring")
     close(known, measured, "afterwards")
 
@@ -275,7 +275,7 @@ def test_measuring_draws_nothing(tmp_path: Any) -> None:
 def test_a_trace_holds_the_steps_of_all_members_at_once(kind: type[nn.RNNBase]) -> None:
     array = fuse(build(lambda: kind(4, 3), 5, torch.float32))
     x = torch.randn(3, 3, 4)
-    with _way("loop"):
+    with using("loop"):
         graph = make_fx(lambda x: array(x)[0])(x)
         products = [node for node in graph.graph.nodes if "bmm" in str(node.target)]
         assert len(products) == 1 + len(x)
@@ -317,16 +317,16 @@ def test_gradient_of_a_gradient() -> None:
     cases = {
         name: (lambda name=name: Of(penalty, first=nn.Linear(4, 4), rnn=LAYERS[name]()), SEQUENCE) for name in names
     }
-    with _way("batched"):
+    with using("batched"):
         check_table(cases, members=[3], loops=())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_mixed_precision_gives_the_types_of_the_members(kind: type[nn.Module], way: str) -> None:
+def test_mixed_precision_gives_the_types_of_the_members(kind: type[nn.Module], lowering: str) -> None:
     x = SEQUENCE[0] if "Cell" in kind.__name__ else SEQUENCE
     models, twins = (build(lambda: kind(4, 3), 3, torch.float32) for _ in range(2))
-    with _way(way), torch.autocast("cpu", torch.bfloat16):
+    with using(lowering), torch.autocast("cpu", torch.bfloat16):
         skip_if_torch_cannot_run(kind(4, 3), x.float())
         together = tree_leaves(fuse(models, range(3))(x.float()))
         alone = [tree_leaves(twin(x.float())) for twin in twins]

@@ -113,12 +113,12 @@ def test_gradients_are_of_what_was_used(members: int) -> None:
     assert len(list(CompareWithPlain(alone, loss, "plain", momentum=0.9).train(X))) == len(X)
 
 
-@pytest.mark.parametrize("way", ["plain", "eager"])
+@pytest.mark.parametrize("mode", ["plain", "eager"])
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("make", [Ring, Swap, Keeps])
-def test_buffers_that_change_places(make: type[nn.Module], members: int, way: str) -> None:
+def test_buffers_that_change_places(make: type[nn.Module], members: int, mode: str) -> None:
     torch.manual_seed(0)
-    both = CompareWithPlain([make().double() for _ in range(members)], loss, way)
+    both = CompareWithPlain([make().double() for _ in range(members)], loss, mode)
     for x in both.train(X):
         with torch.no_grad():
             measured = both.array.map(loss, x)

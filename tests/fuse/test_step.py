@@ -1,4 +1,4 @@
-"""`TrainingStep` takes the fastest of several ways, all of which compute the same."""
+"""`TrainingStep` takes the fastest of several modes, all of which compute the same."""
 
 import copy
 from collections.abc import Callable
@@ -61,9 +61,9 @@ def test_plain_steps_equal_eager_ones(members: int, rate: float, own: bool) -> N
     if own:
         batch = shoal.stack([(X + b, Y) for b in range(members)])
     results = []
-    for way in ("eager", "plain"):
+    for mode in ("eager", "plain"):
         array, optimizer = array_of(members, rate)
-        step = TrainingStep(array, optimizer, loss, (way,))
+        step = TrainingStep(array, optimizer, loss, (mode,))
         losses = torch.stack([step(copy.copy(batch)) for _ in range(4)])
         results.append((losses, states(array), [o.state_dict()["state"] for o in optimizer.unfuse()]))
     (losses, weights, _), (others, other_weights, _) = results
@@ -85,13 +85,13 @@ def test_plain_steps_equal_eager_ones(members: int, rate: float, own: bool) -> N
 )
 def test_a_compiled_step_equals_the_others(make: Callable[[float], nn.Module], rate: float) -> None:
     results = []
-    for ways in (("eager",), ("eager", "compiled")):
+    for modes in (("eager",), ("eager", "compiled")):
         array, optimizer = array_of(3, rate, make)
-        step = TrainingStep(array, optimizer, loss, ways, compiling=lambda seconds: True, clock=count().__next__)
+        step = TrainingStep(array, optimizer, loss, modes, compiling=lambda seconds: True, clock=count().__next__)
         with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):  # not tried out in a process that imports torch
             losses = torch.stack([step((X, Y)) for _ in range(4 * (RaceRules.min_runs + 1))])
         results.append((losses, states(array)))
-        assert set(step.seconds) == set(ways)
+        assert set(step.seconds) == set(modes)
     close(results[0][0], results[1][0], "losses")
     for mine, others in zip(results[0][1], results[1][1], strict=True):
         for name, value in mine.items():
@@ -120,9 +120,9 @@ def test_what_was_fastest_so_far_is_timed_again_beside_what_is_made_later(monkey
     def clock() -> float:
         return now
 
-    def run(way: StepMode, batch: Any) -> Tensor:
+    def run(mode: StepMode, batch: Any) -> Tensor:
         nonlocal now
-        now += passed[way]
+        now += passed[mode]
         return torch.zeros(1)
 
     def capture(*args: Any, **options: Any) -> Any:
@@ -132,14 +132,14 @@ def test_what_was_fastest_so_far_is_timed_again_beside_what_is_made_later(monkey
     monkeypatch.setattr(step, "_clock", clock)
     monkeypatch.setattr(step, "_run", run)
     monkeypatch.setattr(step_module, "CapturedStep", capture)
-    while step.way is None:
+    while step.mode is None:
         step((X, Y))
-    assert step.way == "plain"
+    assert step.mode == "plain"
     assert step.seconds == {"plain": 1.0, "compiled": 2.0}
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.97, "plain"), (0.9, "compiled")])
-def test_a_way_that_has_to_be_made_must_win_by_a_margin(
+def test_a_mode_that_has_to_be_made_must_win_by_a_margin(
     seconds: float, chosen: StepMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     array, optimizer = array_of(1, 0.0)
@@ -147,21 +147,21 @@ def test_a_way_that_has_to_be_made_must_win_by_a_margin(
     passed = {"plain": 1.0, "compiled": seconds}
     now = 0.0
 
-    def run(way: StepMode, batch: Any) -> Tensor:
+    def run(mode: StepMode, batch: Any) -> Tensor:
         nonlocal now
-        now += passed[way]
+        now += passed[mode]
         return torch.zeros(1)
 
     monkeypatch.setattr(step, "_clock", lambda: now)
     monkeypatch.setattr(step, "_run", run)
     monkeypatch.setattr(step_module, "CapturedStep", lambda *args, **options: lambda batch: torch.zeros(1))
-    while step.way is None:
+    while step.mode is None:
         step((X, Y))
-    assert step.way == chosen
+    assert step.mode == chosen
 
 
 class Clock:
-    """Each step takes the seconds of its way, of which the first one takes ten times as many."""
+    """Each step takes the seconds of its mode, of which the first one takes ten times as many."""
 
     def __init__(self, seconds: dict[StepMode, float]) -> None:
         self.seconds = seconds
@@ -172,13 +172,13 @@ class Clock:
         return self.now
 
     def watch(self, step: TrainingStep) -> None:
-        for way, run in list(step._runs.items()):
-            step._runs[way] = self._timed(way, run)
+        for mode, run in list(step._runs.items()):
+            step._runs[mode] = self._timed(mode, run)
 
-    def _timed(self, way: StepMode, run: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    def _timed(self, mode: StepMode, run: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
         def timed(batch: Any) -> Tensor:
-            self.now += self.seconds[way] * (1 if way in self.took else 10)
-            self.took.append(way)
+            self.now += self.seconds[mode] * (1 if mode in self.took else 10)
+            self.took.append(mode)
             return run(batch)
 
         return timed
@@ -194,14 +194,14 @@ class Clock:
         (1.0e-4, 1.1e-4, "eager", 54),  # short ones more often
     ],
 )
-def test_the_fastest_way_is_kept(eager: float, plain: float, chosen: StepMode, steps: int) -> None:
+def test_the_fastest_mode_is_kept(eager: float, plain: float, chosen: StepMode, steps: int) -> None:
     clock = Clock({"eager": eager, "plain": plain})
     array, optimizer = array_of(2)
     step = TrainingStep(array, optimizer, loss, clock=clock)
     clock.watch(step)
-    while step.way is None:
+    while step.mode is None:
         step((X, Y))
-    assert step.way == chosen
+    assert step.mode == chosen
     assert len(clock.took) == steps
     assert step.seconds == {"eager": pytest.approx(eager), "plain": pytest.approx(plain)}
     step((X, Y))
@@ -216,10 +216,10 @@ def test_short_steps_take_turns_in_bursts(seconds: float, bursts: list[int]) -> 
     step = TrainingStep(array, optimizer, loss, clock=clock)
     clock.watch(step)
     for _ in range(sum(bursts)):
-        announced = step.next_way
+        announced = step.next_mode
         step((X, Y))
-        assert step.last_way == announced
-    assert [(way, len(list(run))) for way, run in groupby(clock.took)] == [
+        assert step.last_mode == announced
+    assert [(mode, len(list(run))) for mode, run in groupby(clock.took)] == [
         *zip(("eager", "plain", "eager", "plain"), bursts, strict=True)
     ]
 
@@ -233,7 +233,7 @@ def test_batches_of_other_shapes_are_not_timed() -> None:
         step((X, Y))
         step((X[:3], Y[:3]))
     assert clock.took == ["eager", "eager", "plain", "eager", "eager", "eager"]
-    assert step.way is None
+    assert step.mode is None
 
 
 def test_compiling_is_asked_for_once_and_again_on_request() -> None:
@@ -254,15 +254,15 @@ def test_compiling_is_asked_for_once_and_again_on_request() -> None:
     for _ in range(3):
         step((X, Y))
     assert asked == [pytest.approx(1.5)] * 2
-    assert step.way == "plain"
+    assert step.mode == "plain"
 
 
 def test_one_member_runs_as_itself() -> None:
     array, optimizer = array_of(1)
     step = TrainingStep(array, optimizer, loss)
-    while step.way is None:
+    while step.mode is None:
         step((X, Y))
-    assert step.way == "plain"
+    assert step.mode == "plain"
 
 
 def test_an_error_names_the_users_line() -> None:
@@ -302,10 +302,10 @@ def test_a_member_that_comes_to_draw_is_refused_once() -> None:
     step((X, Y))
 
 
-@pytest.mark.parametrize("ways", [(), ("compiled",), ("eager", "fast")])
-def test_ways_are_checked(ways: Any) -> None:
-    with pytest.raises(FusionError, match="`ways` must name 'eager' or 'plain'"):
-        TrainingStep(*array_of(2), loss, ways)
+@pytest.mark.parametrize("modes", [(), ("compiled",), ("eager", "fast")])
+def test_modes_are_checked(modes: Any) -> None:
+    with pytest.raises(FusionError, match="`modes` must name 'eager' or 'plain'"):
+        TrainingStep(*array_of(2), loss, modes)
 
 
 def test_gradients_of_before_are_not_stepped_with() -> None:
@@ -352,15 +352,15 @@ def test_shapes_that_do_not_come_again_are_given_up() -> None:
     step((X, Y))
     for _ in range(PATIENCE + 2 * (RaceRules.min_runs + 1)):
         step((X[:4], Y[:4]))
-    assert step.way == "plain"
+    assert step.mode == "plain"
 
 
-def test_shapes_that_vary_for_ever_leave_the_way_that_is_allowed() -> None:
+def test_shapes_that_vary_for_ever_leave_the_mode_that_is_allowed() -> None:
     array, optimizer = array_of(2)
     step = TrainingStep(array, optimizer, loss, ("plain",))
     step((X, Y))
     for i in range(2 * PATIENCE):
         rows = 7 + i
         step((X[:1].expand(rows, 4) + torch.arange(rows)[:, None], Y[:1].expand(rows)))
-    assert step.way == "plain"
+    assert step.mode == "plain"
     assert not step.seconds

@@ -150,14 +150,14 @@ def test_a_thread_that_a_mode_is_handed_to_draws_from_its_source() -> None:
 
 def test_tuners_are_left_in_any_order() -> None:
     outer, inner = autotune.forced_lowerings({"double": "b"}), autotune.forced_lowerings({"double": "c"})
-    ways = {name: lambda x, name=name: (ran.append(name), x)[1] for name in "abc"}
+    lowerings = {name: lambda x, name=name: (ran.append(name), x)[1] for name in "abc"}
     ran: list[str] = []
     outer.__enter__()
     inner.__enter__()
     outer.__exit__(None, None, None)
-    autotune.fastest("double", ways, [X])
+    autotune.fastest("double", lowerings, [X])
     inner.__exit__(None, None, None)
-    autotune.fastest("double", ways, [X])
+    autotune.fastest("double", lowerings, [X])
     assert ran == ["c", "a"]
 
 

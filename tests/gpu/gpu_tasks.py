@@ -12,7 +12,7 @@ import shoal
 
 
 class Small(shoal.Task):
-    """Three clouds of points; double precision, so that ways of training agree."""
+    """Three clouds of points; double precision, so that step modes agree."""
 
     @classmethod
     def pickled(cls) -> bytes:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal.data.source import StreamSync
 from shoal.pack import Pack, load
-from shoal.worker.lane_scheduler import LaneSchedule, LaneScheduler
+from shoal.worker.lane_scheduler import Interleaving, LaneScheduler
 
 pytestmark = pytest.mark.gpu
 
@@ -21,7 +21,7 @@ DEVICE = torch.device("cuda:0")
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(320, 1, 6, 6, dtype=torch.float64, generator=GENERATOR)
 Y = torch.randint(0, 4, (320,), generator=GENERATOR)
-SCHEDULES: tuple[LaneSchedule, ...] = ("turns", "steps", "streams")
+INTERLEAVINGS: tuple[Interleaving, ...] = ("turns", "steps", "streams")
 
 
 def mlp() -> nn.Module:
@@ -59,17 +59,17 @@ def mixed() -> list[Any]:
     ]
 
 
-def only(schedule: LaneSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rounds are by one schedule, also before the lanes are settled."""
-    run = LaneScheduler._run_schedule
+def only(interleaving: Interleaving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rounds are by one interleaving, also before the lanes are settled."""
+    run = LaneScheduler._run_round
     monkeypatch.setattr(
-        LaneScheduler, "_run_schedule", lambda self, _, lanes, interrupted: run(self, schedule, lanes, interrupted)
+        LaneScheduler, "_run_round", lambda self, _, lanes, interrupted: run(self, interleaving, lanes, interrupted)
     )
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_each_member_equals_its_lone_twin(schedule: LaneSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
-    only(schedule, monkeypatch)
+@pytest.mark.parametrize("interleaving", INTERLEAVINGS)
+def test_each_member_equals_its_lone_twin(interleaving: Interleaving, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(interleaving, monkeypatch)
     members = mixed()
     together = Pack(members)
     for _ in range(4):
@@ -94,7 +94,7 @@ def test_streams_are_tried_and_timed() -> None:
     for _ in range(400):
         for rows in torch.arange(320).split(64):
             together.step([X[rows], Y[rows]])
-        if together._scheduler.schedule is not None:
+        if together._scheduler.interleaving is not None:
             break
     assert set(together._scheduler.seconds) == {"turns", "streams"}
 
@@ -122,11 +122,11 @@ def test_freeing_a_member_frees_its_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", TASKS)
-@pytest.mark.parametrize("schedule", ["turns", "streams"])
+@pytest.mark.parametrize("interleaving", ["turns", "streams"])
 def test_trials_of_a_job_learn_what_they_learn_alone(
-    kind: str, schedule: LaneSchedule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, interleaving: Interleaving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only(schedule, monkeypatch)
+    only(interleaving, monkeypatch)
     numbers = (0, 1, 2, 3, 4)
     together = reports_in(Shop(TASKS[kind](), tmp_path / "pack", DEVICE).run([whole(number) for number in numbers]))
     assert len(together) == EPOCHS * len(numbers)

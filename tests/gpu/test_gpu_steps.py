@@ -147,7 +147,7 @@ def captured(
             losses = eager(batch)
             limits = options.get("max_norm")
             limits = None if limits is None else torch.full((MEMBERS,), limits, device=DEVICE, dtype=losses.dtype)
-            steps.append(CapturedStep(array, optimizer, of, batch, compiling, limits=limits))
+            steps.append(CapturedStep(array, optimizer, of, batch, compiling, max_norms=limits))
             return losses
         assert steps[0].fits(batch)
         assert steps[0]._replay is not None, "the step is a CUDA graph"
@@ -160,15 +160,15 @@ def same(mine: Any, others: Any, tolerance: float = 1e-8) -> None:
     torch.testing.assert_close(mine, others, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("way", ["eager", "plain", "captured"])
+@pytest.mark.parametrize("mode", ["eager", "plain", "captured"])
 @pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_each_member_equals_its_lone_twin(
-    make: Callable[[], nn.Module], kind: Callable[..., Optimizer], way: str
+    make: Callable[[], nn.Module], kind: Callable[..., Optimizer], mode: str
 ) -> None:
     twins, given = models_of(make), batches()
     array, optimizer = array_of(make, kind)
-    step = captured(array, optimizer, given) if way == "captured" else TrainingStep(array, optimizer, loss, (way,))  # type: ignore[arg-type]
+    step = captured(array, optimizer, given) if mode == "captured" else TrainingStep(array, optimizer, loss, (mode,))  # type: ignore[arg-type]
     losses, states = trained(array, step, given)
     for b, twin in enumerate(twins):
         own = kind(twin.parameters())
@@ -182,13 +182,13 @@ def test_each_member_equals_its_lone_twin(
 
 
 @pytest.mark.parametrize("make", [partial(mlp, 0.4), partial(convolutional, 0.4)], ids=["mlp", "convolutional"])
-@pytest.mark.parametrize("way", ["plain", "captured"])
-def test_random_numbers_are_those_of_eager_steps(make: Callable[[], nn.Module], way: str) -> None:
+@pytest.mark.parametrize("mode", ["plain", "captured"])
+def test_random_numbers_are_those_of_eager_steps(make: Callable[[], nn.Module], mode: str) -> None:
     given = batches()
     array, optimizer = array_of(make)
     eager = trained(array, TrainingStep(array, optimizer, loss, ("eager",)), given)
     array, optimizer = array_of(make)
-    step = captured(array, optimizer, given) if way == "captured" else TrainingStep(array, optimizer, loss, ("plain",))
+    step = captured(array, optimizer, given) if mode == "captured" else TrainingStep(array, optimizer, loss, ("plain",))
     same(trained(array, step, given), eager)
 
 
@@ -216,12 +216,12 @@ def test_a_compiled_step_equals_eager_ones(name: str) -> None:
 def test_a_graph_reads_rates_and_limits_anew_at_each_step(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """In float32 the graph updates by torch's fused kernels, which read the rates and the numbers of steps."""
     results = []
-    for way in ("eager", "captured"):
+    for mode in ("eager", "captured"):
         given = batches(dtype)
         array, optimizer = array_of(mlp, OPTIMIZERS[name], dtype)
         step = (
             captured(array, optimizer, given, max_norm=0.05)
-            if way == "captured"
+            if mode == "captured"
             else TrainingStep(array, optimizer, loss, ("eager",), max_norm=0.05)
         )
         losses = []
@@ -233,8 +233,8 @@ def test_a_graph_reads_rates_and_limits_anew_at_each_step(name: str, dtype: torc
     same(*results, tolerance)
 
 
-@pytest.mark.parametrize("way", ["plain", "captured"])
-def test_slopes_and_rates_of_each_member(way: str) -> None:
+@pytest.mark.parametrize("mode", ["plain", "captured"])
+def test_slopes_and_rates_of_each_member(mode: str) -> None:
     def array() -> tuple[ModelArray, FusedOptimizer]:
         models = []
         for seed in range(MEMBERS):
@@ -250,7 +250,9 @@ def test_slopes_and_rates_of_each_member(way: str) -> None:
     eager = trained(members, TrainingStep(members, optimizer, loss, ("eager",)), given)
     members, optimizer = array()
     step = (
-        captured(members, optimizer, given) if way == "captured" else TrainingStep(members, optimizer, loss, ("plain",))
+        captured(members, optimizer, given)
+        if mode == "captured"
+        else TrainingStep(members, optimizer, loss, ("plain",))
     )
     same(trained(members, step, given), eager)
 
@@ -267,15 +269,15 @@ def test_a_graph_fits_no_other_shape_and_no_other_memory() -> None:
     assert not step.fits(given[0])
 
 
-def test_the_fastest_way_is_found_by_timing_all_of_them(tmp_path: Any) -> None:
+def test_the_fastest_mode_is_found_by_timing_all_of_them(tmp_path: Any) -> None:
     array, optimizer = array_of(mlp, dtype=torch.float32)
     step = TrainingStep(array, optimizer, loss)
     with autotuning(tmp_path / "tuning.sqlite"):
         for batch in batches(torch.float32) * 40:
             step(batch)
-            if step.way is not None:
+            if step.mode is not None:
                 break
-    assert step.way is not None
+    assert step.mode is not None
     assert {"eager", "plain", "captured"} <= set(step.seconds)
     assert all(seconds > 0 for seconds in step.seconds.values())
 
@@ -290,10 +292,10 @@ def test_a_compiled_step_in_half_precision_equals_eager_ones() -> None:
     same(others, losses, 0.1)
 
 
-def test_a_compiled_way_is_timed_where_it_may_pay_off() -> None:
+def test_a_compiled_mode_is_timed_where_it_may_pay_off() -> None:
     array, optimizer = array_of(mlp, dtype=torch.float32)
-    ways: tuple[StepMode, ...] = ("eager", "compiled")
-    step = TrainingStep(array, optimizer, loss, ways, compiling=lambda seconds: True, clock=count().__next__)
+    modes: tuple[StepMode, ...] = ("eager", "compiled")
+    step = TrainingStep(array, optimizer, loss, modes, compiling=lambda seconds: True, clock=count().__next__)
     for batch in batches(torch.float32) * 10:
         step(batch)
     assert set(step.seconds) == {"eager", "compiled"}
@@ -360,15 +362,15 @@ def test_after_a_failed_record_torch_works_as_before() -> None:
     torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("way", ["eager", "captured"])
-def test_bfloat16_by_autocast_equals_members_alone(way: str) -> None:
+@pytest.mark.parametrize("mode", ["eager", "captured"])
+def test_bfloat16_by_autocast_equals_members_alone(mode: str) -> None:
     half = loss_under(torch.bfloat16)
     given = batches(torch.float32)
     twins = models_of(convolutional, torch.float32)
     array, optimizer = array_of(convolutional, OPTIMIZERS["sgd"], torch.float32)
     step = (
         captured(array, optimizer, given, of=half)
-        if way == "captured"
+        if mode == "captured"
         else TrainingStep(array, optimizer, half, ("eager",))
     )
     losses, _ = trained(array, step, given)

@@ -323,7 +323,7 @@ def test_the_critical_path_includes_follow_up_training():
     ids=["as long as the job", "with samples to fetch", "done before the job is", "and samples to fetch"],
 )
 def test_follow_up_training_begins_at_the_end_of_its_trial(left, sharing, wanted):
-    known = replace(profile({1: 0.5}, epoch_steps=4), fetch_seconds=0.1, sharing=sharing)
+    known = replace(profile({1: 0.5}, epoch_steps=4), fetch_seconds=0.1, sample_sharing=sharing)
     rung, long = member(1, target=left), member(2, target=4)
     groups = [TrialGroup((rung.trial,), Budget(left), "0", epochs_ahead=8), TrialGroup((long.trial,), Budget(4))]
     assert NEED["cpu/1"].seconds == 5.0

@@ -146,7 +146,7 @@ def test_little_work_of_a_gpu_is_not_measured_again(step, first_size, again):
 def test_joins_of_a_turn_reduce_the_free_resources_of_later_joins():
     """A job on a device of 5 GB takes in one of its key; another structure would make it 6."""
     (device,) = slots(1, memory=5)
-    short = replace(FUSES, step_seconds={1: 1e-3, 16: 4.75e-3}, fetch_seconds=0.01, sharing="kept")
+    short = replace(FUSES, step_seconds={1: 1e-3, 16: 4.75e-3}, fetch_seconds=0.01, sample_sharing="kept")
     costs = known(A=short, B=short)
     running = [(Job("runs", (Array(A, tuple(map(member, range(4)))),), demand=Demand(1.0, 4 * GB, 1.0, 60.0)), device)]
     some = [(member(10), A), (member(11), B)]

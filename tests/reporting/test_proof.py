@@ -24,8 +24,8 @@ WHY = "gradient of `block.0.weight`\nhas norm 0 in the array, and 0.48 alone"
 FIRST, ALL, ONE = {0: 0}, dict.fromkeys(range(12), 0), {7: 0}
 
 
-def steps(number: int, *differences: float, way: str = "eager") -> tuple[Check, ...]:
-    return tuple(Check(number, 0, step, f"step, {way}", x) for step, x in enumerate(differences, start=1))
+def steps(number: int, *differences: float, mode: str = "eager") -> tuple[Check, ...]:
+    return tuple(Check(number, 0, step, f"step, {mode}", x) for step, x in enumerate(differences, start=1))
 
 
 CASES = {
@@ -65,27 +65,31 @@ CASES = {
         ["plain, 2 members (trials 0, 1, 2, …), fused before epoch 1: no"],
     ),
     "slower as an array": (
-        [Proven("1", NET, ALL, (*steps(0, 1e-16), *steps(0, 0.0, 0.0, way="plain"), Check(0, 0, 40, "validation", 0)))],
+        [
+            Proven(
+                "1", NET, ALL, (*steps(0, 1e-16), *steps(0, 0.0, 0.0, mode="plain"), Check(0, 0, 40, "validation", 0))
+            )
+        ],
         [
             "plain, as that is faster, 12 members (trials 0, 1, 2, …); equal to plain PyTorch at 4 checks, "
             "largest difference 1e-16"
         ],
     ),
     "a larger array is faster": (
-        [Proven("1", NET, {0: 0, 1: 0}, steps(0, 0.0, way="plain")), Proven("2", NET, {0: 1, 1: 1}, steps(1, 0.0))],
+        [Proven("1", NET, {0: 0, 1: 0}, steps(0, 0.0, mode="plain")), Proven("2", NET, {0: 1, 1: 1}, steps(1, 0.0))],
         ["fused, 2 members (trials 0, 1); equal to plain PyTorch at 2 checks, largest difference 0"],
     ),
     "not compared": (
         [Proven("1", NET, ALL)],
         ["an array of 12 members (trials 0, 1, 2, …); not compared with plain PyTorch"],
     ),
-    "alone": ([Proven("1", NET, FIRST, steps(0, 0.0, way="plain"))], []),
+    "alone": ([Proven("1", NET, FIRST, steps(0, 0.0, mode="plain"))], []),
     "refused alone": ([Proven("1", NET, FIRST, (), "no")], ["plain, 1 member (trial 0): no"]),
     "nothing was trained": ([], []),
     "several structures, those that were refused first": (
         [
             Proven("1", NET, {0: 0, 1: 0}, steps(0, 0.0)),
-            Proven("1", FusionKey("other", "d", 32), {2: 0, 3: 0}, steps(2, 0.0, way="plain")),
+            Proven("1", FusionKey("other", "d", 32), {2: 0, 3: 0}, steps(2, 0.0, mode="plain")),
             Proven("1", FusionKey("net", "d", 64), {4: 0, 5: 0}, (), "no"),
         ],
         [

@@ -204,7 +204,8 @@ def packed(script: Script, dropping: Iterable[int] = (), outcome: Outcome = Outc
             ]
         if job.purpose is Purpose.PROFILE:
             measured = [
-                Profiled(job.id, array.key, replace(PROFILE, sharing="kept", fetch_seconds=9.0)) for array in job.arrays
+                Profiled(job.id, array.key, replace(PROFILE, sample_sharing="kept", fetch_seconds=9.0))
+                for array in job.arrays
             ]
             return [*measured, Ended(job.id, Outcome.FINISHED)]
         mine = [array for array in job.arrays if {m.trial.number for m in array.members} & set(dropping)]

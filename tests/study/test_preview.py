@@ -29,7 +29,7 @@ DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)
 def profile(step=0.01, fused=None, steps=10, fetch=0.0, sharing="resident", base=100, member=10):
     """Steps of `step` seconds alone, of `fused` for two, no validation."""
     sizes = {1: step} if fused is None else {1: step, 2: fused}
-    return Profile(sizes, steps, 0, base, member, 1.0, 1.0, fetch_seconds=fetch, sharing=sharing)
+    return Profile(sizes, steps, 0, base, member, 1.0, 1.0, fetch_seconds=fetch, sample_sharing=sharing)
 
 
 def array(numbers, known, structure="mlp", data="data"):

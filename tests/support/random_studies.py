@@ -217,7 +217,7 @@ def _profile(rng: random.Random, width: int, kind: str) -> Profile:
         cores=rng.choice([0.5, 1.0]),
         mixing=rng.choice([None, 1.0, 1.5]),
         spreading=rng.choice([{2: 0.6}, {2: 0.6, 3: 0.5}, {2: 0.6, 3: 0.9}, {2: 1.2}]),
-        sharing=rng.choice(["resident", "resident", "kept", "batch"]),
+        sample_sharing=rng.choice(["resident", "resident", "kept", "batch"]),
         fetch_seconds=0.0,
     )
 

@@ -405,13 +405,13 @@ def test_a_profile_neither_captures_nor_compiles_steps(tmp_path: Path, monkeypat
     asked: list[tuple[str, bool]] = []
     prepare = TrainingStep._prepare
 
-    def noted(step: TrainingStep, way: Any, batch: Any) -> bool:
-        asked.append((way, prepare(step, way, batch)))
+    def noted(step: TrainingStep, mode: Any, batch: Any) -> bool:
+        asked.append((mode, prepare(step, mode, batch)))
         return asked[-1][1]
 
     monkeypatch.setattr(TrainingStep, "_prepare", noted)
-    assert measured(state_of(Counted(), tmp_path), 8).fused_gain, "both ways of uncaptured steps were timed"
-    assert not [way for way, prepared in asked if way == "captured" or prepared]
+    assert measured(state_of(Counted(), tmp_path), 8).fused_gain, "both modes of uncaptured steps were timed"
+    assert not [mode for mode, prepared in asked if mode == "captured" or prepared]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from shoal.fuse.capture import CompiledAheadError
 from shoal.fuse.capture_decision import RETRY_SECONDS, CaptureDecision
 from shoal.fuse.compile_cache import COMPILED, CompileRecord
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
-from shoal.fuse.step import TrainingStep, ways_to_try
+from shoal.fuse.step import TrainingStep, modes_to_try
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 KNOWN = Profile({1: 1.0, 2: 1.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={2: 1e6}, compile_seconds=1e-6)
@@ -43,8 +43,8 @@ def members(count: int = 2) -> tuple[ModelArray, FusedOptimizer]:
 
 
 def stepping(array: ModelArray, optimizer: FusedOptimizer, profile: Profile, decision: CaptureDecision) -> TrainingStep:
-    ways = ways_to_try(profile, len(array))
-    return TrainingStep(array, optimizer, loss, ways, decision, Clock.look, profile=profile)
+    modes = modes_to_try(profile, len(array))
+    return TrainingStep(array, optimizer, loss, modes, decision, Clock.look, profile=profile)
 
 
 class Captured:
@@ -124,7 +124,7 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
     chosen = stepping(array, optimizer, profile, CaptureDecision(profile, 2, steps))
-    assert chosen.way is None
+    assert chosen.mode is None
     uncaptured = 2 * (RaceRules.min_runs + 1)
     total = 2 * uncaptured + RaceRules.min_runs
     for _ in range(total):
@@ -132,7 +132,7 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     torch.testing.assert_close(losses, plain(total), rtol=1e-12, atol=0)
     slow = 2  # steps until it is clear
     # The best of the others takes turns with it.
-    assert (chosen.way == "compiled") is bool(kept)
+    assert (chosen.mode == "compiled") is bool(kept)
     assert Captured.taken == {True: total - uncaptured - slow, False: slow, None: 0}[kept]
     assert chosen.new_profile is not None
     assert chosen.new_profile.fused_gain == {2: 1.0}
@@ -171,9 +171,9 @@ def test_a_step_is_recorded_only_where_that_is_expected_to_pay_off(
         chosen = TrainingStep(array, optimizer, loss, clock=Clock.look, profile=profile)
     else:
         chosen = stepping(array, optimizer, profile, CaptureDecision(profile, 2, 2 * (RaceRules.min_runs + 1) + left))
-    while chosen.way is None:
+    while chosen.mode is None:
         chosen(X)
-    assert (chosen.way == "captured") is recorded
+    assert (chosen.mode == "captured") is recorded
     assert chosen.new_profile is not None
     if recorded:
         assert chosen.new_profile.recorded_gain[2] == pytest.approx(10.0)
@@ -190,7 +190,7 @@ def test_a_step_that_cannot_be_recorded_is_not_tried_again(monkeypatch: pytest.M
     monkeypatch.setattr(step_module, "records_graphs", lambda device: True)
     array, optimizer = members()
     chosen = stepping(array, optimizer, NEVER, CaptureDecision(NEVER, 2, 10**6))
-    while chosen.way is None:
+    while chosen.mode is None:
         chosen(X)
     assert chosen.new_profile is not None
     assert not CaptureDecision(chosen.new_profile, 2, 10**9).should_record(1.0)
@@ -210,10 +210,10 @@ def test_a_profile_learns_nothing_of_a_capture_without_memory(
     monkeypatch.setattr(step_module, "records_graphs", lambda device: profile is NEVER)
     array, optimizer = members()
     chosen = stepping(array, optimizer, profile, CaptureDecision(profile, 2, 10**6))
-    while chosen.way is None:
+    while chosen.mode is None:
         chosen(X)
     assert len(tried) == 1
-    assert chosen.way == "eager"
+    assert chosen.mode == "eager"
     assert chosen.new_profile is not None
     for name in ("recorded_gain", "record_seconds", "compiled_gain", "compile_seconds"):
         assert getattr(chosen.new_profile, name) == getattr(profile, name)
@@ -271,7 +271,7 @@ def test_an_array_takes_the_compiled_step_once_another_process_has_compiled_it(
     chosen = stepping(array, optimizer, known, decision)
     for _ in range(4 * (RaceRules.min_runs + 1)):
         chosen(X)
-    assert chosen.way is not None
+    assert chosen.mode is not None
     assert not chosen.stays_plain, "a stepper that trains plainly cannot compile any more"
     now[0] += RETRY_SECONDS
     chosen(X)

@@ -1,4 +1,4 @@
-"""Tensors of a GPU are packed for few copies to host memory, none of which is waited for; a stand-in counts them."""
+"""Tensors of a GPU share buckets for few copies to host memory, none of which is waited for; a stand-in counts them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,16 +98,16 @@ def test_one_copy_for_each_dtype_has_the_values_and_strides(waited: list[str]) -
         assert tensor.stride() == copy.stride() or not tensor.is_contiguous()
 
 
-def test_packing_takes_little_memory_of_the_device(waited: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PACKED_BYTES", 100)
+def test_a_bucket_takes_little_memory_of_the_device(waited: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUCKET_BYTES", 100)
     tensors = [torch.randn(size) for size in (10, 10, 10, 400, 3, 25)]
     copies, _ = host_copies([OnGpu(each) for each in tensors])
-    assert moves() == ["cat", *["copy_"] * 5], "one pack of two tensors, and four of one"
+    assert moves() == ["cat", *["copy_"] * 5], "one bucket of two tensors, and four of one"
     assert all(map(torch.equal, tensors, copies))
 
 
 def test_pinned_memory_is_limited(waited: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PACKED_BYTES", 100)
+    monkeypatch.setattr(module, "BUCKET_BYTES", 100)
     monkeypatch.setattr(module, "PINNED_BYTES", 120)
     tensors = [torch.randn(size) for size in (10, 10, 5, 400, 3, 25)]
     copies, wait = host_copies([OnGpu(each) for each in tensors])
@@ -118,7 +118,7 @@ def test_pinned_memory_is_limited(waited: list[str], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_tensors_that_the_device_has_no_memory_to_pack_are_copied_one_by_one(
+def test_tensors_that_the_device_has_no_memory_to_join_are_copied_one_by_one(
     pinned: bool, waited: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(rows: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The lane scheduler: the behaviour of each schedule, and the choice of the fastest one, with a simulated clock."""
+"""The lane scheduler: the behaviour of each interleaving, and the choice of the fastest one, with a simulated clock."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,10 +113,10 @@ def never() -> bool:
 
 
 def until_chosen(turns: LaneScheduler, lanes: list[Fake], rounds: int = 200) -> int:
-    """Return the number of rounds until a schedule was chosen."""
+    """Return the number of rounds until an interleaving was chosen."""
     for number in range(rounds):
         assert turns.round(lanes, never) == []
-        if turns.schedule is not None and turns.round_samples >= 64:
+        if turns.interleaving is not None and turns.round_samples >= 64:
             return number + 1
     pytest.fail(f"nothing chosen after {rounds} rounds: {turns.seconds}")
 
@@ -131,22 +131,24 @@ def until_chosen(turns: LaneScheduler, lanes: list[Fake], rounds: int = 200) -> 
         pytest.param("epoch", 1.3, "steps", id="lanes that keep abreast, one after another"),
     ],
 )
-def test_the_fastest_way_is_chosen(walk: str | None, on_stream: float, expected: str, gpu: torch.device) -> None:
+def test_the_fastest_interleaving_is_chosen(
+    walk: str | None, on_stream: float, expected: str, gpu: torch.device
+) -> None:
     world = World(switch=1e-4, on_stream=on_stream)
     lanes = [Fake(world, str(i), walk=walk) for i in range(2)]
     turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, lanes)
-    assert turns.schedule == expected
+    assert turns.interleaving == expected
     assert set(turns.seconds) == {"turns" if walk is None else "steps", "streams"}
 
 
 @pytest.mark.parametrize(("walk", "expected"), [(None, "turns"), ("epoch", "steps")])
-def test_where_there_is_one_way_nothing_is_measured(walk: str | None, expected: str) -> None:
+def test_a_single_interleaving_is_not_measured(walk: str | None, expected: str) -> None:
     world = World(fetch=3e-4)
     lanes = [Fake(world, str(i), walk=walk) for i in range(3)]
     turns = LaneScheduler(CPU, world.clock)
     turns.round(lanes, never)
-    assert (turns.schedule, turns.seconds) == (expected, {})
+    assert (turns.interleaving, turns.seconds) == (expected, {})
 
 
 def test_lanes_abreast_have_each_sample_fetched_once() -> None:
@@ -195,12 +197,12 @@ def test_what_was_chosen_stays_and_costs_no_measuring(gpu: torch.device) -> None
     assert switches <= 6
 
 
-def test_a_way_is_tried_a_few_times(gpu: torch.device) -> None:
+def test_an_interleaving_is_tried_a_few_times(gpu: torch.device) -> None:
     world = World(switch=0.01)
     lanes = [Fake(world, "a"), Fake(world, "b")]
     turns = LaneScheduler(gpu, world.clock)
     rounds = until_chosen(turns, lanes)
-    assert turns.schedule == "turns"
+    assert turns.interleaving == "turns"
     doubling = 10  # of the span, while a round is short
     assert rounds <= doubling + 2 * (RULES.min_runs + 1)
 
@@ -224,7 +226,7 @@ def test_single_steps_let_the_one_furthest_behind_go_first() -> None:
     while len(world.log) < 17:
         turns.round(lanes, never)
     assert "".join(world.log).startswith("abcaabaab" + "c"[:1])
-    assert turns.schedule is None
+    assert turns.interleaving is None
     assert turns.seconds == {}
 
 
@@ -233,7 +235,7 @@ def test_one_lane_alone_runs_on_without_any_measuring(gpu: torch.device) -> None
     lane = Fake(world, "a", ends=1000)
     turns = LaneScheduler(gpu, world.clock)
     turns.round([lane], never)
-    assert turns.schedule == "turns"
+    assert turns.interleaving == "turns"
     assert turns.seconds == {}
     assert lane.position == 1000
 
@@ -272,11 +274,11 @@ def test_who_joins_starts_level_and_the_set_is_measured_anew(gpu: torch.device) 
     joined = Fake(world, "c")
     level = min(first.position, second.position)
     turns.round([first, second, joined], never)
-    assert turns.schedule is None
+    assert turns.interleaving is None
     until_chosen(turns, [first, second, joined])
     assert abs(joined.position - (first.position - level)) <= 10
     turns.round([first, second], never)
-    assert turns.schedule == "turns", "what was known of the set of before is known still"
+    assert turns.interleaving == "turns", "what was known of the set of before is known still"
 
 
 def test_lanes_that_are_not_settled_put_measuring_off_and_what_was_known_is_dropped(gpu: torch.device) -> None:
@@ -286,7 +288,7 @@ def test_lanes_that_are_not_settled_put_measuring_off_and_what_was_known_is_drop
     until_chosen(turns, lanes)
     lanes[1].settled = False
     turns.round(lanes, never)
-    assert turns.schedule is None
+    assert turns.interleaving is None
     lanes[1].settled = True
     assert until_chosen(turns, lanes) > 1
 
@@ -304,13 +306,13 @@ def test_a_dropped_lane_is_forgotten() -> None:
     assert len(turns._searches) == 1
 
 
-@pytest.mark.parametrize("schedule", ["turns", "streams"])
-def test_who_raises_is_named_and_the_others_go_on(schedule: str, gpu: torch.device) -> None:
-    world = World(on_stream=0.5 if schedule == "streams" else 2.0)
+@pytest.mark.parametrize("interleaving", ["turns", "streams"])
+def test_who_raises_is_named_and_the_others_go_on(interleaving: str, gpu: torch.device) -> None:
+    world = World(on_stream=0.5 if interleaving == "streams" else 2.0)
     good, bad = Fake(world, "good"), Fake(world, "bad")
     turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, [good, bad])
-    assert turns.schedule == schedule
+    assert turns.interleaving == interleaving
     bad.raises = bad.position + 30
     before = good.position
     (failure,) = turns.round([bad, good], never)
@@ -332,13 +334,13 @@ def test_all_who_raise_are_named(gpu: torch.device) -> None:
     assert {failure.lane for failure in failures} == set(lanes[:2])
 
 
-@pytest.mark.parametrize("schedule", ["turns", "streams"])
-def test_an_interruption_ends_the_round_after_the_step_under_way(schedule: str, gpu: torch.device) -> None:
-    world = World(on_stream=0.5 if schedule == "streams" else 2.0)
+@pytest.mark.parametrize("interleaving", ["turns", "streams"])
+def test_an_interruption_ends_the_round_after_the_step_under_way(interleaving: str, gpu: torch.device) -> None:
+    world = World(on_stream=0.5 if interleaving == "streams" else 2.0)
     lanes = [Fake(world, name) for name in "ab"]
     turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, lanes)
-    assert turns.schedule == schedule
+    assert turns.interleaving == interleaving
     world.log.clear()
     turns.round(lanes, lambda: len(world.log) >= 5)
     assert len(world.log) == 5

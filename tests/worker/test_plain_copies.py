@@ -154,18 +154,18 @@ class CountsOnClass(Momentum):
         return F.mse_loss(model(batch), batch)
 
 
-class Ways(TrainingStep):
+class ModesInTurns(TrainingStep):
     """Eager steps, plain ones from the sixth to the tenth, and eager ones again."""
 
     taken = 0
 
     @property
-    def next_way(self) -> StepMode:
+    def next_mode(self) -> StepMode:
         return "plain" if 5 <= self.taken < 10 else "eager"
 
     def _timed(self, batch: Any) -> Tensor:
-        way, self.taken = self.next_way, self.taken + 1
-        return self._run(way, batch)
+        mode, self.taken = self.next_mode, self.taken + 1
+        return self._run(mode, batch)
 
 
 class Clock:
@@ -179,7 +179,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """No steps are timed."""
-    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members: ("eager",))
+    monkeypatch.setattr(fused_stepper, "modes_to_try", lambda profile, members: ("eager",))
 
 
 def runtimes(task: Task, count: int = 3) -> list[TrialRuntime]:
@@ -356,8 +356,8 @@ def test_windows_begin_with_the_array_and_at_steps_that_double() -> None:
     assert all(len(found[step]) == 1 for step in (2, 3, 64, 65, 128, 129)), "one copy goes on"
 
 
-def test_a_window_begins_with_the_first_step_of_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_stepper, "TrainingStep", Ways)
+def test_a_window_begins_with_the_first_step_of_another_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_stepper, "TrainingStep", ModesInTurns)
     run = Run(Momentum())
     found = run.train(10)
     assert list(found) == [1, 2, 3, 6, 7]
@@ -397,7 +397,7 @@ def test_no_window_is_opened_once_the_allowance_is_spent(monkeypatch: pytest.Mon
     clock.now = 100.0  # of which 1 % is a second
     assert list(Run(Momentum(), record, clock).train(4)) == [1, 2]
     record.cost.seconds = 100.0
-    monkeypatch.setattr(fused_stepper, "TrainingStep", Ways)
+    monkeypatch.setattr(fused_stepper, "TrainingStep", ModesInTurns)
     # the first plain steps, and the first ones after these, are checked nevertheless
     assert list(Run(Momentum(), record, clock).train(20)) == [6, 7, 11, 12]
 
@@ -449,7 +449,7 @@ def test_attributes_that_a_validation_changes_are_compared(monkeypatch: pytest.M
 def test_plain_steps_of_one_trial_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Momentum(), members=1)
     assert run.train(1) == {1: ("0 step, eager",)}
-    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members: ("plain",))
+    monkeypatch.setattr(fused_stepper, "modes_to_try", lambda profile, members: ("plain",))
     run = Run(Momentum(), members=1)
     assert run.train(3) == {}
     run.validate()
@@ -458,7 +458,7 @@ def test_plain_steps_of_one_trial_are_not_compared(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_plain_steps_of_one_trial_change_outside_of_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members: ("plain",))
+    monkeypatch.setattr(fused_stepper, "modes_to_try", lambda profile, members: ("plain",))
     run = Run(CountsOnClass(), members=1)
     with pytest.raises(StepRefusedError, match=r"steps change `Net.steps`, outside of the models"):
         run.train(3)
@@ -471,8 +471,8 @@ def test_an_attribute_that_nobody_can_repeat_is_named_with_the_remedy() -> None:
         Run(Stamped()).train(1)
 
 
-def test_batches_of_other_shapes_each_time_are_not_taken_for_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda profile, members: ("eager", "plain"))
+def test_batches_of_other_shapes_each_time_are_not_taken_for_another_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_stepper, "modes_to_try", lambda profile, members: ("eager", "plain"))
     run, found = Run(Momentum()), {}
     for size in range(12, 2, -1):
         run.batch = X[:size]

@@ -206,7 +206,9 @@ ITERATIONS = {
 def test_use_is_averaged_over_iterations(
     sharing: str, device: str, fetch: float, cpu: float, busy: float, cores: float
 ) -> None:
-    train: Any = SimpleNamespace(sharing=sharing, fetched=80, fetch_seconds=10 * fetch, fetch_cpu_seconds=10 * cpu)
+    train: Any = SimpleNamespace(
+        sample_sharing=sharing, fetched=80, fetch_seconds=10 * fetch, fetch_cpu_seconds=10 * cpu
+    )
     iteration = _Iteration.of(train, 8, 0.01, torch.device(device))
     assert iteration.fetch_seconds == pytest.approx(fetch)
     assert iteration.busy == pytest.approx(busy)

@@ -283,7 +283,7 @@ def test_a_late_refusal_goes_back_before_what_was_wrong(tmp_path: Path, monkeypa
                     each.mul_(1.01)
 
     monkeypatch.setattr(FusedOptimizer, "step", faulty)
-    monkeypatch.setattr(fused_stepper, "ways_to_try", lambda *arguments: ("eager",))
+    monkeypatch.setattr(fused_stepper, "modes_to_try", lambda *arguments: ("eager",))
     monkeypatch.setattr(Proof, "_is_affordable", lambda self: taken >= 8)
     found, events = jobs(Sums(), tmp_path / "array")
     reasons = [event.refusal for event in events if isinstance(event, Proven) and event.refusal]

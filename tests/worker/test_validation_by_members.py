@@ -151,7 +151,7 @@ def test_the_reason_is_logged_once_for_a_task(caplog: pytest.LogCaptureFixture) 
 class KeepsModes(Small):
     """Has a dropout that stays in evaluation mode, as parts of Lightning modules may."""
 
-    _keeps_modes = True
+    _keeps_train_modes = True
 
     def model(self, config: Any) -> nn.Module:
         model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).double()

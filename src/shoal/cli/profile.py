@@ -169,7 +169,7 @@ def _array_json(each: PlannedArray) -> dict[str, Any]:
         "memory": each.memory,
         "fetch_seconds": each.cost.fetch_seconds,
         "preprocessing": each.preprocessing,
-        "sharing": each.cost.sharing,
+        "sample_sharing": each.cost.sample_sharing,
         "seconds_apart": each.separate_seconds,
         "job_seconds": each.seconds,
         "decided": each.decision,
@@ -185,7 +185,7 @@ def _figures(each: PlannedArray, separator: str) -> tuple[str, ...]:
         rounded(1000 * each.step_alone, 3),
         f"{rounded(1000 * each.step_fused, 3)}, {each.gain:.1f}x" if several else "–",
         bytes_text(each.memory),
-        f"{percent(each.preprocessing)}{separator}{each.cost.sharing}",
+        f"{percent(each.preprocessing)}{separator}{each.cost.sample_sharing}",
     )
 
 

@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal
 
-__all__ = ["LOCKSTEP", "Demand", "MergeRule", "Profile", "Sharing"]
+__all__ = ["LOCKSTEP", "Demand", "MergeRule", "Profile", "SampleSharing"]
 
-Sharing = Literal["resident", "kept", "window", "batch"]
+SampleSharing = Literal["resident", "kept", "window", "batch"]
 """Method by which arrays in one process share the samples of a data set.
 
 "resident": all samples are on the device. "kept": each sample is decoded once and stays on the device. "window": each
 sample is decoded once per epoch, for lanes at the same position. "batch": lanes of equal batch size share batches.
 """
 
-LOCKSTEP: Final = frozenset[Sharing]({"window", "batch"})
-"""Kinds of sharing that require all lanes to be at the same position of the data."""
+LOCKSTEP: Final = frozenset[SampleSharing]({"window", "batch"})
+"""Sample sharing that requires all lanes to be at the same position of the data."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Profile:
     crowding: Mapping[int, float] = field(default_factory=dict, metadata=_merge("known"))
     spreading: Mapping[int, float] = field(default_factory=dict, metadata=_merge("measured"))
     fetch_seconds: float = field(default=0.0, metadata=_merge())
-    sharing: Sharing = field(default="resident", metadata=_merge())
+    sample_sharing: SampleSharing = field(default="resident", metadata=_merge())
     sample: int = field(default=16, metadata=_merge("largest"))
     pending: float | None = field(default=None, metadata=_merge())
     first_size: int | None = field(default=None, metadata=_merge())

@@ -168,8 +168,8 @@ class RelativeTimeMeasured:
     """Measured time of the arrays of a training job when packed, relative to running one after another.
 
     Args:
-        relative_time: Seconds of their steps in the fastest way, divided by the seconds of running array after array;
-            at most 1, since that is one of the ways.
+        relative_time: Seconds of their steps in the fastest interleaving, divided by the seconds of running array after
+            array; at most 1, since that is one of the interleavings.
     """
 
     job: str

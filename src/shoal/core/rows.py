@@ -97,7 +97,7 @@ class CheckRow:
         members: Number of trials of the array.
         epoch: Epochs that the trial had finished.
         step: Steps of the epoch that it had taken.
-        what: What was compared: "step, eager" (the way of the step) or "validation"; "refused" with a `reason`; "" if
+        what: What was compared: "step, eager" (the step mode) or "validation"; "refused" with a `reason`; "" if
             the row only says that the trial was in the array.
         difference: Largest relative difference of the tensors compared, which rounding explains; None if there is none.
         reason: Reason why the trial trains in plain PyTorch from there; "" if it goes on in the array.

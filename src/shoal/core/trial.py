@@ -142,7 +142,7 @@ class Check:
     Args:
         epoch: Epochs that the trial had finished.
         step: Steps of the epoch that the trial had taken.
-        what: What was compared: "step, eager" (the way of the step) or "validation".
+        what: What was compared: "step, eager" (the step mode) or "validation".
         difference: Largest relative difference of the tensors compared.
     """
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from shoal.core.demand import Demand, Profile, Sharing
+from shoal.core.demand import Demand, Profile, SampleSharing
 from shoal.cost.scaling import Scaling, multi_device_scaling, shared_device_scaling
 
 __all__ = ["MIN_FUSING_GAIN", "MIN_WORK_TO_MEASURE", "Cost", "packed_demand"]
@@ -80,9 +80,9 @@ class Cost:
         return total
 
     @property
-    def sharing(self) -> Sharing:
+    def sample_sharing(self) -> SampleSharing:
         """Method by which arrays in one process share the samples."""
-        return self.profile.sharing
+        return self.profile.sample_sharing
 
     @property
     def fetch_seconds(self) -> float:
@@ -98,12 +98,12 @@ class Cost:
 
         It is 0 for kept samples, which the first job of a process fetches once.
         """
-        return 0.0 if self.sharing == "kept" else self.first_fetching * max(epochs)
+        return 0.0 if self.sample_sharing == "kept" else self.first_fetching * max(epochs)
 
     @property
     def first_fetching(self) -> float:
         """Expected seconds for fetching and preparing all samples once; 0 if they reside on the device."""
-        if self.sharing == "resident":
+        if self.sample_sharing == "resident":
             return 0.0
         return self.fetch_seconds * (self.profile.epoch_steps + self.profile.validation_steps)
 

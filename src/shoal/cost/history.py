@@ -60,7 +60,7 @@ def cache_directory() -> Path:
 
 def history_path() -> Path:
     """Return the file of this user's history."""
-    return cache_directory() / "history-6.sqlite"
+    return cache_directory() / "history-7.sqlite"
 
 
 def environment() -> str:

@@ -1,6 +1,6 @@
 """Online benchmark that finds the fastest of several candidates by running them in turns.
 
-It chooses between lowerings of a function, between ways to run a training step, and between schedules of arrays in one
+It chooses between lowerings of a function, between step modes of an array, and between interleavings of arrays in one
 process. It also times the sizes of an array. `Race` names the next candidate and records its time, for runs that are
 real work. `choose_fastest` runs candidates that can be called at any time.
 """

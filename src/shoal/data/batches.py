@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from shoal.core.demand import LOCKSTEP, Sharing
+from shoal.core.demand import LOCKSTEP, SampleSharing
 from shoal.core.errors import TaskError
 from shoal.data.fetch import Fetcher
 from shoal.data.iterable import IterableReader, PassOrder
@@ -67,7 +67,7 @@ def materialized_bytes(batch: Any, rows: int, samples: int) -> int | None:
 class MaterializedSource(BatchSource):
     """Keeps all samples on the device; for data sets without random numbers whose samples are all of one kind."""
 
-    sharing: Sharing = "kept"
+    sample_sharing: SampleSharing = "kept"
 
     def __init__(self, fetcher: Fetcher, samples: int, first: Sequence[Any], device: torch.device) -> None:
         self._fetcher = fetcher
@@ -224,16 +224,16 @@ class Batches:
         return self._fetcher.cpu_seconds
 
     @property
-    def sharing(self) -> Sharing:
+    def sample_sharing(self) -> SampleSharing:
         """Method by which iterators share samples. Before the first batch, a few samples are fetched to choose it."""
         if self._resident is not None:
             return "resident"
-        return self._current_source().sharing
+        return self._current_source().sample_sharing
 
     @property
     def lockstep(self) -> bool:
         """Whether iterators share samples only while they are at the same position."""
-        return self.sharing in LOCKSTEP
+        return self.sample_sharing in LOCKSTEP
 
     @property
     def pending_bytes(self) -> int:

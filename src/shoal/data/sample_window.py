@@ -42,7 +42,7 @@ class SampleWindow(BatchSource):
         batch_units: bool = False,
         collate: Callable[[list[Any]], Any] = default_collate,
     ) -> None:
-        self.sharing = "batch" if batch_units else "window"
+        self.sample_sharing = "batch" if batch_units else "window"
         self._fetcher = fetcher
         self._device = device
         self._random_samples = random_samples

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.core.demand import Sharing
+from shoal.core.demand import SampleSharing
 from shoal.data.iterable import PassOrder
 from shoal.fuse.constants import to_device
 
@@ -96,7 +96,7 @@ class BatchSource(ABC):
     exception is raised to the user and must leave the source unchanged.
     """
 
-    sharing: Sharing
+    sample_sharing: SampleSharing
 
     @property
     def prefetched(self) -> int:

@@ -39,10 +39,10 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 class _Copies(threading.local):
-    """Groups of storages that would be one storage in plain PyTorch; a group needs two live storages to be kept."""
+    """Alias sets: storages that would be one storage in plain PyTorch; a set is kept while two of them live."""
 
     def __init__(self) -> None:
-        self.groups: list[set[StorageWeakRef]] = []
+        self.alias_sets: list[set[StorageWeakRef]] = []
 
 
 _copies = _Copies()
@@ -56,13 +56,13 @@ def record_copy(source: Tensor, result: Tensor) -> None:
         return
     joined = {_storage(tensor) for tensor in (source, result)}
     others = []
-    for group in _copies.groups:
-        alive = {memory for memory in group if not _is_freed(memory)}
+    for alias_set in _copies.alias_sets:
+        alive = {memory for memory in alias_set if not _is_freed(memory)}
         if alive & joined:
             joined |= alive
         elif len(alive) > 1:
             others.append(alive)
-    _copies.groups = [*others, joined]
+    _copies.alias_sets = [*others, joined]
 
 
 def share_memory(x: Tensor, y: Tensor) -> bool:
@@ -76,14 +76,14 @@ def _have_storage(*tensors: Tensor) -> bool:
 
 def refuse_aliased_write(name: str, changed: Sequence[Any]) -> None:
     """Refuse a write to a tensor that would share memory with another in plain PyTorch, but is a copy in the array."""
-    if not _copies.groups:
+    if not _copies.alias_sets:
         return
     for tensor in changed:
         if not isinstance(tensor, Stacked) or not _have_storage(tensor.whole):
             continue
         memory = _storage(tensor.whole)
-        for group in _copies.groups:
-            if memory in group and any(not _is_freed(other) for other in group - {memory}):
+        for alias_set in _copies.alias_sets:
+            if memory in alias_set and any(not _is_freed(other) for other in alias_set - {memory}):
                 raise NeedsMemberError(
                     f"{name} changes a tensor that shares its memory with a view, which is a copy in the array; write "
                     "to a clone of it, or use a function that is not in place"

@@ -107,9 +107,9 @@ class ArrayState:
             raise
         self._attributes.push()
 
-    def sync_modes(self) -> None:
+    def sync_train_modes(self) -> None:
         """Take over the modes of the members' modules, which are those of the first one."""
-        self._attributes.pull_modes()
+        self._attributes.pull_train_modes()
 
     def sync_to_members(self) -> None:
         """Copy all changes that runs have made in attributes of the template to the members, before these are used."""

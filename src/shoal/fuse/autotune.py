@@ -77,7 +77,7 @@ class TuningCache:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path if path is not None else cache_directory() / "lowerings-1.jsonl"
+        self.path = path if path is not None else cache_directory() / "lowerings-2.jsonl"
         self._lowerings: dict[str, str] | None = None
         self._usable = True
 
@@ -95,7 +95,7 @@ class TuningCache:
         if not self._usable:
             return
         line = json.dumps(
-            {"key": key, "way": lowering, "seconds": {name: float(f"{s:.3g}") for name, s in seconds.items()}}
+            {"key": key, "lowering": lowering, "seconds": {name: float(f"{s:.3g}") for name, s in seconds.items()}}
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ class TuningCache:
         for line in filter(None, lines):
             try:
                 entry = json.loads(line)
-                found[str(entry["key"])] = str(entry["way"])
+                found[str(entry["key"])] = str(entry["lowering"])
             except (ValueError, KeyError, TypeError):
                 torn += 1
         if torn:
@@ -272,7 +272,7 @@ def _find(
         lowering, seconds = race.leader, race.seconds
         tuner.findings.put(text, lowering, seconds)
         times = ", ".join(f"{name} {took * 1e3:.3g} ms" for name, took in seconds.items())
-        _log.info("%r is the fastest way (%s): %s", lowering, times, text)
+        _log.info("%r is the fastest lowering (%s): %s", lowering, times, text)
     similar.append((_sizes(given), lowering))
     tuner.known[key] = lowering
     return lowering

@@ -67,7 +67,7 @@ class CapturedStep:
         compiling: Whether Inductor compiles the step. Otherwise a GPU records its kernels as they are, and on a CPU the
             traced graph runs.
         trained: Parameters of the array that get gradients; by default those that have one now.
-        limits: Largest norm of each member's gradients, [B]; None if there are no limits.
+        max_norms: Largest norm of each member's gradients, [B]; None for no limit.
         ahead: Given the graph and its inputs, returns whether another process is to compile it before; None if none is.
 
     Raises:
@@ -84,7 +84,7 @@ class CapturedStep:
         batch: Any,
         compiling: bool = True,
         trained: Sequence[Tensor] | None = None,
-        limits: Tensor | None = None,
+        max_norms: Tensor | None = None,
         ahead: Callable[[GraphModule, Sequence[Tensor]], bool] | None = None,
     ) -> None:
         array.check_batch(batch)
@@ -95,7 +95,7 @@ class CapturedStep:
         leaves, self._spec = pytree.tree_flatten(batch)
         self._shapes = _shapes(leaves)
         self._runs = len(micro_batches(batch))
-        self._limits = None if limits is None else limits.to(next(array.parameters()).device)
+        self._max_norms = None if max_norms is None else max_norms.to(next(array.parameters()).device)
         if trained is None:
             trained = [p for p in array.parameters() if p.grad is not None]
         traced = optimizer.traced(trained, kernels=not compiling)
@@ -306,8 +306,8 @@ class CapturedStep:
                     more = torch.autograd.grad(losses.sum(), live)
                 grads = [a + b for a, b in zip(grads, more, strict=True)] if grads else list(more)
                 taken.append(losses.detach())
-            if self._limits is not None:
-                self._clip(grads, self._limits)
+            if self._max_norms is not None:
+                self._clip(grads, self._max_norms)
             step.apply(params, grads, state, coefficients)
             return total(taken)
 
@@ -319,12 +319,12 @@ class CapturedStep:
             return nullcontext()
         return refuse_changes(model, functions, constants)
 
-    def _clip(self, grads: Sequence[Tensor], limits: Tensor) -> None:
+    def _clip(self, grads: Sequence[Tensor], max_norms: Tensor) -> None:
         of_param = dict(zip(map(id, self._traced.params), grads, strict=True))
         stacked = [of_param[id(data)] for _, data, _ in self._array.stacked_tensors() if id(data) in of_param]
         per_member = [(b, of_param[id(own)]) for _, b, own in self._array.unfused_parameters() if id(own) in of_param]
         found = Gradients(len(self._array), stacked, per_member)
-        found.clip_(limits, found.norms(2.0))
+        found.clip_(max_norms, found.norms(2.0))
 
 
 def records_graphs(device: torch.device) -> bool:

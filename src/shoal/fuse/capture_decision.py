@@ -27,12 +27,12 @@ class CaptureDecision:
 
     A step that this machine has compiled before is compiled if reloading its code pays. Otherwise this process compiles
     it if that pays, and no other process does so now. While another process does, the array takes steps that are not
-    compiled, and asks again from time to time. On a GPU, whose host has idle cores, this process starts that other one.
+    compiled, and asks again from time to time. With `ahead`, this process starts that other process.
 
     Args:
         steps: Number of remaining steps; the caller counts them down.
         later: Number of steps -> expected number of later arrays of this size with as many steps.
-        ahead: Whether a process beside this one is to compile the step.
+        ahead: Whether another process is to compile the step, as with a GPU, whose host has idle cores.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CaptureDecision:
         If none can be started, the next answer weighs what it takes to compile the step in this process.
 
         Args:
-            graph: As for `compile_graph`, and so is `example`.
+            graph: See `compile_graph`, also for `example`.
         """
         lock = None if self._record is None else self._record.lock
         if not self._ahead or lock is None:
@@ -98,7 +98,7 @@ class CaptureDecision:
         try:
             compile_ahead(graph, example, lock)
         except Exception as error:  # pickle raises any error
-            _log.info("no process beside this one compiles the step: %s", error)
+            _log.info("no other process compiles the step: %s", error)
         self._retry_at = self._clock() + RETRY_SECONDS
         return True
 

@@ -176,7 +176,7 @@ class ContainerSync:
 
 
 def _shared(modules: Sequence[nn.Module]) -> set[tuple[_Place, ...]]:
-    """Groups of attributes that are one container, array or object."""
+    """Sets of attributes that are one container, array or object."""
     found: dict[int, list[_Place]] = {}
     for i, module in enumerate(modules):
         for name, value in vars(module).items():

@@ -12,7 +12,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import parse_member_values
 from shoal.fuse.constants import constant
 
-__all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_", "parse_limits"]
+__all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_", "parse_thresholds"]
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ class Gradients:
         if grads:
             torch._foreach_mul_(grads, each)
 
-    def clip_(self, limits: Tensor, norms: Tensor) -> None:
-        """Scale each member's gradients down from its norm to at most its limit, both [B]."""
-        self.multiply_((_on_device(limits, norms.dtype, norms.device) / (norms + 1e-6)).clamp(max=1.0))
+    def clip_(self, max_norms: Tensor, norms: Tensor) -> None:
+        """Scale each member's gradients down from its norm to at most its maximum norm, both [B]."""
+        self.multiply_((_on_device(max_norms, norms.dtype, norms.device) / (norms + 1e-6)).clamp(max=1.0))
 
-    def clamp_(self, limits: Tensor) -> None:
-        """Clamp the elements of each member's gradients to ±limit; limits are [B]."""
-        grads, each = self._broadcast(limits)
+    def clamp_(self, clip_values: Tensor) -> None:
+        """Clamp the elements of each member's gradients to ± its clip value, [B]."""
+        grads, each = self._broadcast(clip_values)
         if grads:
-            bounds = [limit.to(grad.dtype) for limit, grad in zip(each, grads, strict=True)]
+            bounds = [value.to(grad.dtype) for value, grad in zip(each, grads, strict=True)]
             torch._foreach_clamp_min_(grads, torch._foreach_neg(bounds))
             torch._foreach_clamp_max_(grads, bounds)
 
@@ -122,13 +122,13 @@ def clip_grad_norm_(
             not a number.
         RuntimeError: A norm is not finite, and `error_if_nonfinite` is set; names the members.
     """
-    limits = parse_limits(array, max_norm, "max_norm")
+    max_norms = parse_thresholds(array, max_norm, "max_norm")
     gradients = Gradients.of(array)
     norms = gradients.norms(_parse_order(norm_type))
     if error_if_nonfinite and not torch.isfinite(norms).all():
         bad = (~torch.isfinite(norms)).nonzero().flatten().tolist()
         raise RuntimeError(f"the gradient norm (order {norm_type}) of members {bad} is not finite; nothing was clipped")
-    gradients.clip_(limits, norms)
+    gradients.clip_(max_norms, norms)
     return norms
 
 
@@ -143,21 +143,21 @@ def clip_grad_value_(array: ModelArray, clip_value: float | Sequence[float] | Te
     Raises:
         FusionError: `clip_value` has neither one value nor one for each member, or a negative one.
     """
-    limits = parse_limits(array, clip_value, "clip_value")
-    Gradients.of(array).clamp_(limits)
+    clip_values = parse_thresholds(array, clip_value, "clip_value")
+    Gradients.of(array).clamp_(clip_values)
 
 
-def parse_limits(array: ModelArray, given: float | Sequence[float] | Tensor, name: str) -> Tensor:
-    """Check limits of gradients, and return them as one number per member, [B] float64."""
+def parse_thresholds(array: ModelArray, given: float | Sequence[float] | Tensor, name: str) -> Tensor:
+    """Check clipping thresholds, and return them as one number per member, [B] float64."""
     if not isinstance(array, ModelArray):
         raise FusionError(
             f"`array` must be what `fuse` made, got {type(array).__name__}; for one model use torch.nn.utils"
         )
     array.check_present()
-    limits = parse_member_values(given, name, len(array), torch.float64)
-    if not bool((limits >= 0).all()):
+    thresholds = parse_member_values(given, name, len(array), torch.float64)
+    if not bool((thresholds >= 0).all()):
         raise FusionError(f"`{name}` must not be negative, got {given}")
-    return limits
+    return thresholds
 
 
 def _parse_order(norm_type: object) -> float:

@@ -19,7 +19,7 @@ __all__ = ["LossScale"]
 class LossScale:
     """A loss scale on the host (Micikevicius et al., arXiv:1710.03740).
 
-    Scale the loss, go backward, call `unscale_`, step the optimizer unless `overflowed`, call `update`.
+    Scale the loss, run the backward pass, call `unscale_`, step the optimizer unless `overflowed`, call `update`.
 
     Args:
         growth_tracker: Steps in a row without an overflow so far.

@@ -26,7 +26,7 @@ _TEMPLATE = -1
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class _AttributeSnapshot:
     """Attributes of modules without a slot, side by side, since they are compared in every step."""
 
     modules: list[dict[str, Any]]
@@ -63,7 +63,7 @@ class AttributeSync:
         self._stacked_attributes = {
             place: (value, self._member_values(*place)) for place, value in self._tensor_attributes(self._template)
         }
-        self._compared: dict[int, _Snapshot] = {}
+        self._compared: dict[int, _AttributeSnapshot] = {}
         """Last compared attributes: of members that agreed with the first one, and of the template if all agreed."""
 
     def pull(self, search: bool = False) -> bool:
@@ -119,7 +119,7 @@ class AttributeSync:
                 self._stacked_attributes[i, name] = (tensor, self._member_values(i, name))
         self._compared[_TEMPLATE] = self._snapshot(self._template)
 
-    def pull_modes(self) -> None:
+    def pull_train_modes(self) -> None:
         """Copy the modes of the first member's modules to the template."""
         for module, own in zip(self._template, self._members[0], strict=True):
             module.training = own.training
@@ -160,11 +160,11 @@ class AttributeSync:
                 if isinstance(value, Tensor):
                     yield (i, name), value
 
-    def _snapshot(self, modules: Sequence[nn.Module]) -> _Snapshot:
+    def _snapshot(self, modules: Sequence[nn.Module]) -> _AttributeSnapshot:
         own = list(map(vars, modules))
         places = [(attributes, name) for attributes in own for name in self._unslotted_names(attributes)]
         holders, names = [attributes for attributes, _ in places], [name for _, name in places]
-        return _Snapshot(own, list(map(len, own)), holders, names, list(map(dict.get, holders, names)))
+        return _AttributeSnapshot(own, list(map(len, own)), holders, names, list(map(dict.get, holders, names)))
 
     def _is_unchanged(self, whose: int) -> bool:
         """Whether all attributes are the same objects as when they were last compared."""

@@ -25,7 +25,7 @@ class IndivisibleStepError(Exception):
 
 @dataclass
 class MaskRows:
-    """Where the rows of the batch lie in each dropout mask of a step, by the order of the masks.
+    """Positions of the rows of the batch in each dropout mask of a step, by the order of the masks.
 
     The axis of the rows of a mask is the one whose size differs between the whole batch and a shard; None for a mask
     without rows.

@@ -1,7 +1,7 @@
-"""`TrainingStep`: one training step of an array, executed in the way that is fastest on this machine.
+"""`TrainingStep`: one training step of an array, executed in the fastest step mode on this machine.
 
-During its first calls the step times the ways in turn. Ways that must be captured first are timed against the fastest
-way so far:
+During its first calls the step times the step modes in turn. Modes that must be captured first are timed against the
+fastest mode so far:
 
 - eager      all members at once
 - plain      forward and backward member after member, then each member's own optimizer, like a loop over the models;
@@ -37,7 +37,7 @@ from shoal.fuse.backward import backward, backward_alone, one_loss
 from shoal.fuse.capture import CapturedStep, CompiledAheadError, records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.generators import seed_member
-from shoal.fuse.grads import clip_grad_norm_, parse_limits
+from shoal.fuse.grads import clip_grad_norm_, parse_thresholds
 from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.micro_batches import micro_batches
 from shoal.fuse.optim.fused import FusedOptimizer
@@ -46,40 +46,40 @@ from shoal.fuse.scaler import GradScaler
 from shoal.fuse.shard import Shard
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["StepMode", "TrainingStep", "ways_to_try"]
+__all__ = ["StepMode", "TrainingStep", "modes_to_try"]
 
 _log = logging.getLogger("shoal.fuse")
 
 StepMode = Literal["eager", "plain", "captured", "compiled"]
 
 MIN_SPEEDUP = 1.05
-"""Smallest speedup at which a captured way is chosen; a smaller one may be noise, or vanish with cold caches."""
+"""Smallest speedup at which a captured mode is chosen; a smaller one may be noise, or vanish with cold caches."""
 
 PATIENCE = 20
 """Number of consecutive batches of other shapes after which timing stops for the present shapes."""
 
 
 class TrainingStep:
-    """Zero the gradients, compute the losses, run the backward pass and update: for all members of an array.
+    """One training step of all members: zero the gradients, compute the losses, run the backward pass, update.
 
-    Called with a batch, shared or stacked, the step returns the detached losses, [B]. `way` is the fastest way (a
+    Called with a batch, shared or stacked, the step returns the detached losses, [B]. `mode` is the fastest mode (a
     captured one must win by a margin), or None until it is known. `seconds` are the seconds of a step in each timed
-    way, for batches with the shapes of the first batch. A batch of other shapes is neither timed nor captured. If the
+    mode, for batches with the shapes of the first batch. A batch of other shapes is neither timed nor captured. If the
     first shapes do not occur again, later ones are timed instead; if these do not occur again either, the step chooses
-    a way without further timing.
+    a mode without further timing.
 
     A captured step treats numbers that the loss reads from elsewhere than the models and the batch as constants. Models
-    that change their own plain attributes as they run are not captured, and neither are steps with a loss scale:
-    whether a member's step is left out is decided on the host.
+    that change their own plain attributes as they run are not captured, and neither are steps with a loss scale,
+    since the host decides whether a member's step is skipped.
 
     Args:
         array: Array of the models.
         optimizer: Optimizer of the array.
         loss: Function as for `ModelArray.map`, which returns a scalar that depends on parameters.
-        ways: Allowed ways.
+        modes: Allowed step modes.
         compiling: Function of the seconds of the fastest step so far that returns whether compilation may pay off; it
-            is called once, and once more after each `reconsider_compiling`. A `CaptureDecision` is told of all steps,
-            and also decides whether the step is recorded; without one it is.
+            is called once, and once more after each `reconsider_compiling`. A `CaptureDecision` counts all steps,
+            and also decides whether the step is recorded; any other function lets it be recorded.
         clock: Clock in seconds.
         max_norm: Largest norm of a member's gradients, one for all members or one for each (inf for no limit); None if
             no member has a limit.
@@ -87,7 +87,7 @@ class TrainingStep:
         profile: Profile of the structure, or None; `new_profile` is the profile with what the first steps measured.
 
     Raises:
-        FusionError: `ways` names neither 'eager' nor 'plain', or an unknown way; `array` is not made by `fuse`;
+        FusionError: `modes` names neither 'eager' nor 'plain', or an unknown mode; `array` is not made by `fuse`;
             `optimizer` is not made by `fuse_optimizers` for it, or `scaler` for another array; or `loss` is not a
             function.
     """
@@ -97,7 +97,7 @@ class TrainingStep:
         array: ModelArray,
         optimizer: FusedOptimizer,
         loss: Callable[..., Any],
-        ways: tuple[StepMode, ...] = ("eager", "plain", "captured", "compiled"),
+        modes: tuple[StepMode, ...] = ("eager", "plain", "captured", "compiled"),
         compiling: Callable[[float], bool] = lambda seconds: False,
         clock: Callable[[], float] = time.perf_counter,
         max_norm: float | Sequence[float] | None = None,
@@ -115,14 +115,16 @@ class TrainingStep:
             raise FusionError(f"`loss` must be a function of a model and a batch, got {loss!r}")
         if scaler is not None and scaler.array is not array:
             raise FusionError("`scaler` must be a `shoal.GradScaler` of this array, got that of another one")
-        if not isinstance(ways, (tuple, list)):
-            raise FusionError(f"`ways` must be a tuple of ways, got {ways!r}")
-        wrong = [way for way in ways if way not in get_args(StepMode)]
-        if wrong or not {"eager", "plain"} & set(ways):
-            raise FusionError(f"`ways` must name 'eager' or 'plain' and may name 'captured' and 'compiled', got {ways}")
-        self.way: StepMode | None = None
-        self.last_way: StepMode = "eager"
-        """Way of the last step."""
+        if not isinstance(modes, (tuple, list)):
+            raise FusionError(f"`modes` must be a tuple of step modes, got {modes!r}")
+        wrong = [mode for mode in modes if mode not in get_args(StepMode)]
+        if wrong or not {"eager", "plain"} & set(modes):
+            raise FusionError(
+                f"`modes` must name 'eager' or 'plain' and may name 'captured' and 'compiled', got {modes}"
+            )
+        self.mode: StepMode | None = None
+        self.last_mode: StepMode = "eager"
+        """Step mode of the last step."""
         self.compile_seconds = 0.0
         self.record_seconds = 0.0
         self.new_profile: Profile | None = None
@@ -132,15 +134,15 @@ class TrainingStep:
         self._optimizer = optimizer
         self.loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
-        self._limits = None if max_norm is None else parse_limits(array, max_norm, "max_norm")
+        self._max_norms = None if max_norm is None else parse_thresholds(array, max_norm, "max_norm")
         self._scaler = GradScaler(array, enabled=False) if scaler is None else scaler
-        self._plain = _PlainStep(array, optimizer, loss, self._limits, self._scaler.scales)
+        self._plain = _PlainStep(array, optimizer, loss, self._max_norms, self._scaler.scales)
         if len(array) == 1:
-            ways = tuple(way for way in ways if way != "eager") if "plain" in ways else ways
+            modes = tuple(mode for mode in modes if mode != "eager") if "plain" in modes else modes
         self._runs: dict[StepMode, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
-        self._uncaptured: list[StepMode] = [way for way in self._runs if way in ways]
+        self._uncaptured: list[StepMode] = [mode for mode in self._runs if mode in modes]
         self._race: Race[StepMode] = Race(self._uncaptured)
-        self._allowed: list[StepMode] = [x for x in ("captured", "compiled") if x in ways and not self._scaler.scales]
+        self._allowed: list[StepMode] = [x for x in ("captured", "compiled") if x in modes and not self._scaler.scales]
         self._later = list(self._allowed)
         self._compiling = compiling
         self._decision = compiling if isinstance(compiling, CaptureDecision) else None
@@ -153,18 +155,18 @@ class TrainingStep:
 
     @property
     def seconds(self) -> dict[StepMode, float]:
-        """Seconds of the shortest step in each timed way."""
+        """Seconds of the shortest step in each timed mode."""
         return self._race.seconds
 
     @property
-    def next_way(self) -> StepMode:
-        """Way in which the next step is to be taken, if its batch has the shapes that are timed."""
-        return self._race.next if self.way is None else self.way
+    def next_mode(self) -> StepMode:
+        """Mode of the next step, if its batch has the shapes that are timed."""
+        return self._race.next if self.mode is None else self.mode
 
-    def way_of(self, batch: Any) -> StepMode:
-        """Return the way in which a step with this batch is to be taken: batches of other shapes are not timed."""
-        is_timed = self.way is not None or self._shapes in (None, _shapes(batch))
-        return self.next_way if is_timed else self._race.leader
+    def mode_of(self, batch: Any) -> StepMode:
+        """Return the mode of the next step, if it gets this batch: batches of other shapes are not timed."""
+        is_timed = self.mode is not None or self._shapes in (None, _shapes(batch))
+        return self.next_mode if is_timed else self._race.leader
 
     @property
     def gain(self) -> float | None:
@@ -174,8 +176,8 @@ class TrainingStep:
 
     @property
     def stays_plain(self) -> bool:
-        """Whether the fastest way is the plain one, and no compiled one is waited for."""
-        return self.way == "plain" and not (self._decision is not None and self._decision.waits)
+        """Whether the fastest mode is the plain one, and no compiled one is waited for."""
+        return self.mode == "plain" and not (self._decision is not None and self._decision.waits)
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -184,7 +186,7 @@ class TrainingStep:
 
     @property
     def compiled(self) -> bool:
-        """Whether the step was compiled, and is timed or taken in this way now."""
+        """Whether the step was compiled, and the compiled mode is timed or used now."""
         return "compiled" in self._runs
 
     def __call__(self, batch: Any) -> Tensor:
@@ -204,29 +206,29 @@ class TrainingStep:
             decision.steps -= 1
             if decision.may_retry():
                 self.reconsider_compiling()
-        if self.way is not None:
-            return self._run(self.way, batch)
+        if self.mode is not None:
+            return self._run(self.mode, batch)
         try:
             losses = self._timed(batch)
         finally:
             if decision is not None:
                 decision.end(compiled=self.compiled)
-        if self.way is not None and self._profile is not None:
+        if self.mode is not None and self._profile is not None:
             self._record_measurements(self.new_profile or self._profile)
         return losses
 
     def _timed(self, batch: Any) -> Tensor:
-        """Take a step in the way that is to be timed next."""
+        """Take a step in the mode that is timed next."""
         shapes = _shapes(batch)
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes and not self._turn_to(shapes):
             return self._run(self._race.leader, batch)
         self._missed = 0
-        way = self._race.next
+        mode = self._race.next
         self._wait()
         began = self._clock()
-        losses = self._run(way, batch)
+        losses = self._run(mode, batch)
         self._wait()
         self._race.note(self._clock() - began)
         while self._race.winner is not None and self._later:
@@ -237,9 +239,9 @@ class TrainingStep:
         return losses
 
     def reconsider_compiling(self) -> None:
-        """Ask `compiling` once more in the next step, if a way other than the compiled one is taken now."""
-        if self.way not in (None, "compiled") and "compiled" in self._allowed:
-            self.way = None
+        """Ask `compiling` once more in the next step, if another mode than the compiled one is used now."""
+        if self.mode not in (None, "compiled") and "compiled" in self._allowed:
+            self.mode = None
             self._later = ["compiled"]
 
     def _record_measurements(self, profile: Profile) -> None:
@@ -250,18 +252,18 @@ class TrainingStep:
         compiling did not find the code, and says nothing of reloads.
         """
         found, members = profile, len(self.array)
-        uncompiled = [seconds for way, seconds in self.seconds.items() if way != "compiled"]
+        uncompiled = [seconds for mode, seconds in self.seconds.items() if mode != "compiled"]
         if members > max(found.step_seconds) and uncompiled:
             found = replace(found, step_seconds={**found.step_seconds, members: min(uncompiled)})
         if self.gain is not None:
             found = replace(found, fused_gain={**found.fused_gain, members: self.gain})
-        eager = [seconds for way, seconds in self.seconds.items() if way in self._uncaptured]
+        eager = [seconds for mode, seconds in self.seconds.items() if mode in self._uncaptured]
         if self.record_seconds and eager:
             gain = min(eager) / self.seconds["captured"] if "captured" in self.seconds else 1.0
             gains = {**found.recorded_gain, members: gain}
             found = replace(found, recorded_gain=gains, record_seconds=self.record_seconds)
         if self.compile_seconds and self._decision is not None and uncompiled:
-            gain = min(uncompiled) / self.seconds["compiled"] if self.way == "compiled" else 1.0
+            gain = min(uncompiled) / self.seconds["compiled"] if self.mode == "compiled" else 1.0
             gains = {**found.compiled_gain, members: gain}
             found = replace(found, compiled_gain=gains)
             if not self._decision.reloads:
@@ -286,18 +288,20 @@ class TrainingStep:
 
     def _decide(self) -> None:
         self._race.stop()
-        self.way = self._race.leader
+        self.mode = self._race.leader
         self._later.clear()
-        kept = {*self._uncaptured, self.way}
-        self._runs = {way: run for way, run in self._runs.items() if way in kept}  # a slower way may hold much memory
-        captured = self.way in ("captured", "compiled")
+        kept = {*self._uncaptured, self.mode}
+        self._runs = {
+            mode: run for mode, run in self._runs.items() if mode in kept
+        }  # a slower mode may hold much memory
+        captured = self.mode in ("captured", "compiled")
         self._will_be_recorded = captured and records_graphs(self._device)
         if captured:
             self._optimizer.zero_grad()  # a captured step does not use these gradients
         _log.info("%d members: %s", len(self.array), self)
 
-    def _prepare(self, way: StepMode, batch: Any) -> bool:
-        if not self._pays(way, min(self.seconds.values())):
+    def _prepare(self, mode: StepMode, batch: Any) -> bool:
+        if not self._pays(mode, min(self.seconds.values())):
             return False
         began = self._clock()
         trained, step = self._plain.trained or None, None
@@ -305,7 +309,7 @@ class TrainingStep:
         try:
             with during(Activity.COMPILE):
                 step = CapturedStep(
-                    self.array, self._optimizer, self.loss, batch, way == "compiled", trained, self._limits, ahead
+                    self.array, self._optimizer, self.loss, batch, mode == "compiled", trained, self._max_norms, ahead
                 )
         except torch.OutOfMemoryError as reason:  # it is not noted: a later array may find the memory
             _log.info("the step cannot be captured: %s", reason)
@@ -316,34 +320,34 @@ class TrainingStep:
         except FusionError as reason:
             _log.info("%s", reason)
         seconds = self._clock() - began
-        if way == "captured":
+        if mode == "captured":
             self.record_seconds = seconds
         else:
             self.compile_seconds += seconds
         if step is not None:
-            self._runs[way] = partial(self._captured, step)
+            self._runs[mode] = partial(self._captured, step)
         return step is not None
 
-    def _pays(self, way: StepMode, seconds: float) -> bool:
+    def _pays(self, mode: StepMode, seconds: float) -> bool:
         """Whether capturing may pay off, for steps that take so many seconds now."""
-        if way == "compiled":
+        if mode == "compiled":
             return self._compiling(seconds)
         return records_graphs(self._device) and (self._decision is None or self._decision.should_record(seconds))
 
     def synchronize(self) -> None:
         """Copy all changes that the last steps have made in attributes to the members, or from them."""
-        if self.last_way == "plain":
+        if self.last_mode == "plain":
             self.array.state.sync_from_members(search=True)
         else:
             self.array.state.sync_to_members()
 
-    def _run(self, way: StepMode, batch: Any) -> Tensor:
-        if (way == "plain") != (self.last_way == "plain"):
+    def _run(self, mode: StepMode, batch: Any) -> Tensor:
+        if (mode == "plain") != (self.last_mode == "plain"):
             self.synchronize()
-        self.last_way = way
-        if way != "plain":
+        self.last_mode = mode
+        if mode != "plain":
             self._plain.drop()
-        return self._runs[way](batch)
+        return self._runs[mode](batch)
 
     def gradients(self, batch: Any, shards: Sequence[Shard] = ()) -> Tensor:
         """Compute the gradients of all members at once, without an update; returns the detached losses, [B].
@@ -352,7 +356,7 @@ class TrainingStep:
             batch: Batch, shared or stacked.
             shards: See `backward`.
         """
-        self.last_way = "eager"
+        self.last_mode = "eager"
         self._plain.drop()
         self._optimizer.zero_grad()
         return backward(self.array, self.loss, self._scaler, batch, shards)
@@ -360,8 +364,8 @@ class TrainingStep:
     def update(self) -> None:
         """Unscale and clip the gradients, and step the optimizers, after `gradients`."""
         self._scaler.unscale_(self._optimizer)
-        if self._limits is not None:
-            clip_grad_norm_(self.array, self._limits)
+        if self._max_norms is not None:
+            clip_grad_norm_(self.array, self._max_norms)
         self._scaler.step(self._optimizer)
         self._scaler.update()
 
@@ -373,24 +377,24 @@ class TrainingStep:
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
         if step.fits(batch):
             return step(batch)
-        timed = [way for way in self._uncaptured if way in self.seconds] or self._uncaptured
-        way = min(timed, key=lambda way: self.seconds.get(way, inf))
-        if self.way == "captured" and step.is_outdated:  # later steps record it again, if that still pays
-            self.way, self._later, self._race = None, ["captured"], Race([way])
+        timed = [mode for mode in self._uncaptured if mode in self.seconds] or self._uncaptured
+        mode = min(timed, key=lambda mode: self.seconds.get(mode, inf))
+        if self.mode == "captured" and step.is_outdated:  # later steps record it again, if that still pays
+            self.mode, self._later, self._race = None, ["captured"], Race([mode])
             del self._runs["captured"]
-        return self._run(way, batch)
+        return self._run(mode, batch)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def __str__(self) -> str:
-        times = ", ".join(f"{way} {seconds * 1e3:.3g} ms" for way, seconds in self.seconds.items())
-        return f"{self.way} ({times})"
+        times = ", ".join(f"{mode} {seconds * 1e3:.3g} ms" for mode, seconds in self.seconds.items())
+        return f"{self.mode} ({times})"
 
 
-def ways_to_try(profile: Profile | None, members: int) -> tuple[StepMode, ...]:
-    """Return the ways that can pay off; only the faster one of eager and plain, if the profile knows."""
+def modes_to_try(profile: Profile | None, members: int) -> tuple[StepMode, ...]:
+    """Return the step modes that can pay off; of eager and plain only the faster one, if the profile tells which."""
     gain = Cost(profile).fused_gain(members) if profile is not None and members > 1 else None
     uncaptured: tuple[StepMode, ...] = ("eager", "plain")
     if gain is not None:
@@ -414,12 +418,12 @@ class _PlainStep:
         array: ModelArray,
         optimizer: FusedOptimizer,
         loss: Callable[..., Any],
-        limits: Tensor | None,
+        max_norms: Tensor | None,
         scales: Sequence[LossScale],
     ) -> None:
         self._array = array
         self._scales = scales
-        self._limits = None if limits is None else limits.tolist()
+        self._max_norms = None if max_norms is None else max_norms.tolist()
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
@@ -470,7 +474,7 @@ class _PlainStep:
     def _backward(self, b: int, run: MemberRunner, tick: int, member: Any, batch: Any) -> Tensor:
         """Run loss and backward pass; replaced buffers, which autograd may have saved, are committed afterwards."""
         scale = self._scales[b] if self._scales else None
-        max_norm = None if self._limits is None else self._limits[b]
+        max_norm = None if self._max_norms is None else self._max_norms[b]
         try:
             return backward_alone(
                 member,
@@ -486,7 +490,7 @@ class _PlainStep:
             raise
 
     def drop(self) -> None:
-        """Drop the gradients of the members' own parameters; call it before a step in another way."""
+        """Drop the gradients of the members' own parameters; call it before a step in another mode."""
         for _, own in self._columns:
             for parameter in own:
                 parameter.grad = None

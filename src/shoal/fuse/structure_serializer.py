@@ -42,7 +42,7 @@ def digest(parts: Iterable[Any]) -> str:
 
 
 class _Replaceable(NamedTuple):
-    """Which values an array can replace by other members' values when it runs."""
+    """Kinds of values that an array can replace by other members' values when it runs."""
 
     number: bool
     tensor: bool

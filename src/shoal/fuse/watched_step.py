@@ -25,11 +25,11 @@ class FrozenWriteError(FusionError):
 
 
 class WatchedStep(TorchDispatchMode):
-    """A step that runs as traces do, and is watched: it is refused if a graph of it would freeze values.
+    """Runs a step as a trace does, and refuses it if a graph of the step would freeze values.
 
     Args:
-        keys: Index of the keys of random numbers among the tensors that the step is given.
-        frozen: Tensors that it is not given as copies: a write to one is refused before it takes place.
+        keys: Index of the keys of random numbers among the tensors that the step receives.
+        frozen: Frozen tensors that the step receives without a copy; a write to one is refused before it takes place.
     """
 
     def __init__(self, fn: Callable[..., Tensor], keys: int, frozen: Iterable[Tensor] = ()) -> None:

@@ -87,7 +87,7 @@ class LightningTask(Task):
 
     scheduler_interval: Literal["epoch", "step"] = "step"
 
-    _keeps_modes = True  # as Lightning's trainer does
+    _keeps_train_modes = True  # as Lightning's trainer does
 
     def __init__(
         self,

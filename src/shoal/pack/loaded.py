@@ -69,7 +69,7 @@ class Loaded:
     @property
     def settled(self) -> bool:
         """Whether the fastest step mode was found."""
-        return self._step is None or self._step.way is not None
+        return self._step is None or self._step.mode is not None
 
     def step(self, batch: Any) -> Tensor:
         """Train on one batch; return the losses, [B], detached."""

@@ -189,10 +189,10 @@ def candidates(
 
 def stream_of(array: Array, cost: Cost | None) -> object:
     """A key equal for arrays that use the same samples at the same time; None if they share them at any position."""
-    if cost is None or cost.sharing not in LOCKSTEP:
+    if cost is None or cost.sample_sharing not in LOCKSTEP:
         return None
     place = (array.key.order, min(member.start for member in array.members))
-    return place if cost.sharing == "window" else (*place, array.key.batch_size)
+    return place if cost.sample_sharing == "window" else (*place, array.key.batch_size)
 
 
 def _with_common_fetching(
@@ -228,7 +228,7 @@ def _candidate_costs(
     found, devices = list(costs.values()), [kinds[kind] for kind in costs]
     steps = _mean((cost.seconds(epochs) for cost in found), devices)
     tail = _mean((cost.seconds(follow_up_epochs) for cost in found), devices)
-    if found[0].sharing in LOCKSTEP:  # `sharing` depends on the data, not on the device
+    if found[0].sample_sharing in LOCKSTEP:  # `sample_sharing` depends on the data, not on the device
         steps += follow_up.work * _mean((cost.seconds([1]) for cost in found), devices)
         epochs, tail = (max(*epochs, follow_up.last_epoch),), 0.0
     fetched = _mean((cost.fetching(epochs) for cost in found), devices)

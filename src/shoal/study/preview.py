@@ -223,7 +223,7 @@ class _Jobs:
         kept: dict[str, list[float]] = {}
         for array in (array for group in self.groups for array in group):
             cost = self.costs.of(array.key, self.device.kind)
-            if cost is not None and cost.sharing == "kept":
+            if cost is not None and cost.sample_sharing == "kept":
                 kept.setdefault(array.key.data, []).append(cost.first_fetching)
         fetching = sum(max(each) if shared else sum(each) for each in kept.values())
         return fetching + sum(predicted(self.candidates(group), context).together for group in self.groups)

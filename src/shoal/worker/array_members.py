@@ -116,8 +116,8 @@ class ArrayMembers:
                 if source is not model:
                     share_frozen(source, model)
 
-    def next_group(self, mixed_epochs: bool) -> list[TrialRuntime]:
-        """Return the trials to train next as one array: all at the same step of their epochs.
+    def next_cohort(self, mixed_epochs: bool) -> list[TrialRuntime]:
+        """Return the next cohort, trained as one array: trials at the same step of their epochs.
 
         Trials in the middle of an epoch come first; without `mixed_epochs`, then those at the lowest epoch.
         """
@@ -129,11 +129,11 @@ class ArrayMembers:
         return sort_by_optimizer(runtime for runtime in self.runtimes if sort_key(runtime) == first)
 
     def end_epoch(
-        self, group: Sequence[TrialRuntime], metrics: Sequence[dict[str, float]], seconds: float
+        self, cohort: Sequence[TrialRuntime], metrics: Sequence[dict[str, float]], seconds: float
     ) -> list[Report]:
         """End an epoch of these trials, and return their reports; trials at their targets or failed leave the array."""
         reports = []
-        for runtime, values in zip(group, metrics, strict=True):
+        for runtime, values in zip(cohort, metrics, strict=True):
             failure = runtime.failure
             report = runtime.end_epoch(values, seconds)
             self._epoch_due.discard(runtime.trial.number)
@@ -163,13 +163,13 @@ class ArrayMembers:
             gone.add(runtime.trial.number)
         return gone
 
-    def rebuild(self, group: Sequence[TrialRuntime]) -> None:
+    def rebuild(self, cohort: Sequence[TrialRuntime]) -> None:
         """Restart trials from the newest checkpoints that are known to be right: they join again before all others."""
-        self.runtimes = [runtime for runtime in self.runtimes if runtime not in group]
+        self.runtimes = [runtime for runtime in self.runtimes if runtime not in cohort]
         self._state.writer.wait()  # else a checkpoint of a later step may come after those are removed
-        for runtime in group:
+        for runtime in cohort:
             remove_later_checkpoints(self._state.directory, runtime.trial.number, *runtime.proven)
-        self.joining = [*(dataclasses.replace(one.member, checkpoint="") for one in group), *self.joining]
+        self.joining = [*(dataclasses.replace(one.member, checkpoint="") for one in cohort), *self.joining]
         self._epoch_due.clear()
 
     def save(self) -> None:

@@ -127,12 +127,12 @@ class ArrayTrainer:
         self._stepper: Stepper | None = None
         self._profile = array.profile
         self._later, self._size = array.later, len(array.members)
-        self._group: list[TrialRuntime] = []  # trials in the current epoch
+        self._cohort: list[TrialRuntime] = []  # trials at the same step of their epochs, in training now
         self._mixed_epochs = True  # whether trials at different epochs train as one array
         self._began, self._spent = 0.0, 0.0  # start of the current call, and seconds of the epoch before it
         self._lockstep = False
         self._plan: StepPlan | None = None
-        self._told: dict[int, str] = {}  # trials of reported arrays -> why they train in plain PyTorch
+        self._reported: dict[int, str] = {}  # trials of reported arrays -> why they train in plain PyTorch
         self._record = worker_state.proofs.setdefault(array.key, ProofRecord(worker_state.proof_cost))
         self._proof: Proof | None = None
         if worker_state.task.exact and not timing_only:
@@ -167,9 +167,9 @@ class ArrayTrainer:
     @property
     def pass_position(self) -> tuple[object, int] | None:
         """Data seed, number of the pass, and position in it; None if samples are shared at any position."""
-        if not self._lockstep or not self._group or self._plan is None:
+        if not self._lockstep or not self._cohort or self._plan is None:
             return None
-        lead, size = self._group[0], self._plan.settings.batch_size
+        lead, size = self._cohort[0], self._plan.settings.batch_size
         number, first = self._plan.locate(lead.epoch, lead.step)
         if self._plan.train.endless:  # each epoch is a pass: lanes at other epochs would take long to catch up
             begin = self._plan.locate(lead.epoch, 0)[1]
@@ -225,32 +225,32 @@ class ArrayTrainer:
             if not self._members.runtimes:
                 yield False
                 continue
-            yield from self._train_epoch(self._members.next_group(self._mixed_epochs))
+            yield from self._train_epoch(self._members.next_cohort(self._mixed_epochs))
 
-    def _train_epoch(self, group: list[TrialRuntime]) -> Iterator[bool]:
-        """Train a group for the rest of its epoch, validate it and report the metrics; yield as `_train_all`."""
-        lead = group[0].trial
+    def _train_epoch(self, cohort: list[TrialRuntime]) -> Iterator[bool]:
+        """Train a cohort for the rest of its epoch, validate it and report the metrics; yield as `_train_all`."""
+        lead = cohort[0].trial
         self._heartbeat()
         train, valid = self._state.sets.of(lead.config)
         self._plan = plan = StepPlan.of(self._state.task, lead.config, train, valid)
         self._spent = self._began - time.perf_counter()
         self._lockstep = train.lockstep
         watched = self._proof is not None and not (self._state.outside.changed and self.key in self._state.plain_keys)
-        refuse_outside = _watch_outside(self._state, group[0].model, self._record) if watched else lambda: None
+        refuse_outside = _watch_outside(self._state, cohort[0].model, self._record) if watched else lambda: None
         try:
-            yield from self._train_steps(group, plan)
+            yield from self._train_steps(cohort, plan)
             refuse_outside()
         except MixedEpochsError as reason:
             _log.warning("trials at different epochs take turns: %s", reason)
             self._mixed_epochs = False
             if reason.corrupted:
                 self._roll_back()
-            self._group = []
+            self._cohort = []
         except StepRefusedError as reason:
             self._fall_back_to_plain(reason)
         yield False
         self._remove_departed()
-        if not self._group:
+        if not self._cohort:
             return
         stepper = self._stepper_for(plan.epoch_steps)
         try:  # nothing is saved between this and the end of the epoch, so a resume does not call the hook twice
@@ -266,7 +266,7 @@ class ArrayTrainer:
         order = valid.order(lead.data_seed, None)
         batches = valid.iterate(plan.settings.eval_batch_size, order, seed=augmentation_seed(lead.data_seed, None))
         try:
-            with during(Activity.VALIDATION), averaged(self._group):
+            with during(Activity.VALIDATION), averaged(self._cohort):
                 metrics = stepper.validate(_with_heartbeats(batches, self._heartbeat))
             stepper.synchronize()
             refuse_outside()
@@ -275,10 +275,10 @@ class ArrayTrainer:
             self._fall_back_to_plain(reason)
             return
         seconds = self._spent + time.perf_counter() - self._began
-        refusal = stepper.refusal if len(self._group) > 1 else ""
+        refusal = stepper.refusal if len(self._cohort) > 1 else ""
         self._report_checks(self._state.plain_keys.get(self.key, refusal))
         reports = self._members.end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
-        self._group = []
+        self._cohort = []
         self._losses.report(reports)
         if (profile := stepper.new_profile) is not None and profile != self._profile:
             self._profile = profile
@@ -288,43 +288,43 @@ class ArrayTrainer:
         yield False
 
     def _report_checks(self, refusal: str, step: int = 0) -> None:
-        """Report that the group is an array, its checks since the last report, or why it trains in plain PyTorch."""
-        trials = {runtime.trial.number: runtime.epoch for runtime in self._group}
+        """Report that the cohort is an array, its checks since the last report, or why it trains in plain PyTorch."""
+        trials = {runtime.trial.number: runtime.epoch for runtime in self._cohort}
         rows = () if self._proof is None else self._proof.take_rows()
-        told = all(self._told.get(number) == refusal for number in trials)
-        if rows or not (told or (len(trials) == 1 and not refusal)):
-            self._told |= dict.fromkeys(trials, refusal)
+        is_reported = all(self._reported.get(number) == refusal for number in trials)
+        if rows or not (is_reported or (len(trials) == 1 and not refusal)):
+            self._reported |= dict.fromkeys(trials, refusal)
             self.events.append(Proven(self._job, self.key, trials, rows, refusal, step))
 
-    def _train_steps(self, group: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
-        """Take the remaining training steps of an epoch with `_group`, the trials left; yield as `_train_all`."""
-        steps, data_seed = plan.epoch_steps, group[0].trial.data_seed
-        iterators = {runtime.epoch: plan.step_batches(runtime.epoch, runtime.step, data_seed) for runtime in group}
+    def _train_steps(self, cohort: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
+        """Take the remaining training steps of an epoch with `_cohort`, the trials left; yield as `_train_all`."""
+        steps, data_seed = plan.epoch_steps, cohort[0].trial.data_seed
+        iterators = {runtime.epoch: plan.step_batches(runtime.epoch, runtime.step, data_seed) for runtime in cohort}
         if self._stepper is None and not self.position:
-            self.position = group[0].step * plan.settings.batch_size * plan.settings.accumulate
-        self._group = group
+            self.position = cohort[0].step * plan.settings.batch_size * plan.settings.accumulate
+        self._cohort = cohort
         stepper = self._stepper_for(steps)
         try:
-            for step in range(group[0].step, steps):
+            for step in range(cohort[0].step, steps):
                 yield True
                 departed = self._remove_departed()
-                if not self._group:
+                if not self._cohort:
                     return
                 if departed:
                     iterators = {
-                        k: iterator for k, iterator in iterators.items() if any(x.epoch == k for x in self._group)
+                        k: iterator for k, iterator in iterators.items() if any(x.epoch == k for x in self._cohort)
                     }
                     stepper = self._stepper_for(steps)
                 self._losses.begin_step()
                 batches = {epoch: next(iterator) for epoch, iterator in iterators.items()}
-                ticks = [plan.tick(runtime.epoch, step) for runtime in self._group]
-                losses = self._take_step(stepper, [batches[runtime.epoch] for runtime in self._group], ticks)
-                update_averages(self._group)
-                self._losses.add(self._group, losses)
+                ticks = [plan.tick(runtime.epoch, step) for runtime in self._cohort]
+                losses = self._take_step(stepper, [batches[runtime.epoch] for runtime in self._cohort], ticks)
+                update_averages(self._cohort)
+                self._losses.add(self._cohort, losses)
                 self._heartbeat()
-                for runtime in self._group:
+                for runtime in self._cohort:
                     runtime.end_step()
-                self.position += plan.samples(self._group[0].epoch, step)
+                self.position += plan.samples(self._cohort[0].epoch, step)
                 self._losses.end_step()
         finally:
             self._losses.flush()
@@ -340,25 +340,25 @@ class ArrayTrainer:
         return losses
 
     def _remove_departed(self) -> bool:
-        """Remove trials that have left from the group; return whether there were any."""
-        if all(runtime in self._members.runtimes for runtime in self._group):
+        """Remove trials that have left from the cohort; return whether there were any."""
+        if all(runtime in self._members.runtimes for runtime in self._cohort):
             return False
         self._losses.flush()
-        self._group = [runtime for runtime in self._group if runtime in self._members.runtimes]
+        self._cohort = [runtime for runtime in self._cohort if runtime in self._members.runtimes]
         return True
 
     def _fall_back_to_plain(self, reason: StepRefusedError) -> None:
-        """Train trials of this key in plain PyTorch from now on; the group restarts from its checkpoints."""
+        """Train trials of this key in plain PyTorch from now on; the cohort restarts from its checkpoints."""
         _log.warning(
             "trials %s go back to their checkpoints, and train in plain PyTorch from there: %s",
-            [runtime.trial.number for runtime in self._group],
+            [runtime.trial.number for runtime in self._cohort],
             reason,
         )
         if reason.trial is None:
-            text, late = str(reason), [one.proven[0] + 1 for one in self._group if one.epoch > one.proven[0]]
+            text, late = str(reason), [one.proven[0] + 1 for one in self._cohort if one.epoch > one.proven[0]]
             if reason.since_check and late:
                 text += f"; reports of epoch {min(late)} and later ones were of such steps, and stay recorded"
-            self._report_checks(text, self._group[0].step)
+            self._report_checks(text, self._cohort[0].step)
             self._state.plain_keys[self.key] = text
         else:
             self._state.global_rng.add(reason.trial)
@@ -367,31 +367,31 @@ class ArrayTrainer:
         self._roll_back(reason.since_check)
 
     def _roll_back(self, since_check: bool = False) -> None:
-        """Restart the group from its checkpoints, or from those before the last check that passed."""
-        for runtime in () if since_check else self._group:
+        """Restart the cohort from its checkpoints, or from those before the last check that passed."""
+        for runtime in () if since_check else self._cohort:
             runtime.proven = (runtime.epoch, runtime.step)
         self._drop_stepper()  # first, since it holds as much memory as the models that are built next
-        self._members.rebuild(self._group)
-        self._group = []
+        self._members.rebuild(self._cohort)
+        self._cohort = []
 
     def _synchronize(self) -> None:
-        """Copy what the group's steps have changed to its models, or fall back to plain PyTorch if that cannot be."""
-        if self._stepper is not None and self._stepper.runtimes == self._group:  # else nothing is left to copy
+        """Copy what the cohort's steps have changed to its models, or fall back to plain PyTorch if that cannot be."""
+        if self._stepper is not None and self._stepper.runtimes == self._cohort:  # else nothing is left to copy
             try:
                 self._stepper.synchronize()
             except StepRefusedError as reason:
                 self._fall_back_to_plain(reason)
 
     def _stepper_for(self, epoch_steps: int) -> Stepper:
-        """Return the stepper of the group, or a new one if the group has changed."""
-        if self._stepper is not None and self._stepper.runtimes == self._group:
+        """Return the stepper of the cohort, or a new one if the cohort has changed."""
+        if self._stepper is not None and self._stepper.runtimes == self._cohort:
             return self._stepper
         self._drop_stepper()
         self._heartbeat()
-        state, size = self._state, len(self._group)
-        steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._group)
+        state, size = self._state, len(self._cohort)
+        steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._cohort)
         later = {epochs * epoch_steps: count for epochs, count in self._later.items()} if size == self._size else {}
-        epochs = len({runtime.epoch for runtime in self._group})
+        epochs = len({runtime.epoch for runtime in self._cohort})
         known = (self.key.structure, self.key.data, self.key.batch_size, size, epochs > 1)
         record = CompileRecord(f"{known} on {state.device.type} by {torch.get_num_threads()} threads")
         compiling = CaptureDecision(self._profile, size, steps, later, record, ahead=records_graphs(state.device))
@@ -399,7 +399,7 @@ class ArrayTrainer:
         with during(Activity.BUILD):
             self._stepper = make_stepper(
                 state.task,
-                self._group,
+                self._cohort,
                 self._profile,
                 compiling,
                 plain,

@@ -19,7 +19,7 @@ __all__ = ["BuildSnapshot"]
 class BuildSnapshot:
     """Snapshot of what steps of copies of a trial may change in the trial itself.
 
-    Copies share functions, such as hooks, with what these close over; some share frozen parameters.
+    Copies share functions, such as hooks, and the variables that these close over; some copies share frozen parameters.
     """
 
     def __init__(self, runtime: TrialRuntime) -> None:
@@ -50,5 +50,5 @@ class BuildSnapshot:
 
 
 def _sum(tensor: Tensor) -> float:
-    """The sum of a frozen parameter, which tells of writes by `.data` as well, as of a momentum encoder."""
+    """Sum of a frozen parameter, which also changes with writes by `.data`, such as a momentum encoder's."""
     return float(tensor.detach().sum(dtype=torch.float64))

@@ -47,8 +47,8 @@ class Lost:
     """A value that cannot be pickled.
 
     Args:
-        path: Its path, as in "model.encoder.clock".
-        reason: Its type and the error.
+        path: Path of the value, as in "model.encoder.clock".
+        reason: Type of the value, and the error.
     """
 
     path: str
@@ -59,14 +59,14 @@ class Lost:
 
 
 class CarriedState:
-    """The state that a trial carries, as what differs from its values when this object was made, right after a build.
+    """State that a trial carries: all values that have changed since this object was made, right after a build.
 
     Args:
         task: Task of the trial, which is only referred to.
         model: Model of the trial.
-        optimizer: Its optimizers, nested in any way. What their state dicts hold is left out.
-        scheduler: Its schedulers, likewise.
-        device: Device of the trial. Tensors there are restored on the device of the trial that is restored.
+        optimizer: Optimizers of the trial, nested in any way. The contents of their state dicts are left out.
+        scheduler: LR schedulers of the trial, as for `optimizer`.
+        device: Device of the trial. Tensors on it are restored on the device of the restored trial.
     """
 
     def __init__(self, task: object, model: nn.Module, optimizer: Any, scheduler: Any, device: torch.device) -> None:

@@ -30,7 +30,7 @@ from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.per_member import error_location, tensors_in
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked
-from shoal.fuse.step import StepMode, TrainingStep, ways_to_try
+from shoal.fuse.step import StepMode, TrainingStep, modes_to_try
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.failures import outcome_of
 from shoal.worker.kept_gradients import enter_array, uncleared
@@ -38,7 +38,7 @@ from shoal.worker.metrics import ForwardReuse, ValidationMetrics, task_loss, val
 from shoal.worker.outside import OutsideState
 from shoal.worker.proof import Proof
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
-from shoal.worker.trial_runtime import TrialRuntime, check_scalar, modes_kept, optimizers_in
+from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in, train_modes_kept
 
 __all__ = ["CustomStep", "FusedStepper", "make_stepper"]
 
@@ -97,14 +97,14 @@ class FusedStepper(Stepper):
             optimizer = fuse_optimizers([x.optimizer for x in runtimes], self._array)
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)
             scaler = GradScaler.of(self._array, _loss_scales(runtimes))
-            limits = _max_norms(runtimes)
+            max_norms = _max_norms(runtimes)
             self._steps = TrainingStep(
                 self._array,
                 optimizer,
                 loss,
-                ways_to_try(self._profile, len(runtimes)),
+                modes_to_try(self._profile, len(runtimes)),
                 self._compiling or (lambda seconds: False),
-                max_norm=limits,
+                max_norm=max_norms,
                 scaler=scaler,
                 profile=self._profile,
             )
@@ -134,13 +134,13 @@ class FusedStepper(Stepper):
     @property
     def settled(self) -> bool:
         """Whether the fastest step mode was found."""
-        return self._plain is not None or not isinstance(self._steps, TrainingStep) or self._steps.way is not None
+        return self._plain is not None or not isinstance(self._steps, TrainingStep) or self._steps.mode is not None
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster."""
         if self._proof is not None:
             array = None if self._plain is not None else self._array
-            self._proof.before_step(self.runtimes, batches, ticks, self._next_way(batches), array)
+            self._proof.before_step(self.runtimes, batches, ticks, self._next_mode(batches), array)
         try:
             losses = self._step(batches, ticks)
         except (StepRefusedError, MixedEpochsError):
@@ -150,7 +150,7 @@ class FusedStepper(Stepper):
                 self._refuse_unless_own(error, batches, ticks)
             raise
         if self._proof is not None:
-            self._proof.after_step(self.runtimes, losses, self._way, None if self._plain else self._array)
+            self._proof.after_step(self.runtimes, losses, self._mode, None if self._plain else self._array)
         return losses
 
     def _refuse_unless_own(self, error: Exception, batches: Sequence[Any], ticks: Sequence[int]) -> None:
@@ -162,17 +162,17 @@ class FusedStepper(Stepper):
             raise StepRefusedError(f"{type(error).__name__}: {error}") from error  # plain training raises what is own
 
     @property
-    def _way(self) -> str:
-        """The way in which the last step was taken."""
-        return self._steps.last_way if self._plain is None else "plain"
+    def _mode(self) -> str:
+        """Step mode of the last step."""
+        return self._steps.last_mode if self._plain is None else "plain"
 
-    def _next_way(self, batches: Sequence[Any] | None = None) -> str:
-        """The way in which the next step is to be taken; with batches of other shapes than those that are timed too."""
+    def _next_mode(self, batches: Sequence[Any] | None = None) -> str:
+        """Step mode of the next step; with `batches`, also if their shapes are not those that are timed."""
         if self._plain is not None:
             return "plain"
         if batches is None or not isinstance(self._steps, TrainingStep) or self.settled:
-            return self._steps.next_way
-        return self._steps.way_of(self._mixed_batch(batches)[1])
+            return self._steps.next_mode
+        return self._steps.mode_of(self._mixed_batch(batches)[1])
 
     def _step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         if self._plain is not None:
@@ -213,7 +213,7 @@ class FusedStepper(Stepper):
         if not self._begun:
             return None
         if self._plain is not None:
-            self._profile = self._new_profile or self._profile  # which names the fastest mode of the lone steps
+            self._profile = self._new_profile or self._profile  # which names the fastest mode of steps without helpers
             self._fuse()
         steps = self._steps
         if not isinstance(steps, TrainingStep):
@@ -266,7 +266,7 @@ class FusedStepper(Stepper):
                 return
             torchs, others = DrawDetector(lead.device), PythonRngSnapshot()
             yield
-            if (validating or self._way != "plain") and (torchs() or others.has_drawn()):
+            if (validating or self._mode != "plain") and (torchs() or others.has_drawn()):
                 owner = "each epoch" if mixed else "each member"
                 raise FusionError(
                     "random numbers are drawn past torch's own functions (by Python, NumPy, a script), of which "
@@ -279,10 +279,10 @@ class FusedStepper(Stepper):
             return self._plain.validate(batches)
         found = ValidationMetrics(self._task, self.runtimes)
         proof = self._proof
-        if proof is not None and not proof.begin_validation(self.runtimes, self._next_way()):
+        if proof is not None and not proof.begin_validation(self.runtimes, self._next_mode()):
             proof = None
         first: list[Any] = []  # batches to compare
-        with modes_kept(self.runtimes), torch.no_grad():
+        with train_modes_kept(self.runtimes), torch.no_grad():
             self._array.eval()
             self._reuse.begin_pass()
             if self._validator is not None:
@@ -302,7 +302,7 @@ class FusedStepper(Stepper):
             if self._validator is not None:
                 self._array.state.sync_from_members(search=True)
             self._array.train()
-        self._array.state.sync_modes()
+        self._array.state.sync_train_modes()
         return found.per_trial()
 
     def _measured(self, batch: Any, number: int) -> tuple[Any, Any] | None:
@@ -353,8 +353,8 @@ class FusedStepper(Stepper):
 class CustomStep:
     """Takes steps of all members at once by the task's own `step`, with the array as its model and joint optimizers."""
 
-    last_way: StepMode = "eager"
-    next_way: StepMode = "eager"
+    last_mode: StepMode = "eager"
+    next_mode: StepMode = "eager"
 
     def __init__(self, array: ModelArray, runtimes: Sequence[TrialRuntime], task: Task) -> None:
         self._array = array
@@ -481,8 +481,8 @@ def _has_custom_step(runtime: TrialRuntime) -> bool:
 
 def _max_norms(runtimes: Sequence[TrialRuntime]) -> list[float] | None:
     """Return the maximum gradient norm of each trial, infinite if it has no limit; None if no trial has a limit."""
-    limits = [runtime.settings.max_norm for runtime in runtimes]
-    return None if limits == [None] * len(limits) else [inf if limit is None else limit for limit in limits]
+    max_norms = [runtime.settings.max_norm for runtime in runtimes]
+    return None if max_norms == [None] * len(max_norms) else [inf if norm is None else norm for norm in max_norms]
 
 
 def _loss_scales(runtimes: Sequence[TrialRuntime]) -> list[LossScale]:

@@ -1,4 +1,4 @@
-"""Copies of tensors in host memory; those of a GPU are packed, so that a checkpoint takes few copies and no wait."""
+"""Copies of tensors in host memory; those of a GPU share buckets, so that a checkpoint takes few copies and no wait."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 __all__ = ["host_copies"]
 
-PACKED_BYTES = 16 << 20
-"""Maximum bytes of tensors that are packed for one copy, which is the device memory that packing takes meanwhile."""
+BUCKET_BYTES = 16 << 20
+"""Maximum bytes of a bucket: tensors that are copied at once, through as much additional device memory."""
 
 PINNED_BYTES = 256 << 20
 """Maximum bytes of tensors of one call that are copied into pinned memory, which torch rounds up and keeps."""
@@ -30,15 +30,15 @@ def host_copies(tensors: Sequence[Tensor], pinned: bool = True) -> tuple[list[Te
     """
     keys = list(map(_memory, tensors))
     distinct = {key: tensor.detach() for key, tensor in zip(keys, tensors, strict=True)}
-    packed = {key: tensor for key, tensor in distinct.items() if _can_be_packed(tensor)}
-    copies = {key: _copy(tensor) for key, tensor in distinct.items() if key not in packed}
+    bucketed = {key: tensor for key, tensor in distinct.items() if _fits_bucket(tensor)}
+    copies = {key: _copy(tensor) for key, tensor in distinct.items() if key not in bucketed}
     devices: set[torch.device] = set()
     size = 0
-    for pack in _packs(packed.items()):
-        size += sum(tensor.nbytes for tensor in pack.values())
+    for bucket in _buckets(bucketed.items()):
+        size += sum(tensor.nbytes for tensor in bucket.values())
         pinned = pinned and size <= PINNED_BYTES
-        copies.update(_copies_of_pack(pack, pinned))
-        devices.update(tensor.device for tensor in pack.values() if pinned and tensor.device.type == "cuda")
+        copies.update(_copies_of_bucket(bucket, pinned))
+        devices.update(tensor.device for tensor in bucket.values() if pinned and tensor.device.type == "cuda")
     events = [(device, _recorded_event(device)) for device in devices]
 
     def wait() -> None:
@@ -62,7 +62,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return not (tensor.is_complex() or tensor.is_neg() or tensor.is_quantized)
 
 
-def _can_be_packed(tensor: Tensor) -> bool:
+def _fits_bucket(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu" and _is_plain(tensor)
 
 
@@ -70,31 +70,31 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
 
 
-def _packs(tensors: Iterable[tuple[object, Tensor]]) -> Iterator[dict[object, Tensor]]:
-    """Group tensors by device and dtype, in groups of at most `PACKED_BYTES` or of one tensor."""
-    groups: dict[object, dict[object, Tensor]] = {}
+def _buckets(tensors: Iterable[tuple[object, Tensor]]) -> Iterator[dict[object, Tensor]]:
+    """Divide tensors by device and dtype into buckets of at most `BUCKET_BYTES`, or of one tensor."""
+    buckets: dict[object, dict[object, Tensor]] = {}
     sizes: dict[object, int] = {}
     for key, tensor in tensors:
         kind = tensor.device, tensor.dtype
-        if sizes.get(kind, 0) + tensor.nbytes > PACKED_BYTES and kind in groups:
-            yield groups.pop(kind)
+        if sizes.get(kind, 0) + tensor.nbytes > BUCKET_BYTES and kind in buckets:
+            yield buckets.pop(kind)
             sizes[kind] = 0
-        groups.setdefault(kind, {})[key] = tensor
+        buckets.setdefault(kind, {})[key] = tensor
         sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
-    yield from groups.values()
+    yield from buckets.values()
 
 
-def _copies_of_pack(pack: dict[object, Tensor], pinned: bool) -> dict[object, Tensor]:
-    """Copy tensors of one device and dtype to the host, each by itself if the device has no memory to pack them."""
+def _copies_of_bucket(bucket: dict[object, Tensor], pinned: bool) -> dict[object, Tensor]:
+    """Copy tensors of one device and dtype to the host, each by itself if the device lacks memory for the bucket."""
     with suppress(torch.OutOfMemoryError):
-        return dict(_unpacked(pack, pinned))
-    return {key: tensor.cpu() for key, tensor in pack.items()}
+        return dict(_copied_at_once(bucket, pinned))
+    return {key: tensor.cpu() for key, tensor in bucket.items()}
 
 
-def _unpacked(pack: dict[object, Tensor], pinned: bool) -> Iterator[tuple[object, Tensor]]:
+def _copied_at_once(bucket: dict[object, Tensor], pinned: bool) -> Iterator[tuple[object, Tensor]]:
     """Copy tensors of one device and dtype by one copy of a flat tensor; yield each with its key, in its strides."""
-    orders = [sorted(range(each.dim()), key=each.stride, reverse=True) for each in pack.values()]
-    permuted = [each.permute(order) for each, order in zip(pack.values(), orders, strict=True)]
+    orders = [sorted(range(each.dim()), key=each.stride, reverse=True) for each in bucket.values()]
+    permuted = [each.permute(order) for each, order in zip(bucket.values(), orders, strict=True)]
     rows = [each.reshape(-1) for each in permuted]
     flat = torch.cat(rows) if len(rows) > 1 else rows[0]
     if pinned and flat.device.type == "cuda":
@@ -102,7 +102,7 @@ def _unpacked(pack: dict[object, Tensor], pinned: bool) -> Iterator[tuple[object
     else:
         storage = flat.cpu().untyped_storage()
     begin = 0
-    for key, each, order in zip(pack, permuted, orders, strict=True):
+    for key, each, order in zip(bucket, permuted, orders, strict=True):
         own = torch.empty(0, dtype=each.dtype).set_(storage[begin : begin + each.nbytes]).view(each.shape)
         begin += each.nbytes
         yield key, own.permute(sorted(range(each.dim()), key=order.__getitem__))

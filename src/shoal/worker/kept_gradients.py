@@ -13,20 +13,20 @@ __all__ = ["KeptGradients", "enter_array", "uncleared"]
 
 
 class KeptGradients:
-    """The gradients of a trial, which its parameters hold or, while it is a member of an array, the array.
+    """Gradients of a trial: on its own parameters, or on those of the array while the trial is a member.
 
     Args:
-        kept: Whether a step may read gradients of the one before. Else none are kept.
+        kept: Whether a step may read gradients of the previous step; otherwise none are kept.
     """
 
     def __init__(self, model: nn.Module, kept: bool) -> None:
         self.kept = kept
         self.array: tuple[ModelArray, int] | None = None
-        """Array that holds them, and the trial's index in it."""
+        """Array that holds the gradients, and the trial's index in it."""
         self._model = model
 
     def read(self) -> dict[str, Tensor]:
-        """Return the gradients by parameter; they are no copies."""
+        """Return the gradients by parameter, without copying them."""
         if not self.kept:
             return {}
         rows: dict[int, Tensor | None] = {}

@@ -1,14 +1,14 @@
-"""Schedules the steps of the lanes (arrays in training) of one process; the fastest schedule is chosen by measurement.
+"""Interleaves the steps of the lanes (arrays in training) of one process; the fastest interleaving is measured.
 
-All schedules bring all lanes to the same position in the data. The fastest one is kept:
+All interleavings bring all lanes to the same position in the data. The fastest one is kept:
 
 - "turns": one lane after another, each for a whole round, so caches stay warm
 - "steps": always one step of the lane furthest behind, so lanes that share samples only at the same position in the
   data fetch them once
 - "streams": as "steps", with one CUDA stream per lane, so kernels overlap (GPU only)
 
-"turns" is always one of the schedules, so a pack is not slower than its members in sequence. Lanes that must stay in
-lockstep use "steps" instead, since sharing samples saves more than warm caches.
+"turns" is always one of the interleavings, so a pack is not slower than its members in sequence. Lanes that must stay
+in lockstep use "steps" instead, since sharing samples saves more than warm caches.
 """
 
 import logging
@@ -24,7 +24,7 @@ import torch
 
 from shoal.cost.race import Race, RaceRules
 
-__all__ = ["RULES", "Lane", "LaneFailure", "LaneSchedule", "LaneScheduler", "ScheduleSearch"]
+__all__ = ["RULES", "Interleaving", "InterleavingSearch", "Lane", "LaneFailure", "LaneScheduler"]
 
 _log = logging.getLogger("shoal.pack")
 
@@ -32,10 +32,11 @@ ROUND_SECONDS = 0.2
 """Intended duration of a round. A turn of some hundredths of a second loses less than 1% to cold caches, and lanes
 drift apart by at most the samples of one round."""
 
-LaneSchedule = Literal["turns", "steps", "streams"]
+Interleaving = Literal["turns", "steps", "streams"]
+"""Order in which the lanes of a process run their steps."""
 
 PROBE_SECONDS = 0.1
-"""Minimum duration of a probe of one schedule; a probe may consist of several rounds."""
+"""Minimum duration of a probe of one interleaving; a probe may consist of several rounds."""
 
 RULES = RaceRules(margin=1.03, drop_after_seconds=2 * PROBE_SECONDS)
 
@@ -73,32 +74,32 @@ class LaneFailure:
     error: Exception | SystemExit
 
 
-class ScheduleSearch:
-    """Finds the fastest schedule for a set of lanes, or the first of equally fast ones, in real training."""
+class InterleavingSearch:
+    """Finds the fastest interleaving for a set of lanes, or the first of equally fast ones, in real training."""
 
-    def __init__(self, schedules: Sequence[LaneSchedule], lanes: int) -> None:
-        self._race: Race[LaneSchedule] = Race(schedules, RULES)
-        if len(schedules) == 1:
+    def __init__(self, interleavings: Sequence[Interleaving], lanes: int) -> None:
+        self._race: Race[Interleaving] = Race(interleavings, RULES)
+        if len(interleavings) == 1:
             self._race.stop()
         self._seconds = 0.0
         self._taken = [0] * lanes
 
     @property
-    def schedule(self) -> LaneSchedule | None:
-        """The fastest schedule; None during the search."""
+    def interleaving(self) -> Interleaving | None:
+        """The fastest interleaving; None during the search."""
         return self._race.winner
 
     @property
-    def seconds(self) -> dict[LaneSchedule, float]:
+    def seconds(self) -> dict[Interleaving, float]:
         """Schedule -> seconds per sample of a lane, in its fastest probe."""
         return self._race.seconds
 
-    def next(self) -> LaneSchedule:
-        """Return the schedule of the next round."""
+    def next(self) -> Interleaving:
+        """Return the interleaving of the next round."""
         return self._race.next
 
     def record(self, seconds: float, taken: Sequence[int]) -> None:
-        """Record a round in the schedule `next`, with the samples of each lane; several may add up to a probe."""
+        """Record a round in the interleaving `next`, with the samples of each lane; several may add up to a probe."""
         self._seconds += seconds
         self._taken = [before + now for before, now in zip(self._taken, taken, strict=True)]
         if min(self._taken) > 0 and self._seconds >= PROBE_SECONDS:
@@ -106,7 +107,7 @@ class ScheduleSearch:
             self._seconds, self._taken = 0.0, [0] * len(self._taken)
 
     def __str__(self) -> str:
-        return ", ".join(f"{schedule} {seconds * 1e6:.3g} us a sample" for schedule, seconds in self.seconds.items())
+        return ", ".join(f"{name} {seconds * 1e6:.3g} us a sample" for name, seconds in self.seconds.items())
 
 
 @dataclass
@@ -119,7 +120,7 @@ class _LaneState:
 
 
 class LaneScheduler:
-    """Runs the steps of lanes in rounds, first by each schedule in turn, then by the fastest one.
+    """Runs the steps of lanes in rounds, first by each interleaving in turn, then by the fastest one.
 
     The result is kept for each set of lanes. While a lane is not settled, nothing is measured, and results for sets
     with this lane are dropped, since its step time changes. Lanes that need not stay in lockstep never try "steps",
@@ -131,17 +132,17 @@ class LaneScheduler:
         self._clock = clock
         self._lanes: WeakKeyDictionary[Lane, _LaneState] = WeakKeyDictionary()
         self._count = 0
-        self._searches: dict[tuple[frozenset[int], tuple[LaneSchedule, ...]], ScheduleSearch] = {}
-        self._search: ScheduleSearch | None = None
+        self._searches: dict[tuple[frozenset[int], tuple[Interleaving, ...]], InterleavingSearch] = {}
+        self._search: InterleavingSearch | None = None
         self._round_samples = 1
 
     @property
-    def schedule(self) -> LaneSchedule | None:
-        """The schedule chosen for the lanes of the last round; None during the search."""
-        return None if self._search is None else self._search.schedule
+    def interleaving(self) -> Interleaving | None:
+        """The interleaving chosen for the lanes of the last round; None during the search."""
+        return None if self._search is None else self._search.interleaving
 
     @property
-    def seconds(self) -> dict[LaneSchedule, float]:
+    def seconds(self) -> dict[Interleaving, float]:
         """Schedule -> seconds per sample of a lane, for the lanes of the last round."""
         return {} if self._search is None else self._search.seconds
 
@@ -160,20 +161,20 @@ class LaneScheduler:
             return []
         self._admit(lanes)
         self._search = search = self._search_for(lanes)
-        measured = search is not None and search.schedule is None
+        measured = search is not None and search.interleaving is None
         before = [lane.position for lane in lanes]
         if measured:
             self._synchronize()
         began = self._clock()
-        schedule = search.next() if search is not None else "steps" if _in_lockstep(lanes) else "turns"
-        failures = self._run_schedule(schedule, lanes, interrupted)
+        interleaving = search.next() if search is not None else "steps" if _in_lockstep(lanes) else "turns"
+        failures = self._run_round(interleaving, lanes, interrupted)
         if measured:
             self._synchronize()
         seconds = self._clock() - began
         if search is not None and measured and not failures:
             search.record(seconds, [lane.position - then for lane, then in zip(lanes, before, strict=True)])
-            if search.schedule is not None:
-                _log.info("%d lanes take turns by %r: %s", len(lanes), search.schedule, search)
+            if search.interleaving is not None:
+                _log.info("%d lanes are interleaved by %r: %s", len(lanes), search.interleaving, search)
         if max(lane.position - then for lane, then in zip(lanes, before, strict=True)) >= self._round_samples:
             self._adapt(seconds)
         return failures
@@ -209,35 +210,35 @@ class LaneScheduler:
     def _progress(self, lane: Lane) -> int:
         return lane.position - self._lanes[lane].start_position
 
-    def _search_for(self, lanes: Sequence[Lane]) -> ScheduleSearch | None:
+    def _search_for(self, lanes: Sequence[Lane]) -> InterleavingSearch | None:
         """Return the search for a set of lanes; None, and all searches dropped, for those not settled."""
         if len(lanes) == 1:
-            return ScheduleSearch(("turns",), 1)
+            return InterleavingSearch(("turns",), 1)
         unsettled = {self._lanes[lane].number for lane in lanes if not lane.settled}
         if unsettled:
             self._searches = {key: search for key, search in self._searches.items() if not key[0] & unsettled}
             return None
-        schedules = self._schedules_for(lanes)
-        key = frozenset(self._lanes[lane].number for lane in lanes), schedules
-        return self._searches.setdefault(key, ScheduleSearch(schedules, len(lanes)))
+        interleavings = self._interleavings_for(lanes)
+        key = frozenset(self._lanes[lane].number for lane in lanes), interleavings
+        return self._searches.setdefault(key, InterleavingSearch(interleavings, len(lanes)))
 
-    def _schedules_for(self, lanes: Sequence[Lane]) -> tuple[LaneSchedule, ...]:
-        first: LaneSchedule = "steps" if _in_lockstep(lanes) else "turns"
+    def _interleavings_for(self, lanes: Sequence[Lane]) -> tuple[Interleaving, ...]:
+        first: Interleaving = "steps" if _in_lockstep(lanes) else "turns"
         if self._device.type == "cuda":
             return (first, "streams")
         return (first,)
 
-    def _run_schedule(
-        self, schedule: LaneSchedule, lanes: Sequence[Lane], interrupted: Callable[[], bool]
+    def _run_round(
+        self, interleaving: Interleaving, lanes: Sequence[Lane], interrupted: Callable[[], bool]
     ) -> list[LaneFailure]:
-        """Run one round by a schedule. If no lane furthest behind has a step ready, the others take the round."""
+        """Run one round by an interleaving. If no lane furthest behind has a step ready, the others take the round."""
         failures: list[LaneFailure] = []
         before = [lane.position for lane in lanes]
         active = list(lanes)
         while active:
             goal = sys.maxsize if len(lanes) == 1 else min(map(self._progress, active)) + self._round_samples
-            with self._streams(lanes) if schedule == "streams" else nullcontext():
-                stopped = self._run_to(schedule, active, goal, interrupted, failures)
+            with self._streams(lanes) if interleaving == "streams" else nullcontext():
+                stopped = self._run_to(interleaving, active, goal, interrupted, failures)
             if stopped or before != [lane.position for lane in lanes]:
                 break
             active = [lane for lane in active if self._progress(lane) >= goal]
@@ -245,7 +246,7 @@ class LaneScheduler:
 
     def _run_to(
         self,
-        schedule: LaneSchedule,
+        interleaving: Interleaving,
         lanes: Sequence[Lane],
         goal: int,
         interrupted: Callable[[], bool],
@@ -258,20 +259,20 @@ class LaneScheduler:
             goes_on = True
             while goes_on:
                 try:
-                    goes_on = self._advance(lane, schedule)
+                    goes_on = self._advance(lane, interleaving)
                 except (Exception, SystemExit) as error:  # the caller gets the error with the lane
                     failures.append(LaneFailure(lane, error))
                     goes_on = False
                 if interrupted():
                     return True
                 goes_on = goes_on and self._progress(lane) < goal
-                if goes_on and schedule != "turns":  # one step per turn
+                if goes_on and interleaving != "turns":  # one step per turn
                     waiting.append(lane)
                     break
         return False
 
-    def _advance(self, lane: Lane, schedule: LaneSchedule) -> bool:
-        if schedule != "streams":
+    def _advance(self, lane: Lane, interleaving: Interleaving) -> bool:
+        if interleaving != "streams":
             return lane.advance()
         with torch.cuda.stream(self._stream(lane)):
             return lane.advance()

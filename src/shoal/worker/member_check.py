@@ -56,13 +56,13 @@ class MemberCheck:
         self._task, self._outside = task, outside
 
     def step(
-        self, one: PlainCopy, runtime: TrialRuntime, b: int, loss: Tensor, way: str, array: ModelArray | None
+        self, one: PlainCopy, runtime: TrialRuntime, b: int, loss: Tensor, mode: str, array: ModelArray | None
     ) -> float | None:
         """Compare a trial with its copy after both have taken a step; the copy then takes over what rounding changed.
 
         Args:
             b: Index of the trial in the array.
-            way: Way of the step, as it was taken.
+            mode: Step mode, as the step was taken.
             array: Array that may hold the gradients; None if the trial holds its own.
 
         Returns:
@@ -71,14 +71,14 @@ class MemberCheck:
         Raises:
             StepRefusedError: They differ by more than rounding.
         """
-        where = f"trial {runtime.trial.number}, step {runtime.step + 1} of epoch {runtime.epoch + 1}, {way}"
+        where = f"trial {runtime.trial.number}, step {runtime.step + 1} of epoch {runtime.epoch + 1}, {mode}"
         _check_error(one, where)
         if not (one.loss.isfinite() or loss.isfinite()):
             return None
-        got = {_LOSS: loss, **tensors_of(runtime, b, None if way == "plain" else array)}
+        got = {_LOSS: loss, **tensors_of(runtime, b, None if mode == "plain" else array)}
         want = one.tensors()
         left_out = self._unread_gradients(runtime)
-        if way in ("captured", "compiled") or all(v is None for k, v in got.items() if k[0] == "gradient"):
+        if mode in ("captured", "compiled") or all(v is None for k, v in got.items() if k[0] == "gradient"):
             # a graph leaves those of an earlier step, and a step after which an array is dropped leaves none
             left_out = {key for key in got if key[0] == "gradient"}
         got, want = ({key: value for key, value in each.items() if key not in left_out} for each in (got, want))

@@ -12,14 +12,14 @@ from shoal.core.event import MemoryMeasured
 __all__ = ["MemoryTracker", "limit_memory", "release_cached_memory"]
 
 REPORTED_GROWTH = 1.05
-"""Growth factor of the peak after which it is reported again. It is also reported for new members."""
+"""Growth factor of the peak after which the peak is reported again, as it is for new members."""
 
 
 class MemoryTracker:
     """Tracks the peak memory of this process while it trains.
 
-    On a GPU it is what torch has reserved. On a CPU it is the maximum of the resident set over all calls of `sample`,
-    without memory shared with the parent process.
+    On a GPU the peak is the memory that torch has reserved. On a CPU it is the maximum of the resident set over all
+    calls of `sample`, without memory shared with the parent process.
     """
 
     def __init__(self, job: str, device: torch.device) -> None:
@@ -53,9 +53,9 @@ class MemoryTracker:
 
 
 def limit_memory(device: torch.device, limit: int) -> None:
-    """Limit the bytes of a GPU that torch may reserve in this process; 0: no limit. More is torch's error.
+    """Limit the bytes of a GPU that torch may reserve in this process; 0: no limit. Torch raises an error beyond it.
 
-    The CUDA context is not included. It is the limit of a job beside others, with and without MPS.
+    The limit does not include the CUDA context. It applies to a job beside others, with and without MPS.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory

@@ -256,11 +256,11 @@ class ForwardReuse:
     same again, and nothing was changed in place. Models with hooks, or with a `__call__` of their own, are always
     called.
 
-    Calls are seen by a `__call__` of the model's class, so the model itself is as ever to user code that looks at it:
-    that copies or saves it, or reads its signature.
+    Calls are intercepted by a `__call__` of the model's class, so user code that copies or saves the model, or reads
+    its signature, finds the model unchanged.
 
     Args:
-        observes: Whether to look at calls at all; else the model runs as in plain PyTorch.
+        observes: Whether calls are compared; otherwise the model runs as in plain PyTorch.
     """
 
     def __init__(self, observes: bool = True) -> None:

@@ -15,7 +15,7 @@ from shoal.task import Task
 __all__ = ["OutsideState", "refuse_lasting_change", "shares_outside"]
 
 WATCHED_CALLS = 3
-"""Calls in a row of a trial's methods that change such state, so that it is not a cache that fills."""
+"""Calls in a row of a trial's methods that change such state; with fewer, the state may be a cache that fills."""
 
 
 def shares_outside(label: str) -> str:
@@ -27,10 +27,10 @@ def shares_outside(label: str) -> str:
 
 
 def refuse_lasting_change(snapshot: Transaction) -> None:
-    """Refuse a change of what no snapshot restores.
+    """Refuse a change that no snapshot restores.
 
     Raises:
-        TaskError: There is one.
+        TaskError: There is such a change.
     """
     if (label := snapshot.changed_for_good()) is not None:
         raise TaskError(
@@ -42,10 +42,10 @@ def refuse_lasting_change(snapshot: Transaction) -> None:
 class OutsideState:
     """Gives each trial of a process its own state outside of models, if its first calls change such state.
 
-    It begins for each trial as it was when the first one was built. It is not in checkpoints.
+    The state of each trial begins as it was when the first trial was built. Checkpoints do not contain it.
 
     Args:
-        sets: Those that batches come from, whose own state is not a trial's.
+        sets: Data sets of the batches; their state belongs to no trial.
     """
 
     def __init__(self, task: Task, sets: DataSets) -> None:

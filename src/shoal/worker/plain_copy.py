@@ -37,7 +37,8 @@ def copied_bytes(runtime: TrialRuntime) -> int:
 class PlainCopy:
     """A copy of a trial. Large frozen parameters are not copied.
 
-    The caller restores what its steps change outside of it (lists, globals, variables that the task's methods name).
+    The caller restores the state outside of the copy that its steps change (lists, globals, variables that the task's
+    methods name).
 
     Args:
         b: Index of the trial in the array.
@@ -51,7 +52,7 @@ class PlainCopy:
         self.runtime = copy_trial(runtime)
         self.take_gradients(runtime, b, array)
         if not runtime.step:
-            self.runtime.set_mode(train=True)  # as after the build, or after a validation
+            self.runtime.set_train_mode(train=True)  # as after the build, or after a validation
         self.loss = torch.tensor(torch.nan)
         self.error: Exception | None = None
         """Exception of the last step; None without one."""
@@ -77,7 +78,7 @@ class PlainCopy:
 
         `loss` is that of the last batch.
         """
-        self.runtime.set_mode(train=False)
+        self.runtime.set_train_mode(train=False)
         found = ValidationMetrics(self._task, [self.runtime])
         try:
             with torch.no_grad():

@@ -134,7 +134,7 @@ def measure(
         mixing=None if mixing is None else mixing / timed.seconds[largest],
         fused_gain=timed.gains,
         fetch_seconds=iteration.fetch_seconds,
-        sharing=train.sharing,
+        sample_sharing=train.sample_sharing,
         sample=len(array.members),
         pending=int(array.pending) if timed.too_expensive else None,
         first_size=FIRST_SIZE.get(device.type),
@@ -271,7 +271,7 @@ class _Iteration:
         """Return the iteration with a step of so many seconds and a batch of so many samples."""
         batch = samples / max(1, train.fetched)
         fetch = batch * train.fetch_seconds
-        if train.sharing in ("resident", "kept"):
+        if train.sample_sharing in ("resident", "kept"):
             return cls(fetch, 1.0, 0.0)
         wall = max(step, fetch) if device.type == "cuda" else step + fetch
         return cls(fetch, step / wall, batch * train.fetch_cpu_seconds / wall)
@@ -282,7 +282,7 @@ class _Iteration:
 
 
 @dataclass(frozen=True)
-class _StepTimes:
+class _SizeTimes:
     """Times of steps by number of members, and what the steps use.
 
     Args:
@@ -303,7 +303,7 @@ class _StepTimes:
     refusal: str
 
 
-def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: float) -> _StepTimes:
+def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: float) -> _SizeTimes:
     """Time steps of a single member, of several, and of one for each other class of optimizer; then free memory."""
     device, single = bench.state.device, _TimedSteps.of(bench, 1, [first])
     build_seconds = bench.build_seconds + single.fuse_seconds
@@ -340,7 +340,7 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
     alone = {optimizer_class: taken[1], **{other: taken[other] for other in others}}
     shortest = {members: taken[members] for members in runs}
     shortest[1] = fmean(alone.values(), [shares[each] for each in alone])
-    return _StepTimes(
+    return _SizeTimes(
         seconds=shortest,
         gains={members: run.stepper.gain for members, run in runs.items() if run.stepper.gain is not None},
         build_seconds=build_seconds,

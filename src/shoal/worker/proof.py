@@ -70,12 +70,12 @@ class ProofRecord:
     """State and results of the checks of all arrays of one structure in one process.
 
     Args:
-        cost: Of all structures; shared.
-        outside: What a step has changed outside of models; "" for nothing.
+        cost: Time of the checks of all structures; one object for all records of the process.
+        outside: Name of the state outside of models that a step has changed; "" for none.
         has_trained: Whether an epoch is complete.
-        proven: Ways with which a window of several members is complete; "after plain" is that of an array's steps that
-            follow plain ones.
-        too_large: Ways with which a window was begun, and no copy did fit into the memory.
+        proven: Step modes in which a window of several members is complete; "after plain" stands for the first array
+            step after plain ones.
+        too_large: Step modes in which a window was begun, but no copy fitted into the memory.
     """
 
     cost: ProofCost
@@ -90,11 +90,14 @@ class ProofRecord:
 
 
 class Proof:
-    """Checks of one array.
+    """Compares members of one array with plain copies, and refuses the array if they differ.
+
+    `FusedStepper` calls `begin` before it builds the array, `before_step` and `after_step` around each step, and
+    `begin_validation` and `check_validation` for each validation.
 
     Args:
-        outside: What trials keep outside of models; only looked at.
-        record: Record of the structure; changed.
+        outside: State of the trials outside of models; read only.
+        record: Record of the structure; each check updates it.
         clock: Clock in seconds.
     """
 
@@ -106,8 +109,8 @@ class Proof:
         self._record = record
         self._clock = clock
         self._due = False
-        self._ways: set[str] = set()  # that were checked since the array was built
-        self._last_way = ""
+        self._modes: set[str] = set()  # that were checked since the array was built
+        self._last_mode = ""
         self._copies: dict[int, PlainCopy] = {}
         self._state = outside
         self._check = MemberCheck(task, outside)
@@ -134,7 +137,7 @@ class Proof:
             StepRefusedError: A member cannot be copied.
         """
         self._synchronize = synchronize
-        self._copies, self._ways, self._last_way, self._due, self._steps_left = {}, set(), "", True, 0
+        self._copies, self._modes, self._last_mode, self._due, self._steps_left = {}, set(), "", True, 0
         if len(runtimes) > 1 and (not self._record.proven or self._is_affordable()):
             self._open(runtimes)
 
@@ -143,7 +146,7 @@ class Proof:
         runtimes: Sequence[TrialRuntime],
         batches: Sequence[Any],
         ticks: Sequence[int],
-        way: str,
+        mode: str,
         array: ModelArray | None,
     ) -> None:
         """Let the copies take the step that the array is about to take; begin a window if a check is due.
@@ -151,17 +154,17 @@ class Proof:
         A plain step of one trial needs no copy; it is only seen whether it changes something outside of the model.
 
         Args:
-            way: Way of the step, such as "eager".
+            mode: Step mode, or "team" for a step with helpers.
             array: Array that may hold gradients which earlier steps have left; None if the members hold their own.
         """
         record = self._record
         record.steps += 1
         if record.steps >= record.next_step:
             record.next_step, self._due = 2 * record.next_step, True
-        ways = self._with_return(way)
-        self._due = self._due or not ways <= self._ways
-        first = len(runtimes) > 1 and not ways <= record.proven | record.too_large
-        if _is_plain(runtimes, way):
+        modes = self._with_return(mode)
+        self._due = self._due or not modes <= self._modes
+        first = len(runtimes) > 1 and not modes <= record.proven | record.too_large
+        if _is_plain(runtimes, mode):
             self._watch(runtimes[0])
             return
         if self._due and not self._copies and (first or self._is_affordable()):
@@ -172,11 +175,11 @@ class Proof:
             with self._accounted():
                 self._step_copies(runtimes, batches, ticks, array)
             if not self._copies:
-                record.too_large |= ways
-                self._ways |= ways
+                record.too_large |= modes
+                self._modes |= modes
 
     def _watch(self, runtime: TrialRuntime) -> None:
-        """Begin or go on with a window of the plain steps of one trial."""
+        """Begin or continue a window of the plain steps of one trial."""
         self._copies = {}
         if self._due and self._steps_left <= 0 and self._is_affordable():
             self._due, self._steps_left, self._outside = False, FIRST_STEPS, []
@@ -221,18 +224,18 @@ class Proof:
         self._outside.append(change)
         self._record.outside = self._record.outside or change
 
-    def after_step(self, runtimes: Sequence[TrialRuntime], losses: Tensor, way: str, array: ModelArray | None) -> None:
+    def after_step(self, runtimes: Sequence[TrialRuntime], losses: Tensor, mode: str, array: ModelArray | None) -> None:
         """Compare members with their copies after a step.
 
         Args:
             losses: Losses of the members, [B].
-            way: Way of the step, as it was taken.
+            mode: Step mode, as the step was taken.
             array: Array that may hold the members' gradients; None if they hold their own.
 
         Raises:
             StepRefusedError: A member differs from its copy.
         """
-        ways, self._last_way = self._with_return(way), way
+        modes, self._last_mode = self._with_return(mode), mode
         if self._before is not None:
             with self._accounted():
                 refuse_lasting_change(self._before)
@@ -240,43 +243,43 @@ class Proof:
             self._before = None
         elif not self._copies:
             return
-        self._ways |= ways
+        self._modes |= modes
         self._is_compared = True
         self._synchronize()
         with self._accounted(), _distrusting():
             for b, one in list(self._copies.items()):
-                difference = self._check.step(one, runtimes[b], b, losses[b], way, array)
+                difference = self._check.step(one, runtimes[b], b, losses[b], mode, array)
                 if difference is None:
                     del self._copies[b]
                 else:
-                    self._note(runtimes[b], 1, f"step, {way}", difference)
+                    self._note(runtimes[b], 1, f"step, {mode}", difference)
             if len(self._outside) >= FIRST_STEPS and all(self._outside):
                 raise StepRefusedError(shares_outside(self._outside[-1]))
         self._steps_left -= 1
         if self._steps_left <= 0 or (not self._copies and len(runtimes) > 1):
             self._copies, self._steps_left = {}, 0
             if len(runtimes) > 1:
-                self._record.proven |= self._ways
+                self._record.proven |= self._modes
         else:  # one copy shows what is carried from step to step
             self._copies = dict(list(self._copies.items())[:1])
         for runtime in () if self._record.outside else runtimes:  # what trials share is in none of their checkpoints
             runtime.proven = (runtime.epoch, runtime.step + 1)
 
-    def _with_return(self, way: str) -> set[str]:
-        """The way, and whether the array is to take over what plain steps of its members have changed."""
-        return {way, "after plain"} if way != "plain" and self._last_way == "plain" else {way}
+    def _with_return(self, mode: str) -> set[str]:
+        """The mode, and whether the array is to take over what plain steps of its members have changed."""
+        return {mode, "after plain"} if mode != "plain" and self._last_mode == "plain" else {mode}
 
-    def begin_validation(self, runtimes: Sequence[TrialRuntime], way: str) -> bool:
+    def begin_validation(self, runtimes: Sequence[TrialRuntime], mode: str) -> bool:
         """Count a validation, and return whether its first batches are to be checked, for which members are copied.
 
         Args:
-            way: Way of the steps, such as "eager".
+            mode: Step mode, such as "eager".
 
         Raises:
             StepRefusedError: A member cannot be copied.
         """
         record = self._record
-        if _is_plain(runtimes, way):
+        if _is_plain(runtimes, mode):
             return False
         record.validations += 1
         if record.validations < record.next_validation or not (record.validations == 1 or self._is_affordable()):
@@ -364,7 +367,7 @@ class Proof:
         return found[:1] if len(found) * copied_bytes(runtimes[0]) > MOST_BYTES else found
 
     def _open(self, runtimes: Sequence[TrialRuntime], array: ModelArray | None = None) -> None:
-        """Begin a window: at first of three members, later of one."""
+        """Begin a window with three members for the first one of a structure, else with one."""
         self._synchronize()
         chosen = self._chosen(runtimes, 1 if self._record.proven else 3)
         with self._accounted():
@@ -396,6 +399,6 @@ def _copy(task: Task, runtime: TrialRuntime, b: int = 0, array: ModelArray | Non
         raise StepRefusedError(str(error)) from error
 
 
-def _is_plain(runtimes: Sequence[TrialRuntime], way: str) -> bool:
+def _is_plain(runtimes: Sequence[TrialRuntime], mode: str) -> bool:
     """Whether steps are those of one trial in plain PyTorch, of which there is nothing to prove."""
-    return len(runtimes) == 1 and way == "plain"
+    return len(runtimes) == 1 and mode == "plain"

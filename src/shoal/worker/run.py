@@ -243,11 +243,11 @@ class Trainer:
         for lane in self._lanes:
             lane.team = self._team if len(self._lanes) == 1 else None
         failures = self._scheduler.round(lanes, self._interrupted)
-        schedule, seconds = self._scheduler.schedule, self._scheduler.seconds
-        if schedule is None or "turns" not in seconds:
+        interleaving, seconds = self._scheduler.interleaving, self._scheduler.seconds
+        if interleaving is None or "turns" not in seconds:
             return failures, []
         keys = tuple(lane.key for lane in lanes)
-        found = RelativeTimeMeasured(self._job.id, keys, seconds[schedule] / seconds["turns"])
+        found = RelativeTimeMeasured(self._job.id, keys, seconds[interleaving] / seconds["turns"])
         news = found != self._last_measurement
         self._last_measurement = found
         return failures, [found] if news else []

@@ -18,7 +18,7 @@ from shoal.core.trial import Config, Trial
 from shoal.data.datasets import DataSets
 from shoal.data.tracked_config import values_read
 from shoal.fuse.generators import seed_all
-from shoal.fuse.optim.table import kernel_group_of
+from shoal.fuse.optim.table import update_kind_of
 from shoal.fuse.structure import family_digest, structure_digest
 from shoal.fuse.structure_serializer import digest
 from shoal.task import Task, call
@@ -78,15 +78,13 @@ class SignatureBuilder:
             optimizer = self._optimizer(model, trial)
             self._unread = self._unread_names(trial.config, model, optimizer)
         optimizers = optimizers_in(optimizer)
-        kernel_groups = [
-            str(x) for x in map(kernel_group_of if type(self._task).step is Task.step else type, optimizers)
-        ]
+        update_kinds = [str(x) for x in map(update_kind_of if type(self._task).step is Task.step else type, optimizers)]
         return FusionKey(
-            digest((structure, *kernel_groups, *settings.structure_settings)),
+            digest((structure, *update_kinds, *settings.structure_settings)),
             digest(self._sets.key(trial.config)),
             settings.batch_size,
             trial.data_seed,
-            family=digest((family, *kernel_groups, *settings.structure_settings)) if family else "",
+            family=digest((family, *update_kinds, *settings.structure_settings)) if family else "",
         )
 
     def _model(self, trial: Trial) -> tuple[nn.Module, str, str]:

@@ -86,6 +86,6 @@ class StepPlan:
             number, first = number + 1, 0
 
     def _accumulated(self, batches: Iterator[Any]) -> Iterator[MicroBatches]:
-        while group := list(islice(batches, self.settings.accumulate)):
-            weighed = self.weigh(group, self.settings.accumulate)
+        while step_batches := list(islice(batches, self.settings.accumulate)):
+            weighed = self.weigh(step_batches, self.settings.accumulate)
             yield MicroBatches(tuple(batch for batch, _ in weighed), tuple(weight for _, weight in weighed))

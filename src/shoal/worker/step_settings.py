@@ -35,7 +35,7 @@ class StepSettings:
     precision: str = "32"
     ema_decay: float | None = None
     steps_per_epoch: int | None = None
-    keeps_modes: bool = False
+    keeps_train_modes: bool = False
 
     @classmethod
     def of(cls, task: Task, config: Config, train: int | None = None, valid: int | None = None) -> "StepSettings":
@@ -56,7 +56,7 @@ class StepSettings:
             precision=precision,
             ema_decay=_number(task, "ema", config, "a decay of at least 0 and below 1", lambda value: 0 <= value < 1),
             steps_per_epoch=_optional_positive_int(task, "steps_per_epoch", config),
-            keeps_modes=task._keeps_modes,
+            keeps_train_modes=task._keeps_train_modes,
         )
         if type(task).step is not Task.step:
             asked = {"accumulate": found.accumulate != 1, "clip_norm": found.max_norm is not None}

@@ -22,7 +22,7 @@ from shoal.fuse.step import TrainingStep
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.worker.outside import OutsideState
-from shoal.worker.trial_runtime import TrialRuntime, check_scalar, modes_kept
+from shoal.worker.trial_runtime import TrialRuntime, check_scalar, train_modes_kept
 
 __all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "TeamGradients"]
 
@@ -38,7 +38,7 @@ class MixedEpochsError(Exception):
 class StepRefusedError(Exception):
     """A step did what this stepper does not support; the trials go on from their checkpoints in plain PyTorch.
 
-    It names the trial if that cannot draw its own random numbers even when it trains alone.
+    `trial` is the number of a trial that cannot draw its own random numbers even when it trains alone, else None.
     """
 
     def __init__(self, reason: str, trial: int | None = None, since_check: bool = False) -> None:
@@ -100,10 +100,10 @@ class Stepper(ABC):
         """
 
     def synchronize(self) -> None:  # noqa: B027  # plain steps change the models themselves
-        """Copy all that steps have changed to the trials' own models, before these are used otherwise.
+        """Copy all changes by steps to the trials' own models; call it before these models are used otherwise.
 
         Raises:
-            StepRefusedError: That cannot be given to them.
+            StepRefusedError: A change cannot be copied to a trial's model.
         """
 
     @property
@@ -194,14 +194,14 @@ class PlainStepper(Stepper):
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """Validate all trials in one pass over the batches."""
         found = ValidationMetrics(self._task, self.runtimes)
-        with modes_kept(self.runtimes), torch.no_grad():
+        with train_modes_kept(self.runtimes), torch.no_grad():
             for runtime in self.runtimes:
-                runtime.set_mode(train=False)
+                runtime.set_train_mode(train=False)
             self.begin_pass()
             for number, batch in enumerate(batches, start=1):
                 found.add_each(self.validate_each(batch, -number), size_of(batch))
             for runtime in self.runtimes:
-                runtime.set_mode(train=True)
+                runtime.set_train_mode(train=True)
         return found.per_trial(lambda b: self._own_outside(b, "evaluate"))
 
 

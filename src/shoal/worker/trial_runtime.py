@@ -38,12 +38,12 @@ __all__ = [
     "check_model",
     "check_optimizer",
     "check_scalar",
-    "modes_kept",
     "optimizers_in",
     "parameter_warning",
     "sort_by_optimizer",
     "state_tensors",
     "synchronize",
+    "train_modes_kept",
     "trained_model",
 ]
 
@@ -65,8 +65,8 @@ class TrialRuntime:
         by_step: Whether schedulers step after each training step instead of after each epoch.
         failure: Reason for which the trial fails at the end of its epoch, or "".
         average: Moving averages of the trained parameters by name; empty before the first step, or without `Task.ema`.
-        carried: State outside of state dicts; None of a copy, which is not saved.
-        gradients: What a step leaves for the next one.
+        carried: State outside of state dicts; None for a copy, which is not saved.
+        gradients: Gradients that a step leaves for the next one.
     """
 
     member: Member
@@ -139,16 +139,16 @@ class TrialRuntime:
             elif scheduler is not None:
                 scheduler.step()
 
-    def set_mode(self, train: bool) -> None:
+    def set_train_mode(self, train: bool) -> None:
         """Set the model, and optimizers that have modes, to training or evaluation mode.
 
         A model that keeps its modes is not set to training mode.
         """
-        if not (train and self.settings.keeps_modes):
+        if not (train and self.settings.keeps_train_modes):
             self.model.train(train)
-        self._set_mode_of_optimizers(train)
+        self._set_train_mode_of_optimizers(train)
 
-    def _set_mode_of_optimizers(self, train: bool) -> None:
+    def _set_train_mode_of_optimizers(self, train: bool) -> None:
         for one in optimizers_in(self.optimizer):
             if (method := mode_setter(one, train)) is not None:
                 method()
@@ -163,7 +163,7 @@ class TrialRuntime:
         """
         if self.saved == (self.epoch, self.step):
             return ""
-        self._set_mode_of_optimizers(train=False)
+        self._set_train_mode_of_optimizers(train=False)
         content, lost = (b"", []) if self.carried is None else self.carried.dump()
         if outside:
             lost.append(Lost(outside, "which is not the model's or the optimizer's"))
@@ -192,7 +192,7 @@ class TrialRuntime:
             self.gradients.read(),
         )
         writer.submit(state)
-        self._set_mode_of_optimizers(train=True)
+        self._set_train_mode_of_optimizers(train=True)
         self.saved = (self.epoch, self.step)
         return note
 
@@ -228,7 +228,7 @@ class TrialRuntime:
             if own:
                 return
         self._check_restorable()
-        self._set_mode_of_optimizers(train=False)  # in which checkpoints are saved
+        self._set_train_mode_of_optimizers(train=False)  # in which checkpoints are saved
         try:
             _load_model(self.model, state.model)
         except RuntimeError as error:
@@ -258,7 +258,7 @@ class TrialRuntime:
             self.average = {name: average.to(self.device) for name, average in state.average.items()}
         if self.loss_scale is not None and state.scaler is not None:
             self.loss_scale.load_state_dict(state.scaler)
-        self._set_mode_of_optimizers(train=True)
+        self._set_train_mode_of_optimizers(train=True)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = self.proven = (state.epoch, state.step)
 
@@ -289,7 +289,7 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
         model, type(task).step is not Task.step or uncleared(model, optimizers_in(optimizer), settings.max_norm) != ""
     )
     runtime = TrialRuntime(member, model, optimizer, scheduler, device, settings, gradients, by_step, loss_scale=scale)
-    runtime.set_mode(train=True)
+    runtime.set_train_mode(train=True)
     runtime.carried = CarriedState(task, model, optimizer, scheduler, device)
     return runtime
 
@@ -431,9 +431,9 @@ def sort_by_optimizer(runtimes: Iterable[TrialRuntime]) -> list[TrialRuntime]:
 
 
 @contextmanager
-def modes_kept(runtimes: Iterable[TrialRuntime]) -> Iterator[None]:
+def train_modes_kept(runtimes: Iterable[TrialRuntime]) -> Iterator[None]:
     """Context manager after which the modules of models that keep their modes have those from before."""
-    models = [runtime.model for runtime in runtimes if runtime.settings.keeps_modes]
+    models = [runtime.model for runtime in runtimes if runtime.settings.keeps_train_modes]
     modes = [(each, each.training) for model in models for each in model.modules()]
     yield
     for module, mode in modes:

@@ -53,7 +53,7 @@ class Adagrad(KernelRule):
         _, _, eps, decay = hyperparameters.unbind()
         return decay, eps
 
-    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
+    def step_coefficients(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """γ/(1 + (t - 1)η)."""
         lr, lr_decay, _, _ = hyperparameters.unbind()
         return (lr / (1 + (torch.stack(steps) - 1) * lr_decay),)

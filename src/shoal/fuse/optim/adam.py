@@ -55,7 +55,7 @@ class Adam(KernelRule):
         lr, beta1, beta2, eps, decay = hyperparameters.unbind()
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2, eps
 
-    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
+    def step_coefficients(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """γ/(1 - β₁ᵗ) and √(1 - β₂ᵗ)."""
         lr, beta1, beta2, _, _ = hyperparameters.unbind()
         t = torch.stack(steps)
@@ -124,7 +124,7 @@ class Adamax(UpdateRule):
         _, beta1, beta2, eps, decay = hyperparameters.unbind()
         return decay, 1 - beta1, beta2, eps
 
-    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
+    def step_coefficients(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """γ/(1 - β₁ᵗ)."""
         lr, beta1, *_ = hyperparameters.unbind()
         return (lr / (1 - beta1 ** torch.stack(steps)),)
@@ -178,7 +178,7 @@ class NAdam(UpdateRule):
         lr, beta1, beta2, eps, decay, _ = hyperparameters.unbind()
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2, eps
 
-    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
+    def step_coefficients(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """√(1 - β₂ᵗ), and the factors γ(1 - μₜ)/(1 - Π) of g and γμₜ₊₁/(1 - Π μₜ₊₁) of m."""
         lr, beta1, beta2, _, _, momentum_decay = hyperparameters.unbind()
         t = torch.stack(steps)
@@ -238,7 +238,7 @@ class RAdam(UpdateRule):
         lr, beta1, beta2, _, decay = hyperparameters.unbind()
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2
 
-    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
+    def step_coefficients(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """The step size, then a limit and an offset: min(√v, limit) + offset is the denominator √v + ε, or 1."""
         lr, beta1, beta2, eps, _ = hyperparameters.unbind()
         t = torch.stack(steps)

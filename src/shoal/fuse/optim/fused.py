@@ -49,13 +49,13 @@ class FusedOptimizer:
         self._updates = [UnfusedStep(member) for member in members]
         self._stepped_together = False
         self._units: list[ParamGroupBatch | MemberLoop] = []
-        self._group_members()
+        self._arrange()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set the gradients of all parameters that a member updates to None, or to zero."""
         self.array.check_present()
         if self._sizes() != self._last_sizes:
-            self._group_members(self._skipped)
+            self._arrange(self._skipped)
         for param in self._params:
             if set_to_none:
                 param.grad = None
@@ -75,7 +75,7 @@ class FusedOptimizer:
         if closure is not None:
             raise FusionError("an array's optimizer takes no closure; compute the gradients before `step()`")
         if self._skipped != set(skip):
-            self._group_members(skip)
+            self._arrange(skip)
         self.refresh()
         for unit in self._units:
             unit.step()
@@ -83,14 +83,14 @@ class FusedOptimizer:
         self.mark_stepped()
 
     def refresh(self) -> None:
-        """Read the members' `param_groups`, and regroup the members if anything but hyper-parameters has changed."""
+        """Read the members' `param_groups`, and rearrange the members if anything but hyper-parameters has changed."""
         self.array.check_present()
         if (
-            self._groups_changed()
+            self._param_groups_changed()
             or self._arrangement_key() != self._last_key
             or not all(unit.refresh() for unit in self._units)
         ):
-            self._group_members(self._skipped)
+            self._arrange(self._skipped)
 
     def traced(self, params: Sequence[Tensor] | None = None, kernels: bool = False) -> TracedStep | None:
         """The step as a function of tensors, or None if the optimizer of a member has no fused rule.
@@ -104,7 +104,7 @@ class FusedOptimizer:
                 constants, unless they have changed before, and `version` changes if they do.
         """
         if self._skipped:
-            self._group_members()
+            self._arrange()
         self.refresh()
         param_batches = [unit for unit in self._units if isinstance(unit, ParamGroupBatch)]
         if len(param_batches) < len(self._units):
@@ -119,7 +119,7 @@ class FusedOptimizer:
 
         If `uneven`, some members have no gradient for a parameter for which others have one.
         """
-        if uneven or skip or self._groups_changed():
+        if uneven or skip or self._param_groups_changed():
             self._last_sizes = None  # the state must be stacked again: more than its values changes
         if self._stepped_together:
             for update in self._updates:
@@ -141,8 +141,8 @@ class FusedOptimizer:
         """Return the members' optimizers, with their current settings and state."""
         return list(self.members)
 
-    def _groups_changed(self) -> bool:
-        """Whether parameters have changed groups, or the state of some parameters was deleted."""
+    def _param_groups_changed(self) -> bool:
+        """Whether parameters have moved to other param groups, or the state of some parameters was deleted."""
         if self._sizes() != self._last_sizes or self._state_counts() != self._last_state_counts:
             return True
         return not all(map(is_, self._all_params(), self._order))
@@ -156,7 +156,7 @@ class FusedOptimizer:
     def _state_counts(self) -> list[int]:
         return [len(member.state) for member in self.members]
 
-    def _group_members(self, skipped: Collection[int] = ()) -> None:
+    def _arrange(self, skipped: Collection[int] = ()) -> None:
         self._skipped = frozenset(skipped)
         stacked_params = [StackedParam(path, data, own) for path, data, own in self.array.stacked_tensors()]
         stacked_params += [StackedParam(path, own, [own], b) for path, b, own in self.array.unfused_parameters()]
@@ -177,7 +177,7 @@ class FusedOptimizer:
         self.version += 1
 
     def _arrangement_key(self) -> list[Any]:
-        """Everything that the grouping depends on, except the rules, which the units check in `refresh`."""
+        """Everything that the arrangement in units depends on, except the rules, which the units check in `refresh`."""
         key: list[Any] = [self.array.version]
         for member in self.members:
             key += (id(member.state), has_unmodified_step(member))

@@ -121,12 +121,12 @@ class ForeachCalls:
         """Update the parameters by gradients [B, *shape]; the caller has counted the step already."""
         if hyperparameters != self._hyperparameters:
             self._set_hyperparameters(hyperparameters)
-        numbers = self._rule.schedule(self._table, self._steps, self._products)
-        schedule = [number.to(self._dtype).unbind() for number in numbers]
+        numbers = self._rule.step_coefficients(self._table, self._steps, self._products)
+        step_coefficients = [number.to(self._dtype).unbind() for number in numbers]
         flats = [flatten_rows(part.in_param_order(grad)) for part, grad in zip(self._parts, grads, strict=True)]
         for chunk in self._chunks:
             mine = [flats[i][rows, elements] for i, rows, elements in chunk.places]
-            spread = [*chunk.constants, *chunk.broadcast(schedule)]
+            spread = [*chunk.constants, *chunk.broadcast(step_coefficients)]
             _apply(self._rule, chunk.params, mine, chunk.moments, spread)
 
     def _set_hyperparameters(self, hyperparameters: Sequence[Hyperparameters]) -> None:
@@ -143,7 +143,7 @@ def update(
     """Update parameters [B, *shape] in place without other side effects, so that `make_fx` can trace the update.
 
     Args:
-        coefficients: The rule's constants, then for each entry of its schedule one row per parameter, [R, B].
+        coefficients: The rule's constants, then for each of its step coefficients one row per parameter, [R, B].
     """
     rows, count = list(coefficients.unbind()), len(params)
     entries = [[row] * count for row in rows[:constants]]

@@ -36,8 +36,8 @@ class UpdateRule(ABC):
 
     The fields of a rule are the settings that choose between formulas (`nesterov`, `amsgrad`). Groups with equal rules
     differ only in hyper-parameters and are updated together. At every step a `ParamGroupBatch` counts the update,
-    computes the `schedule` and calls `update`. It computes the `constants` again only after hyper-parameters have
-    changed. `make_fx` can trace all these methods.
+    computes the `step_coefficients` and calls `update`. It computes the `constants` again only after hyper-parameters
+    have changed. `make_fx` can trace all these methods.
     """
 
     settings: ClassVar[tuple[str, ...]]
@@ -71,7 +71,7 @@ class UpdateRule(ABC):
     def constants(self, hyperparameters: Tensor) -> Tensors:
         """Inputs of `update`, [B] each, from K hyper-parameters [K, B] float64 alone."""
 
-    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
+    def step_coefficients(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """Inputs of `update`, [P, B] each, that depend on the number of updates so far, such as a bias correction.
 
         Args:
@@ -87,7 +87,7 @@ class UpdateRule(ABC):
         Args:
             params: Parameters, [B, *shape] each, real, float32 or wider.
             grads: Gradients, shaped as `params`; read only.
-            coefficients: The `constants`, then the `schedule`: one list as `params` each, of tensors [B, 1, ...].
+            coefficients: The `constants`, then the `step_coefficients`: for each a list like `params`, [B, 1, ...].
         """
 
 

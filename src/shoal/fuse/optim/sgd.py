@@ -43,7 +43,7 @@ class SGD(KernelRule):
         lr, momentum, _, decay = hyperparameters.unbind()
         return lr, decay, momentum
 
-    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
+    def step_coefficients(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """1 - τ, or 1 at the first update."""
         if not self.momentum:
             return ()

@@ -11,7 +11,7 @@ from shoal.fuse.optim.adam import Adam, Adamax, NAdam, RAdam
 from shoal.fuse.optim.rule import KernelRule, UpdateRule
 from shoal.fuse.optim.sgd import SGD
 
-__all__ = ["RULES", "has_unmodified_step", "kernel_group_of", "rule_of"]
+__all__ = ["RULES", "has_unmodified_step", "rule_of", "update_kind_of"]
 
 RULES: dict[type[Optimizer], type[UpdateRule]] = {
     torch.optim.SGD: SGD,
@@ -36,7 +36,7 @@ def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> UpdateRule | None:
     return parsed[0] if parsed else None
 
 
-def kernel_group_of(optimizer: Optimizer) -> str:
+def update_kind_of(optimizer: Optimizer) -> str:
     """Key that is equal for optimizers that can share an array without loss of speed: with kernels, or of one class."""
     kind = type(optimizer)
     if all(isinstance(rule_of(optimizer, group), KernelRule) for group in optimizer.param_groups):

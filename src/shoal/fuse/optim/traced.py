@@ -127,5 +127,5 @@ def _next_rows(param_batch: ParamGroupBatch, steps: Tensors, products: Tensors, 
     if by_kernels:
         return torch.stack([table[0].float(), *(count.float() for count in steps)])
     return torch.stack(
-        [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
+        [*rule.constants(table), *(row for entry in rule.step_coefficients(table, steps, products) for row in entry)]
     )

@@ -20,8 +20,8 @@ class ProgramReport:
     On a `connection` the program waits for an answer; there is none for a line of output.
 
     Args:
-        returns: False from a program that goes on to a value that it returns, which then replaces its last report; True
-            for that value; None from any other program.
+        returns: True for the value that a function returns, which replaces its last report; False for the reports
+            before that value; None for a program that returns no value.
     """
 
     metrics: Mapping[str, Any]

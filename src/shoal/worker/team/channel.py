@@ -14,7 +14,7 @@ __all__ = ["Channel", "PeerLostError"]
 CONNECT_SECONDS = 10.0
 """Longest time that the processes take to connect to each other."""
 IDLE_SECONDS = 0.1
-"""Interval at which a waiting helper looks for requests."""
+"""Interval at which a waiting helper polls for requests."""
 
 
 class PeerLostError(Exception):
@@ -27,7 +27,7 @@ class PeerLostError(Exception):
 class Channel:
     """Connection of the processes of a team, of which rank 0 is the leader.
 
-    Tensors on a GPU are copied to host memory and back: NCCL needs several GPUs to be tried on. An operation fails
+    Tensors on a GPU are copied to host memory and back, since a test of NCCL needs several GPUs. An operation fails
     after `seconds`, with PeerLostError if a process did not connect.
 
     Args:
@@ -42,28 +42,28 @@ class Channel:
         self.members = tuple(members)
         self.rank = rank
         self.size = len(members)
-        self._group: Any = None
+        self._process_group: Any = None
         self._sent: list[Work] = []
         gloo: Any = ProcessGroupGloo  # whose methods the stubs lack
         options = gloo._Options()
         options._timeout = timedelta(seconds=min(CONNECT_SECONDS, seconds))
         try:
             options._devices = [gloo.create_device(hostname=host)]
-            self._group = gloo(PrefixStore(f"generation-{generation}", store), rank, self.size, options)
+            self._process_group = gloo(PrefixStore(f"generation-{generation}", store), rank, self.size, options)
         except RuntimeError as error:
             raise PeerLostError(str(error)) from error
-        self._group._set_default_timeout(timedelta(seconds=seconds))
+        self._process_group._set_default_timeout(timedelta(seconds=seconds))
 
     def broadcast(self, data: Tensor) -> None:
         """Replace a tensor in host memory by the leader's."""
-        self._finish(lambda: self._group.broadcast(data, 0))
+        self._finish(lambda: self._process_group.broadcast(data, 0))
 
     def await_broadcast(self, data: Tensor, idle: Callable[[], bool]) -> bool:
         """As `broadcast` for a helper; return whether the tensor was filled before `idle` returned False."""
         arrived = Event()
 
         def wait() -> Work:
-            work: Work = self._group.broadcast(data, 0)
+            work: Work = self._process_group.broadcast(data, 0)
             work.get_future().add_done_callback(lambda _: arrived.set())
             while not arrived.wait(IDLE_SECONDS) and idle():
                 pass
@@ -74,22 +74,22 @@ class Channel:
 
     def sum_to_leader(self, data: Tensor) -> None:
         """Replace the leader's tensor in host memory by the sum over all processes; the others' are undefined then."""
-        self._finish(lambda: self._group.reduce(data, 0))
+        self._finish(lambda: self._process_group.reduce(data, 0))
 
     def all_reduce(self, data: Tensor) -> None:
         """Replace a tensor by the sum over all processes."""
         host = data.cpu()
-        self._finish(lambda: self._group.allreduce(host))
+        self._finish(lambda: self._process_group.allreduce(host))
         if host is not data:
             data.copy_(host)
 
     def send(self, data: Tensor, rank: int) -> None:
         """Start to send a tensor in host memory, which must not change before `finish_sending`."""
-        self._sent.append(self._checked(lambda: self._group.send([data], rank, 0)))
+        self._sent.append(self._checked(lambda: self._process_group.send([data], rank, 0)))
 
     def receive(self, data: Tensor) -> None:
         """Fill a tensor in host memory with what the leader sends."""
-        self._finish(lambda: self._group.recv([data], 0, 0))
+        self._finish(lambda: self._process_group.recv([data], 0, 0))
 
     def finish_sending(self) -> None:
         """Wait until all is sent."""
@@ -99,10 +99,10 @@ class Channel:
 
     def close(self) -> None:
         """Close the connections; operations that other processes wait for fail."""
-        group, self._group = self._group, None
-        if group is not None:
+        process_group, self._process_group = self._process_group, None
+        if process_group is not None:
             with suppress(RuntimeError):
-                group.abort()  # ends operations of this process; the connections end with the objects
+                process_group.abort()  # ends operations of this process; the connections end with the objects
             self._sent.clear()
 
     def _finish(self, start: Callable[[], Work], ready: Callable[[], bool] = lambda: True) -> None:

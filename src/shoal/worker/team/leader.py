@@ -40,7 +40,7 @@ from shoal.worker.team.exchange import (
 )
 from shoal.worker.team.rendezvous import LeaderSide
 
-__all__ = ["GradientSnapshot", "StepTimes", "TeamLeader", "tolerance"]
+__all__ = ["GradientSnapshot", "TeamLeader", "TeamStepTimes", "tolerance"]
 
 WARM_UP = 3
 """Number of steps of each size that are not counted: memory is allocated, and caches are cold."""
@@ -62,7 +62,7 @@ MAX_LOSSES = 3
 """Number of lost helpers after which the steps of a key are not divided any more."""
 
 
-class StepTimes:
+class TeamStepTimes:
     """Times of the steps of one array, as they are reported once each size has been measured."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class TeamLeader:
         self._helpers: frozenset[str] = frozenset()
         self._refused: set[FusionKey] = set()
         self._losses: Counter[FusionKey] = Counter()
-        self._times: dict[tuple[FusionKey, int], StepTimes] = defaultdict(StepTimes)
+        self._times: dict[tuple[FusionKey, int], TeamStepTimes] = defaultdict(TeamStepTimes)
         self._stepper: Stepper | None = None  # whose array is published
         self._polled = 0.0
         self._checked = False  # whether gradients are compared before this step, which takes longer
@@ -283,7 +283,7 @@ class TeamLeader:
         self._drop_channel()
 
     def _poll_helpers(self, alone: float) -> None:
-        """Form the next team, if other helpers are ready, or present ones are not wanted any more."""
+        """Form the next team, if other helpers are ready, or present ones are no longer needed."""
         if refusal := self._side.refusal():
             raise IndivisibleStepError(refusal)
         present = [] if self._channel is None else self._channel.members[1:]

@@ -1,4 +1,4 @@
-"""How helpers find their leader, and become a team: by a `TCPStore` in the leader's process.
+"""Rendezvous of the helpers of a team with their leader, by a `TCPStore` in the leader's process.
 
 1. The leader writes its address to `teams/<its job>` in the study's directory, and what it trains to the store.
 2. A helper builds the same array, and announces itself as ready.
