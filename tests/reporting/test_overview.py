@@ -9,12 +9,12 @@ from timeline_samples import GB, Clock, machines, pretend, training, trial
 
 from shoal.core.demand import Demand
 from shoal.core.job import Purpose
-from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
+from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState, numbers_text
 from shoal.journal.rows import JobRow, Run
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.reporting.overview import Elapsed, overview, overview_json, structure_names
-from shoal.reporting.text import key_text, numbers_text, structure_text
+from shoal.reporting.text import key_text, structure_text
 
 HALF = Demand(0.5, 10 * GB, 1.0, 10.0)
 

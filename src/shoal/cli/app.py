@@ -13,6 +13,7 @@ from shoal.cli.profile import profile
 from shoal.cli.run import new_app, resume, run
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError
+from shoal.core.trial import numbers_text
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
@@ -22,7 +23,7 @@ from shoal.reporting.grid import HeatMap, StudyGrid, grid_json, study_grid
 from shoal.reporting.ranking import front, ranked, why_no_best
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.reporting.text import numbers_text, request_text
+from shoal.reporting.text import request_text
 from shoal.results import Study
 from shoal.worker.checkpoint_paths import checkpoint_files, program_checkpoints
 

@@ -1,14 +1,14 @@
 """Trials: configurations with their states, budgets, reports, groups and decisions."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 __all__ = [
     *("FIRST_ADDED", "Budget", "Check", "Config", "Decision", "Origin", "Report", "Trial", "TrialGroup", "TrialState"),
-    *("derive_seed", "step_seed"),
+    *("derive_seed", "numbers_text", "state_name", "step_seed"),
 ]
 
 Config = Mapping[str, Any]
@@ -36,6 +36,22 @@ class TrialState(StrEnum):
     def final(self) -> bool:
         """Whether a trial in this state never runs again."""
         return self in (TrialState.COMPLETE, TrialState.STOPPED, TrialState.FAILED)
+
+
+def state_name(state: TrialState, runs: bool) -> str:
+    """A state for programs: a running trial without a process is "interrupted"."""
+    return "interrupted" if state is TrialState.RUNNING and not runs else str(state)
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Return whole numbers, ascending and in ranges: "0-7, 9"."""
+    ranges: list[list[int]] = []
+    for value in sorted(numbers):
+        if ranges and value == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [value]
+        else:
+            ranges.append([value])
+    return ", ".join("-".join(map(str, each)) for each in ranges)
 
 
 def derive_seed(*parts: int | str) -> int:

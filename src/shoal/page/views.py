@@ -11,7 +11,7 @@ from typing import Any
 from shoal.core.errors import ShoalError
 from shoal.core.job import log_path
 from shoal.core.request import requester
-from shoal.core.trial import Report, TrialState
+from shoal.core.trial import Report, TrialState, state_name
 from shoal.cost.history import History, environment, history_path
 from shoal.journal.codec import metrics_of
 from shoal.journal.requests import pending_requests
@@ -33,7 +33,6 @@ from shoal.reporting.text import (
     intervention_text,
     request_text,
     savings_text,
-    state_name,
     states_text,
     trial_verdict_text,
 )

@@ -6,12 +6,12 @@ from typing import Any
 from shoal.core.cause import Cause, causes
 from shoal.core.errors import StudyFailedError
 from shoal.core.event import Outcome
-from shoal.core.trial import TrialState
+from shoal.core.trial import TrialState, numbers_text, state_name
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.remedy import command, resume_remedy
 from shoal.reporting.snapshot import Failing
-from shoal.reporting.text import numbers_text, printable, shortened, state_name, trials_text
+from shoal.reporting.text import printable, shortened, trials_text
 
 __all__ = [
     *("cause_json", "cause_line", "cause_lines", "cause_text", "check_results"),

@@ -15,10 +15,10 @@ from rich.text import Text
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.space import Space, flatten
-from shoal.core.trial import TrialState
+from shoal.core.trial import TrialState, state_name
 from shoal.journal.rows import TrialRow
 from shoal.reporting.axis import Axis, axes
-from shoal.reporting.text import finite_or_none, printable, rounded, state_name, state_text
+from shoal.reporting.text import finite_or_none, printable, rounded, state_text
 
 __all__ = ["Cell", "HeatMap", "StudyGrid", "grid_json", "study_grid"]
 

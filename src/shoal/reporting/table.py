@@ -17,7 +17,7 @@ from rich.text import Text
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.space import flatten
-from shoal.core.trial import TrialState
+from shoal.core.trial import TrialState, state_name
 from shoal.journal.rows import Intervention, TrialRow, Verdict
 from shoal.reporting.devices import device_json, device_lines
 from shoal.reporting.failures import (
@@ -43,7 +43,6 @@ from shoal.reporting.text import (
     numbered_trials,
     printable,
     savings_text,
-    state_name,
     state_text,
     states_text,
     task_edit_text,

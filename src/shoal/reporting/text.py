@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.core.request import Request
 from shoal.core.space import Space, flatten
-from shoal.core.trial import Config, TrialState
+from shoal.core.trial import Config, TrialState, numbers_text, state_name
 from shoal.journal.rows import Intervention, Verdict
 from shoal.reporting.savings import Savings
 from shoal.reporting.snapshot import Best, Snapshot, TaskEdit
@@ -29,14 +29,12 @@ __all__ = [
     "left_text",
     "number_text",
     "numbered_trials",
-    "numbers_text",
     "printable",
     "rate_text",
     "request_text",
     "rounded",
     "savings_text",
     "shortened",
-    "state_name",
     "state_text",
     "states_text",
     "structure_text",
@@ -244,11 +242,6 @@ def state_text(state: TrialState, runs: bool) -> str:
     return "waiting" if state is TrialState.PENDING else state_name(state, runs)
 
 
-def state_name(state: TrialState, runs: bool) -> str:
-    """A state for programs: a running trial without a process is "interrupted"."""
-    return "interrupted" if state is TrialState.RUNNING and not runs else str(state)
-
-
 def trials_text(count: int) -> str:
     """Return a number of trials, in words."""
     return "1 trial" if count == 1 else f"{count} trials"
@@ -261,17 +254,6 @@ def numbered_trials(numbers: Sequence[int]) -> str:
 
 def _first_numbers(numbers: Sequence[int]) -> str:
     return ", ".join([*map(str, numbers[:_MAX_NAMED]), *["…"] * (len(numbers) > _MAX_NAMED)])
-
-
-def numbers_text(numbers: Sequence[int]) -> str:
-    """Return whole numbers, ascending and in ranges: "0-7, 9"."""
-    ranges: list[list[int]] = []
-    for value in sorted(numbers):
-        if ranges and value == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [value]
-        else:
-            ranges.append([value])
-    return ", ".join("-".join(map(str, each)) for each in ranges)
 
 
 def task_edit_text(edit: TaskEdit) -> str:

@@ -17,12 +17,11 @@ from shoal.algorithms.base import check_integer
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError, ShoalError
 from shoal.core.request import Verb
-from shoal.core.trial import Config, TrialState
+from shoal.core.trial import Config, TrialState, numbers_text, state_name
 from shoal.journal.codec import encode
 from shoal.journal.requests import delete_request, pending_requests, write_request
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
-from shoal.reporting.text import numbers_text, state_name
 from shoal.schedule.registry import make_policy
 from shoal.study.fleet import REMOVED, Fleet
 from shoal.worker.checkpoint_paths import checkpoint_files, program_checkpoints
