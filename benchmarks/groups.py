@@ -37,12 +37,11 @@ from shoal.cost.scaling import Scaling
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
 from shoal.schedule import make_policy
-from shoal.simulate.curves import PowerLawCurves
 from shoal.simulate.run import Simulation
 from shoal.simulate.scenario import DATA
 from shoal.simulate.slowdown import SLOWDOWNS
 from shoal.simulate.tables import profile
-from shoal.simulate.workload import SimulatedModel, SimulatedWorkload, TrialSource
+from shoal.simulate.workload import PowerLawCurves, SimulatedModel, SimulatedWorkload, TrialSource
 
 ROOT = Path(__file__).parents[1]
 ASKED = 1.6

@@ -54,8 +54,8 @@ from paper_searches import (
 from shoal.algorithms import ASHA, BOHB, Algorithm, Hyperband
 from shoal.core.space import Space, loguniform
 from shoal.core.trial import Report, Trial, TrialState, derive_seed
-from shoal.simulate.curves import CURVES_FILE
 from shoal.simulate.scenario import DATA
+from shoal.simulate.workload import CURVES_FILE
 
 ROOT = Path(__file__).parents[1]
 ASKED = 0.05

@@ -42,9 +42,9 @@ from time_sharing_live import compare
 from shoal.core.demand import Demand
 from shoal.schedule import Convergence, ExpectedFinish, JobState, JobView, TurnStats
 from shoal.schedule.time_sharing import TimeSharing
-from shoal.simulate.curves import CURVES_FILE, CurveSet, read_task
-from shoal.simulate.curves import STEPS_PER_EPOCH as STEPS
 from shoal.simulate.scenario import DATA
+from shoal.simulate.workload import CURVES_FILE, CurveSet, read_task
+from shoal.simulate.workload import STEPS_PER_EPOCH as STEPS
 
 ROOT = Path(__file__).parents[1]
 TASKS = range(8)

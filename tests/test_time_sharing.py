@@ -16,11 +16,10 @@ from shoal.core.trial import Trial
 from shoal.planner import job_tracker
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
-from shoal.simulate.curves import Curves, CurveSet
 from shoal.simulate.run import Simulation
 from shoal.simulate.slowdown import SLOWDOWNS
 from shoal.simulate.tables import profile
-from shoal.simulate.workload import ListedJobs, SimulatedModel, SimulatedWorkload
+from shoal.simulate.workload import Curves, CurveSet, ListedJobs, SimulatedModel, SimulatedWorkload
 
 ONE = Cluster((Node("node", 100.0, (Device("cuda:0", "A100", 10**9),)),))
 

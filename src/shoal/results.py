@@ -17,9 +17,9 @@ from shoal.process_settings import applied
 from shoal.reporting.grid import StudyGrid, study_grid
 from shoal.reporting.optuna_study import optuna_study
 from shoal.reporting.overview import notebook_html, overview
-from shoal.reporting.proof import trial_verdicts
 from shoal.reporting.ranking import front, ranked, why_no_best
 from shoal.reporting.rerun import Rerun, find_rerun
+from shoal.reporting.snapshot import trial_verdicts
 from shoal.reporting.table import dataframe
 from shoal.sources import edits
 from shoal.study import requests

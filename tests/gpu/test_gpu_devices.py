@@ -23,8 +23,7 @@ from shoal.core.errors import DeviceError
 from shoal.core.job import WorkerContext
 from shoal.study.devices import DISCOVERY_SECONDS, DeviceWatch
 from shoal.study.fleet import Fleet
-from shoal.worker.opaque.program_process import visible_device
-from shoal.worker.opaque.usage_monitor import UsageMonitor
+from shoal.worker.opaque.program_process import UsageMonitor, visible_device
 from shoal.worker.run import _torch_device, prepare
 
 pytestmark = pytest.mark.gpu

@@ -27,7 +27,7 @@ import shoal
 from shoal.core.array import Member
 from shoal.core.errors import TaskError
 from shoal.core.trial import Trial
-from shoal.integrations.trainer_methods import _IN_PLACE
+from shoal.integrations.trainer_arguments import _IN_PLACE
 from shoal.integrations.transformers import TrainerTask
 from shoal.worker.trial_runtime import build
 

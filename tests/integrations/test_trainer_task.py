@@ -464,7 +464,7 @@ def measured(metrics: dict[str, Any], directory: Path) -> TrainerTask:
 def test_metrics_that_are_no_numbers_are_left_out_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("shoal.integrations.trainer_methods._left_out", set())
+    monkeypatch.setattr("shoal.integrations.trainer_arguments._left_out", set())
     task = measured(PER_CLASS, tmp_path)
     for _ in range(2):
         found = task.evaluate(ONE_BATCH, {})

@@ -14,7 +14,7 @@ from tabs import filled, go, opened, ready, shows, wait
 from shoal.core.request import Request
 from shoal.core.trial import Report
 from shoal.journal.requests import pending_requests
-from shoal.page.frozen import write_frozen_page
+from shoal.page.files import write_frozen_page
 
 VIEWS = ["overview", "curves", "space", "trials", "devices", "failures", "trial/33", "trial/45"]
 SEEN = {

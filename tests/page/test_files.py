@@ -8,8 +8,7 @@ from page_studies import lively_study
 import shoal.page
 from shoal.core.demand import Profile
 from shoal.cost.history import History, environment
-from shoal.page.files import MODULES, page_files
-from shoal.page.frozen import frozen_page
+from shoal.page.files import MODULES, frozen_page, page_files
 from shoal.page.views import json_text, overview_view
 from shoal.reporting.savings import savings
 from shoal.results import Study

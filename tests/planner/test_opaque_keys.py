@@ -9,7 +9,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
 from shoal.schedule.registry import make_policy
 from shoal.study.config import opaque_key
-from shoal.worker.opaque.usage_monitor import program_profile
+from shoal.worker.opaque.program_process import program_profile
 
 
 def cluster(devices: int) -> Cluster:

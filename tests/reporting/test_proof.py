@@ -13,8 +13,7 @@ from shoal.core.event import Proven
 from shoal.core.trial import Budget, Check, TrialGroup
 from shoal.journal.view import JournalView
 from shoal.reporting.overview import notebook_html, overview, overview_json
-from shoal.reporting.proof import trial_verdicts, verdicts
-from shoal.reporting.snapshot import snapshot
+from shoal.reporting.snapshot import snapshot, trial_verdicts, verdicts
 from shoal.reporting.table import snapshot_json, status_table
 from shoal.reporting.text import trial_verdict_text, verdict_text, verdict_texts
 from shoal.spec import StudySpec

@@ -28,7 +28,7 @@ from shoal.schedule import (
 )
 from shoal.schedule.auto import PlanEstimate, SpaceSharing, plan_estimate
 from shoal.schedule.registry import check_losses
-from shoal.simulate.result import SimulationResult
+from shoal.simulate.run import SimulationResult
 from shoal.simulate.scenario import load
 from shoal.testing.policies import check_policy
 

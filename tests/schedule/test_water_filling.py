@@ -9,7 +9,7 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Node
 from shoal.cost.scaling import Scaling
 from shoal.schedule import JobState, Resize, Resume, Start, Suspend, WaterFilling, check_plan
-from shoal.schedule.device_strips import StripPlacement
+from shoal.schedule.growth import StripPlacement
 from shoal.schedule.water_filling import due_widths, fill_up
 
 FREE = Scaling(alpha=1.0, beta=1.0, sharing=2, devices=4)

@@ -10,9 +10,8 @@ from shoal.backends.virtual import STOP_SECONDS
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
 from shoal.schedule import Auto, Convergence, ExpectedFinish, WaterFilling
-from shoal.simulate.curves import Curves
 from shoal.simulate.scenario import load
-from shoal.simulate.workload import ListedJobs
+from shoal.simulate.workload import Curves, ListedJobs
 
 TURNS = {"convergence": Convergence(), "promise": ExpectedFinish(), "round_robin": RoundRobin(10.0), "slaq": Slaq(10.0)}
 APART = {"grouping": Grouping(make_packing("none")), "fuse": False}

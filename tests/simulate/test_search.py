@@ -6,9 +6,16 @@ from simulate_samples import REAL, cluster, needs_data, structure
 from shoal.core.errors import ScenarioError
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.schedule import Fifo
-from shoal.simulate.curves import CurveSet, PowerLawCurves, RecordedCurves, read_task
 from shoal.simulate.run import Simulation
-from shoal.simulate.workload import ListedJobs, SimulatedStudy, SimulatedWorkload
+from shoal.simulate.workload import (
+    CurveSet,
+    ListedJobs,
+    PowerLawCurves,
+    RecordedCurves,
+    SimulatedStudy,
+    SimulatedWorkload,
+    read_task,
+)
 
 HALVING = ("hyperband", {"max_epochs": 9, "eta": 3, "brackets": 1})
 

@@ -12,8 +12,8 @@ from shoal.core.errors import ScenarioError
 from shoal.core.job import Job
 from shoal.core.trial import Trial
 from shoal.schedule.knapsack import WFD
-from shoal.simulate.curves import read_task
 from shoal.simulate.slowdown import SLOWDOWNS, divide_in_proportion, read_curves
+from shoal.simulate.workload import read_task
 
 
 def tenant(workload="", share=None, compute=1.0, alpha=None):

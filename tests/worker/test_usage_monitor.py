@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from shoal.core.device import Device
-from shoal.worker.opaque.program_process import visible_device
-from shoal.worker.opaque.usage_monitor import UsageMonitor
+from shoal.worker.opaque.program_process import UsageMonitor, visible_device
 
 SLOT = Device("cpu:0", "cpu/2", memory=1 << 40, cores=2)
 GPU = Device("cuda:1", "NVIDIA H200", memory=100, cores=4)

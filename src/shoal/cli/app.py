@@ -34,7 +34,7 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 
 from shoal.cli.options import Devices, device_list
-from shoal.page.frozen import check_page_file, frozen_page, write_page
+from shoal.page.files import check_page_file, frozen_page, write_page
 from shoal.paths import working_directory
 from shoal.reporting.accounting import accounting, accounting_json, accounting_table
 from shoal.reporting.overview import overview, overview_json

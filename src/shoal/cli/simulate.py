@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.cli.options import AsJson, named_option, print_json, print_message, print_table
-from shoal.page.frozen import check_page_file, write_frozen_page
+from shoal.page.files import check_page_file, write_frozen_page
 from shoal.schedule.registry import POLICIES
-from shoal.simulate.result import SimulationResult
+from shoal.simulate.run import SimulationResult
 from shoal.simulate.scenario import DATA, Scenario, load
 
 __all__ = ["faults", "outcome_json", "outcomes_table", "simulate"]

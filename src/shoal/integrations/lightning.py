@@ -11,8 +11,17 @@ from torch.utils.data import DataLoader
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
-from shoal.integrations.lightning_metrics import EpochMetrics, find_metrics, stand_ins
-from shoal.integrations.lightning_module import BATCHES, REMEDY, check_class, check_module, parameters_of, uses
+from shoal.integrations.lightning_module import (
+    BATCHES,
+    REMEDY,
+    EpochMetrics,
+    check_class,
+    check_module,
+    find_metrics,
+    parameters_of,
+    stand_ins,
+    uses,
+)
 from shoal.integrations.lightning_trainer import (
     Length,
     Schedules,

@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from shoal.core.errors import TaskError
-from shoal.integrations.lightning_metrics import MetricCall, MetricStandIn
-from shoal.integrations.lightning_module import BATCHES, REMEDY
+from shoal.integrations.lightning_module import BATCHES, REMEDY, MetricCall, MetricStandIn
 from shoal.task import size_of
 
 __all__ = ["Length", "Schedules", "TrainerView", "ValidationLog", "attached", "check_others", "parsed", "precision_of"]

@@ -33,20 +33,18 @@ from shoal.core.objective import Objective
 from shoal.core.trial import Config
 from shoal.integrations.optional import numbers
 from shoal.integrations.trainer_arguments import (
+    FUNCTION,
     check,
     check_environment,
-    eval_every,
-    override,
-    total_steps,
-    warnings_for,
-)
-from shoal.integrations.trainer_methods import (
-    FUNCTION,
     check_methods,
     check_trained,
+    eval_every,
     keep_embeddings_whole,
     optimizer_class,
+    override,
     reported,
+    total_steps,
+    warnings_for,
 )
 from shoal.task import Task
 from shoal.trainable import checkpoint, report

@@ -1,6 +1,6 @@
 """The routes of the page: its files, the studies as JSON, their changes as server-sent events, and requests.
 
-A request calls the method of `shoal.Study` that the command line calls, too.
+A request becomes one of the study, as the methods of `shoal.Study` make them.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -28,20 +28,20 @@ from shoal.page.feed import Stamp, StudyFeed, file_stamp, find_studies
 from shoal.page.files import page_files
 from shoal.page.guard import Guard
 from shoal.page.views import curves_view, json_text, log_view, overview_view, space_view, summary_view, trial_view
-from shoal.results import Study
+from shoal.study import requests
 
 __all__ = ["LOGIN", "STUDY_VERBS", "TRIAL_VERBS", "VERBS", "PageServer", "carry_out"]
 
-TRIAL_VERBS: Mapping[str, Callable[[Study, list[int]], object]] = {
-    "pause": Study.pause,
-    "resume": Study.resume,
-    "stop": Study.stop,
-    "retry": Study.retry,
+TRIAL_VERBS: Mapping[str, Callable[[Path, list[int]], object]] = {
+    "pause": requests.pause,
+    "resume": requests.resume,
+    "stop": requests.stop,
+    "retry": requests.retry,
 }
-STUDY_VERBS: Mapping[str, Callable[[Study], object]] = {
-    "pause study": Study.pause_study,
-    "resume study": Study.resume_study,
-    "end study": Study.end_study,
+STUDY_VERBS: Mapping[str, Callable[[Path], object]] = {
+    "pause study": requests.pause_study,
+    "resume study": requests.resume_study,
+    "end study": requests.end_study,
 }
 _MAX_TRIALS = 10_000
 _MAX_DEVICES = 1000
@@ -64,47 +64,47 @@ _MAX_CACHED = 64
 """Most views that are kept, beside one of each study for the list of studies."""
 
 
-def _add_trial(study: Study, asked: Mapping[str, Any]) -> object:
+def _add_trial(study: Path, asked: Mapping[str, Any]) -> object:
     config, epochs = asked.get("config"), _epochs(asked)
     if not isinstance(config, dict) or epochs is None:
         raise ShoalError('a trial to add has a "config", an object, and "epochs"')
-    return study.add(config, epochs, outside=_flag(asked, "outside"))
+    return requests.add(study, config, epochs, outside=_flag(asked, "outside"))
 
 
-def _clone(study: Study, asked: Mapping[str, Any]) -> object:
+def _clone(study: Path, asked: Mapping[str, Any]) -> object:
     trial, changes = asked.get("trial"), asked.get("changes", {})
     if type(trial) is not int or not isinstance(changes, dict):
         raise ShoalError('a clone has the number of a "trial", and "changes", an object')
     flags = {name: _flag(asked, name) for name in ("anew", "outside")}
-    return study.clone(trial, changes, epochs=_epochs(asked), **flags)
+    return requests.clone(study, trial, changes, epochs=_epochs(asked), **flags)
 
 
-def _policy(study: Study, asked: Mapping[str, Any]) -> object:
+def _policy(study: Path, asked: Mapping[str, Any]) -> object:
     name = asked.get("policy")
     if not isinstance(name, str):
         raise ShoalError('"policy" must be the name of a policy')
-    study.policy(name)
+    requests.policy(study, name)
     return None
 
 
-def _devices(change: Callable[[Study, list[str], float], object]) -> Callable[[Study, Mapping[str, Any]], object]:
+def _devices(verb: Literal["add devices", "remove devices"]) -> Callable[[Path, Mapping[str, Any]], object]:
     """Return a handler that writes the request and does not wait for it: the page shows what comes of it."""
 
-    def handle(study: Study, asked: Mapping[str, Any]) -> object:
+    def handle(study: Path, asked: Mapping[str, Any]) -> object:
         names = asked.get("devices")
         if not isinstance(names, list) or not 0 < len(names) <= _MAX_DEVICES or not all(map(_is_name, names)):
             raise ShoalError(f'"devices" must be a list of 1 to {_MAX_DEVICES} names of devices')
-        return change(study, names, 0.0)
+        return requests.change_devices(study, verb, names, patience=0)
 
     return handle
 
 
-_FORMS: Mapping[str, Callable[[Study, Mapping[str, Any]], object]] = {
+_FORMS: Mapping[str, Callable[[Path, Mapping[str, Any]], object]] = {
     "add trial": _add_trial,
     "clone": _clone,
     "policy": _policy,
-    "add devices": _devices(Study.add_devices),
-    "remove devices": _devices(Study.remove_devices),
+    "add devices": _devices("add devices"),
+    "remove devices": _devices("remove devices"),
 }
 VERBS = (*TRIAL_VERBS, *STUDY_VERBS, *_FORMS)
 
@@ -128,11 +128,11 @@ def carry_out(directory: Path, asked: Any) -> None:
     if not isinstance(asked, dict) or not isinstance(verb := asked.get("verb"), str):
         raise ShoalError('a request is an object with a "verb"')
     if verb in STUDY_VERBS:
-        STUDY_VERBS[verb](Study(directory))
+        STUDY_VERBS[verb](directory)
     elif verb in TRIAL_VERBS:
-        TRIAL_VERBS[verb](Study(directory), _trials(asked))
+        TRIAL_VERBS[verb](directory, _trials(asked))
     elif verb in _FORMS:
-        _FORMS[verb](Study(directory), asked)
+        _FORMS[verb](directory, asked)
     else:
         raise ShoalError(f"the page has no {verb[:40]!r}; it has {', '.join(VERBS)}")
 

@@ -21,9 +21,8 @@ from shoal.journal.view import JournalView
 from shoal.reporting.accounting import account, accounting_json
 from shoal.reporting.grid import grid_json, study_grid
 from shoal.reporting.overview import Bar, Overview, failed_job_json, grouped, overview, overview_json
-from shoal.reporting.proof import trial_verdicts
 from shoal.reporting.savings import savings
-from shoal.reporting.snapshot import Snapshot, snapshot
+from shoal.reporting.snapshot import Snapshot, snapshot, trial_verdicts
 from shoal.reporting.table import snapshot_json
 from shoal.reporting.text import (
     best_text,

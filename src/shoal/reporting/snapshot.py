@@ -12,11 +12,21 @@ from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_values
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.reporting.proof import verdicts
 from shoal.reporting.ranking import all_nan, front, ranked, values
 from shoal.reporting.savings import Savings
 
-__all__ = ["Best", "DeviceUse", "Failing", "JobUse", "Snapshot", "TaskEdit", "snapshot", "task_edits"]
+__all__ = [
+    "Best",
+    "DeviceUse",
+    "Failing",
+    "JobUse",
+    "Snapshot",
+    "TaskEdit",
+    "snapshot",
+    "task_edits",
+    "trial_verdicts",
+    "verdicts",
+]
 
 
 @dataclass(frozen=True)
@@ -296,3 +306,22 @@ def _devices(journal: JournalView) -> tuple[DeviceUse, ...]:
             JobUse(job.id, job.purpose, count, *known, rates.get(job.id), job.assists)
         )
     return tuple(DeviceUse(device, tuple(uses.get(device.name, ()))) for device in journal.devices())
+
+
+def verdicts(journal: JournalView) -> tuple[Verdict, ...]:
+    """Return the verdict of each structure of which several trials were an array or any was refused, these first."""
+    found = [each for each in journal.verdicts() if each.members > 1 or each.refusal]
+    return tuple(sorted(found, key=lambda each: (not each.refusal, not each.is_slower, each.trials)))
+
+
+def trial_verdicts(journal: JournalView, trial: int | None = None) -> dict[int, Verdict]:
+    """Number of each trial of an array -> its own verdict, or that of its structure if it was not compared itself.
+
+    Args:
+        trial: The trial to look up; None: all of them.
+    """
+    own: dict[int, Verdict] = {}
+    for row in journal.checks(trial):
+        own[row.trial] = own.get(row.trial, Verdict(row.key)).followed_by(row)
+    of_structures = {each.key: each for each in journal.verdicts()}
+    return {number: each if each.checks or each.refusal else of_structures[each.key] for number, each in own.items()}

@@ -11,8 +11,7 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.resources import ROUNDING
 from shoal.cost.scaling import Scaling
 from shoal.schedule.base import Action, JobState, JobView, Plan, Policy, Resize, Resume, Start, Suspend
-from shoal.schedule.device_strips import DeviceStrips, StripPlacement
-from shoal.schedule.growth import grow, narrowed
+from shoal.schedule.growth import DeviceStrips, StripPlacement, grow, narrowed
 from shoal.schedule.refusals import Refusals
 
 __all__ = ["WaterFilling", "due_widths", "fill_up"]

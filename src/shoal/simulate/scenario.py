@@ -15,8 +15,7 @@ from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.base import Policy
 from shoal.schedule.registry import POLICIES, make_policy
 from shoal.simulate.reader import Limits, Table, read_toml
-from shoal.simulate.result import SimulationResult
-from shoal.simulate.run import ClusterEvent, Simulation
+from shoal.simulate.run import ClusterEvent, Simulation, SimulationResult
 from shoal.simulate.slowdown import SLOWDOWNS
 from shoal.simulate.tables import (
     EventTable,

@@ -18,11 +18,18 @@ from shoal.core.trial import derive_seed
 from shoal.cost.cost import Cost
 from shoal.cost.history import History, environment
 from shoal.cost.scaling import Scaling
-from shoal.simulate.curves import Curves, PowerLawCurves, RecordedCurves, read_task
 from shoal.simulate.reader import Limits, Table
 from shoal.simulate.run import ClusterEvent
 from shoal.simulate.slowdown import read_curves
-from shoal.simulate.workload import ListedJobs, SimulatedModel, SimulatedStudy
+from shoal.simulate.workload import (
+    Curves,
+    ListedJobs,
+    PowerLawCurves,
+    RecordedCurves,
+    SimulatedModel,
+    SimulatedStudy,
+    read_task,
+)
 from shoal.toml_file import unknown_name_text
 
 __all__ = [

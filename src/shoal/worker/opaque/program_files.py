@@ -20,8 +20,7 @@ from typing import Any
 from shoal.cluster.processes import kill_tree, start_time
 from shoal.core.trial import Report
 from shoal.worker.checkpoint_paths import checkpoint_directory, program_checkpoints
-from shoal.worker.opaque.channel import OutputReports
-from shoal.worker.opaque.program_reports import ProgramReports
+from shoal.worker.opaque.program_reports import OutputReports, ProgramReports
 
 __all__ = ["ProgramFiles"]
 

@@ -24,11 +24,9 @@ from shoal.opaque import Command, Function, Opaque
 from shoal.pickling import loaded
 from shoal.worker.control import JobControl
 from shoal.worker.failures import ProgramFailedError, outcome_of
-from shoal.worker.opaque.channel import OutputReports, ProgramChannel
 from shoal.worker.opaque.program_files import ProgramFiles
-from shoal.worker.opaque.program_process import ProgramProcess, program_environment
-from shoal.worker.opaque.program_reports import ProgramReport, ProgramReports
-from shoal.worker.opaque.usage_monitor import UsageMonitor
+from shoal.worker.opaque.program_process import ProgramProcess, UsageMonitor, program_environment
+from shoal.worker.opaque.program_reports import OutputReports, ProgramChannel, ProgramReport, ProgramReports
 
 __all__ = ["run"]
 
