@@ -9,7 +9,7 @@ BENCHMARKS := search_vs_peers scheduling simulated_makespan groups auto time_sha
 	regret simulation_fuzz simulated_scale clusters trackers searches page demo teams mutations launches growth
 PYTHONS := python3.11 python3.12 python3.13
 TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
-VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms journal backends/test_local.py backends/test_inline.py \
+VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms journal run/test_local.py run/test_inline.py \
 	study/test_equivalence.py study/test_engine.py $(addprefix fuse/test_,array.py rules.py optim.py capture.py step.py map_effects.py))
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 

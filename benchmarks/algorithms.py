@@ -41,13 +41,13 @@ from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.algorithms.base import Algorithm
-from shoal.backends.local import Local
-from shoal.backends.registry import BACKENDS
 from shoal.core.device import Device
 from shoal.core.event import Event, SignaturesFound
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import derive_seed
 from shoal.journal.view import JournalView
+from shoal.run.local import Local
+from shoal.run.registry import BACKENDS
 
 CIFAR = Path(__file__).parents[2] / "shared" / "data" / "cifar10_5k_1k.npz"
 SLOTS = 2

@@ -23,7 +23,7 @@ from statistics import fmean
 
 import baselines
 
-from shoal.schedule import OBJECTIVES, POLICIES, Auto, Exact, Knapsack
+from shoal.plan.schedule import OBJECTIVES, POLICIES, Auto, Exact, Knapsack
 from shoal.simulate.scenario import DATA, load
 from shoal.simulate.slowdown import SHARES_FILE
 

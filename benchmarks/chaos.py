@@ -34,7 +34,7 @@ from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
 from shoal.core.trial import Report, TrialState
 from shoal.journal.view import JournalView
-from shoal.opaque import Command
+from shoal.programs.opaque import Command
 
 CHECKPOINT_SECONDS = 0.2
 SLACK_SECONDS = 2.0

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import baselines
 
-from shoal.schedule import POLICIES
+from shoal.plan.schedule import POLICIES
 from shoal.simulate.scenario import DATA, Scenario, load
 from shoal.simulate.slowdown import SHARES_FILE
 

@@ -36,11 +36,11 @@ from invented import machine, task
 from invented.faults import Fault, Faults, LiveRun, left_behind
 
 import shoal
-from shoal.backends.registry import BACKENDS
 from shoal.core.device import Cluster
 from shoal.core.errors import JournalError
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
+from shoal.run.registry import BACKENDS
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

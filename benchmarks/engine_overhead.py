@@ -23,22 +23,22 @@ from pathlib import Path
 import psutil
 
 from shoal.algorithms.asha import ASHA
-from shoal.backends.base import Event, JobControl, Profiled, Reported, SignaturesFound
-from shoal.backends.inline import Inline
 from shoal.core.array import FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.space import Space, uniform
 from shoal.core.trial import Report, TrialState, derive_seed
-from shoal.cost.history import History
+from shoal.host.fleet import Fleet
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
-from shoal.schedule.registry import make_policy
+from shoal.plan.cost.history import History
+from shoal.plan.schedule.registry import make_policy
+from shoal.run.base import Event, JobControl, Profiled, Reported, SignaturesFound
+from shoal.run.inline import Inline
 from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
-from shoal.study.fleet import Fleet
 
 SECONDS = 1e-3
 """Of an epoch of one trial."""

@@ -44,12 +44,12 @@ from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.algorithms.base import Algorithm
-from shoal.cluster.discover import discover
-from shoal.cluster.mps import MpsDaemon
 from shoal.core.activity import Activity
 from shoal.core.errors import MpsError
+from shoal.host.discover import discover
 from shoal.journal.view import JournalView
-from shoal.reporting.accounting import accounting
+from shoal.look.accounting import accounting
+from shoal.run.mps import MpsDaemon
 
 PLAIN, POOL, EMPTY, SECOND, WITHOUT_MPS = "plain", "pool", "empty", "full", "no MPS"
 WAYS = (PLAIN, POOL, EMPTY, SECOND, WITHOUT_MPS)

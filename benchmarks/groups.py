@@ -33,10 +33,10 @@ from groups_live import TRAININGS, compare
 from shoal.algorithms.base import Algorithm, Problem
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
-from shoal.cost.scaling import Scaling
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing.registry import make_packing
-from shoal.schedule import make_policy
+from shoal.plan.cost.scaling import Scaling
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing.registry import make_packing
+from shoal.plan.schedule import make_policy
 from shoal.simulate.run import Simulation
 from shoal.simulate.scenario import DATA
 from shoal.simulate.slowdown import SLOWDOWNS

@@ -44,13 +44,13 @@ from search_tasks.stored import FromStorage, program
 
 import shoal
 from shoal.algorithms.base import Algorithm
-from shoal.backends.registry import BACKENDS
-from shoal.cluster.discover import discover
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster
 from shoal.core.job import Purpose
-from shoal.cost.history import history_path
+from shoal.host.discover import discover
 from shoal.journal.view import JournalView
+from shoal.plan.cost.history import history_path
+from shoal.run.registry import BACKENDS
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

@@ -21,7 +21,6 @@ import shoal
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.random import Random
-from shoal.backends.virtual import Virtual, Workload
 from shoal.cli.app import app
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.command import CopyCheckpoint, Step
@@ -30,17 +29,18 @@ from shoal.core.event import Event
 from shoal.core.job import Job, WorkerContext
 from shoal.core.space import Space, choice, uniform
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.cost.history import History
+from shoal.host.fleet import Fleet
 from shoal.journal.view import JournalView
-from shoal.page.views import curves_view
-from shoal.planner.grouping import Grouping
-from shoal.schedule.registry import make_policy
+from shoal.look.page.views import curves_view
+from shoal.plan.cost.history import History
+from shoal.plan.grouping import Grouping
+from shoal.plan.schedule.registry import make_policy
+from shoal.run.virtual import Virtual, Workload
 from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
 from shoal.study.event import Due
-from shoal.study.fleet import Fleet
 from shoal.study.hangs import HangDetector
 from shoal.study.recovery import restore
 from shoal.study.state import CoreConfig

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
-from shoal.cost.cost import Cost, packed_demand
+from shoal.plan.cost.cost import Cost, packed_demand
 from shoal.simulate.slowdown import Curve
 from shoal.simulate.tables import MAX_COUNT
 from shoal.simulate.workload import TrialSource

@@ -26,7 +26,7 @@ from shoal.fuse.optim.sgd import SGD
 from shoal.fuse.rules import conv, dropout, embedding, linear, loss, norm
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.stacked import Stacked
-from shoal.worker import fused_stepper, metrics
+from shoal.train import fused_stepper, metrics
 
 __all__ = ["FAULTS", "Fault"]
 

@@ -34,12 +34,12 @@ from ray.cluster_utils import Cluster
 from search_vs_peers import EPOCHS, RATES, Digits, ray_tune_search
 
 import shoal
-from shoal.backends.base import Backend, Ended, Event, JobControl, Reported, WorkerContext
-from shoal.backends.local import Local
-from shoal.backends.nodes.ray import Ray
 from shoal.core.device import Device
 from shoal.core.job import Job
 from shoal.core.trial import Report
+from shoal.run.base import Backend, Ended, Event, JobControl, Reported, WorkerContext
+from shoal.run.local import Local
+from shoal.run.nodes.ray import Ray
 from shoal.testing.backends import scripted, scripted_job
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

@@ -108,7 +108,7 @@ def _report(trial: int, epoch: int, state: TrialState = TrialState.RUNNING) -> R
 def serve(directory: Path) -> tuple[subprocess.Popen[str], str]:
     """Start the page in a process of its own; return the process and the address."""
     program = (
-        "import sys; from pathlib import Path; from shoal.page.server import serve; "
+        "import sys; from pathlib import Path; from shoal.look.page.server import serve; "
         "serve(Path(sys.argv[1]), announce=lambda address: print(address, flush=True))"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(directory)], stdout=subprocess.PIPE, text=True)

@@ -44,8 +44,8 @@ from placed.jobs import FULL, QUICK, SMALL, Pictures, space
 from placed.ours import FUSION_AND_PACKING, ONE_JOB, PACKED, SECOND, rows, study
 from placed.plain import plain_processes
 
-from shoal.cluster.discover import discover
 from shoal.core.errors import ShoalError
+from shoal.host.discover import discover
 
 PLAIN, DISPATCH, MIXES = "plain processes", "dispatch", "mixes"
 LEAST = 0.97

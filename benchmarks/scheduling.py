@@ -32,8 +32,8 @@ import baselines
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
-from shoal.cost.cost import Cost, packed_demand
-from shoal.schedule import Exact, JobState, JobView, Plan, Policy, check_plan, make_policy
+from shoal.plan.cost.cost import Cost, packed_demand
+from shoal.plan.schedule import Exact, JobState, JobView, Plan, Policy, check_plan, make_policy
 from shoal.simulate.scenario import load
 from shoal.simulate.tables import MAX_COUNT
 

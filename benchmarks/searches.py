@@ -40,7 +40,7 @@ from search_tasks.search import Search
 import shoal
 from shoal.core.activity import Activity
 from shoal.journal.view import JournalView
-from shoal.reporting.accounting import accounting
+from shoal.look.accounting import accounting
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 SLOTS = 2

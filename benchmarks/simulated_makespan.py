@@ -16,7 +16,7 @@ from pathlib import Path
 import baselines
 from makespan_bound import best_makespan, jobs_of
 
-from shoal.schedule import POLICIES
+from shoal.plan.schedule import POLICIES
 from shoal.simulate.scenario import DATA, load
 from shoal.simulate.slowdown import SHARES_FILE, read_curves
 

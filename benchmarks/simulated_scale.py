@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.algorithms.random import Random
-from shoal.backends.virtual import Virtual, Workload
 from shoal.core.array import FusionKey
 from shoal.core.command import KillJob, StartJob, Step, StopJob, UpdateJob
 from shoal.core.demand import Profile
@@ -31,14 +30,15 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose, WorkerContext
 from shoal.core.space import Space, choice, uniform
 from shoal.core.trial import Report, Trial, TrialState, derive_seed
-from shoal.cost.history import History
-from shoal.planner.grouping import Grouping
-from shoal.schedule.registry import make_policy
+from shoal.host.fleet import Fleet
+from shoal.plan.cost.history import History
+from shoal.plan.grouping import Grouping
+from shoal.plan.schedule.registry import make_policy
+from shoal.run.virtual import Virtual, Workload
 from shoal.spec import StudySpec
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
 from shoal.study.event import Due
-from shoal.study.fleet import Fleet
 from shoal.study.hangs import HangDetector
 from shoal.study.state import CoreConfig
 

@@ -34,18 +34,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.backends.local import Local
 from shoal.core.array import Array, Member
 from shoal.core.device import Device
 from shoal.core.event import Ended, Event
 from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
 from shoal.core.trial import Trial
-from shoal.data.datasets import DataSets
-from shoal.worker.array_trainer import ArrayTrainer
-from shoal.worker.control import JobControl
-from shoal.worker.run import Trainer
-from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.worker_state import TrialCache, WorkerState
+from shoal.run.local import Local
+from shoal.train.array_trainer import ArrayTrainer
+from shoal.train.control import JobControl
+from shoal.train.data.datasets import DataSets
+from shoal.train.run import Trainer
+from shoal.train.signature_builder import SignatureBuilder
+from shoal.train.worker_state import TrialCache, WorkerState
 
 MEMBERS = 4
 ASKED = {"gain": 1.5, "against_ddp": 1.0, "growing_steps": 1.0, "kill_seconds": 1.0}

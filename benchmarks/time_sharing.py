@@ -40,8 +40,8 @@ from baselines import RoundRobin, Slaq
 from time_sharing_live import compare
 
 from shoal.core.demand import Demand
-from shoal.schedule import Convergence, ExpectedFinish, JobState, JobView, TurnStats
-from shoal.schedule.time_sharing import TimeSharing
+from shoal.plan.schedule import Convergence, ExpectedFinish, JobState, JobView, TurnStats
+from shoal.plan.schedule.time_sharing import TimeSharing
 from shoal.simulate.scenario import DATA
 from shoal.simulate.workload import CURVES_FILE, CurveSet, read_task
 from shoal.simulate.workload import STEPS_PER_EPOCH as STEPS

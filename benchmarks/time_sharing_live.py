@@ -31,8 +31,8 @@ from torch.utils.data import TensorDataset
 import shoal
 from shoal.core.activity import Activity
 from shoal.journal.view import JournalView
-from shoal.reporting.accounting import accounting
-from shoal.schedule import Auto, Convergence, ExpectedFinish, Fifo, Policy
+from shoal.look.accounting import accounting
+from shoal.plan.schedule import Auto, Convergence, ExpectedFinish, Fifo, Policy
 
 __all__ = ["compare"]
 

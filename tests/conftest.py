@@ -169,7 +169,7 @@ def _parameters(item: pytest.Item) -> dict[str, object]:
 def fusing_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it had been measured so, whatever else this machine is doing."""
     from shoal.core.demand import Profile
-    from shoal.worker import run  # not by all tests, since it imports torch
+    from shoal.train import run  # not by all tests, since it imports torch
 
     measure = run.measure
 

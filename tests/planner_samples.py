@@ -7,12 +7,12 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.resources import Ledger, Share
 from shoal.core.trial import Trial
-from shoal.cost.costs import Costs
-from shoal.cost.history import History
-from shoal.planner.job_tracker import JobTracker
-from shoal.planner.plan_input import Placement, PlanInput
-from shoal.planner.planner import plan
-from shoal.planner.waiting import WaitingClass
+from shoal.plan.cost.costs import Costs
+from shoal.plan.cost.history import History
+from shoal.plan.job_tracker import JobTracker
+from shoal.plan.plan_input import Placement, PlanInput
+from shoal.plan.planner import plan
+from shoal.plan.waiting import WaitingClass
 
 GB = 10**9
 A, B, C = (FusionKey(name, "", 32) for name in "ABC")

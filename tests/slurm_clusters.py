@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.nodes.slurm import Slurm
+from shoal.run.nodes.slurm import Slurm
 
 PROGRAMS = ("srun", "sbatch", "squeue", "scancel", "scontrol")
 

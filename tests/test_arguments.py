@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from shoal.arguments import batch_size_override, is_pickled_by_value
-from shoal.opaque import Command
+from shoal.programs.opaque import Command
 
 
 class ByConfig(shoal.Task):

@@ -12,9 +12,10 @@ import pytest
 from typer.main import get_command
 
 import shoal
-from shoal import algorithms, backends, callbacks, pack, reproduce, schedule, testing
+from shoal import algorithms, callbacks, pack, reproduce, run, testing
 from shoal.cli.app import app
 from shoal.core.version import VERSION
+from shoal.plan import schedule
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -49,7 +50,7 @@ DOCUMENTED = list(documented())
         pytest.param(
             algorithms, {name: f"shoal.{name}" for name in shoal.__all__} | {"ALGORITHMS": ""}, id="algorithms"
         ),
-        pytest.param(backends, {}, id="back ends"),
+        pytest.param(run, {}, id="back ends"),
         pytest.param(callbacks, {}, id="callbacks"),
         pytest.param(shoal.fuse, {name: f"shoal.{name}" for name in shoal.__all__ if name != "fuse"}, id="fuse"),
         pytest.param(pack, {}, id="pack"),

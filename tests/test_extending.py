@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.algorithms import ALGORITHMS, Random
-from shoal.backends import BACKENDS, Inline
 from shoal.cli.app import app
-from shoal.planner import PACKINGS, NoPacking
-from shoal.schedule import POLICIES, Fifo
+from shoal.plan.packing import PACKINGS, NoPacking
+from shoal.plan.schedule import POLICIES, Fifo
+from shoal.run import BACKENDS, Inline
 
 
 def train(config: dict[str, float]) -> None:

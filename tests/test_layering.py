@@ -13,27 +13,32 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 ORDER = [
-    *(
-        "core",
-        "toml_file",
-        "paths",
-        "remedy",
-        "pickling",
-        "sources",
-        "algorithms",
-        "spec",
-        "cost",
-        "cluster",
-        "process_settings",
-    ),
-    *("task", "opaque", "trainable", "fuse", "data", "reproduce", "worker", "pack"),
-    *("schedule", "planner"),
-    *("backends", "journal", "callbacks", "study", "reporting", "simulate", "integrations"),
-    *("arguments", "results", "page", "api", "cli"),
+    "core",
+    "host",
+    "algorithms",
+    "spec",
+    "plan",
+    "task",
+    "fuse",
+    "train",
+    "programs",
+    "pack",
+    "reproduce",
+    "run",
+    "journal",
+    "callbacks",
+    "study",
+    "look",
+    "simulate",
+    "integrations",
+    "arguments",
+    "results",
+    "api",
+    "cli",
 ]
 """Packages from the bottom up: a module imports only from its own package and from those before it."""
 
-TORCH = ("task", "fuse", "data", "reproduce", "worker", "pack", "integrations")
+TORCH = ("task", "fuse", "train", "pack", "reproduce", "integrations")
 TORCH_FREE = [package for package in ORDER if package not in TORCH]
 ABOVE_ALL = {"testing", "__init__", "__main__"}
 """The conformance suites, the package itself and `python -m shoal` import what they like."""
@@ -93,7 +98,7 @@ def test_the_tree_of_the_readme_is_the_order() -> None:
 def test_only_who_measures_knows_the_fields_of_a_profile() -> None:
     """All others ask `Costs`. The virtual back end and its scenarios measure, too; the command line shows profiles."""
     measuring = {"core", "cost", "fuse", "worker", "simulate", "testing"}
-    others = {"shoal.backends.virtual", "shoal.backends.virtual_job", "shoal.cli.history"}
+    others = {"shoal.run.virtual", "shoal.run.virtual_job", "shoal.cli.history"}
     users = {
         name_of(path)
         for path in MODULES
@@ -141,11 +146,11 @@ def test_the_state_machine_of_a_study_has_no_clock_and_no_process() -> None:
         if (name := to_do.pop()) not in found:
             found.add(name)
             to_do += imports(ROOT.parent.joinpath(*name.split(".")).with_suffix(".py"))
-    assert {package_of(name) for name in found} & {"backends", "journal", "worker", "reporting", "cli"} == set()
+    assert {package_of(name) for name in found} & {"run", "journal", "train", "look", "cli"} == set()
     waits = {"asyncio", "concurrent", "multiprocessing", "queue", "select", "selectors", "subprocess", "threading"}
     outside = waits | {"datetime", "os", "signal", "socket", "sqlite3", "time"}
     users = {name for name in found if outside & modules_imported(name)}
-    assert users == {"shoal.cost.history"}, "the job history, which the state machine is given"
+    assert users == {"shoal.plan.cost.history"}, "the job history, which the state machine is given"
 
 
 def modules_imported(name: str) -> set[str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from shoal.core.errors import ShoalError
-from shoal.paths import absolute, as_given, working_directory
-from shoal.remedy import command
+from shoal.host.paths import absolute, as_given, working_directory
+from shoal.host.remedy import command
 
 
 def test_a_relative_path_is_made_whole_and_shown_as_it_was_given(

@@ -10,12 +10,12 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from time_sharing import INTERVAL, POLICIES, STEPS, at_best, by_order, by_turns, interpolated, steps_to
 
-from shoal.backends import virtual
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.trial import Trial
-from shoal.planner import job_tracker
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing.registry import make_packing
+from shoal.plan import job_tracker
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing.registry import make_packing
+from shoal.run import virtual
 from shoal.simulate.run import Simulation
 from shoal.simulate.slowdown import SLOWDOWNS
 from shoal.simulate.tables import profile

@@ -13,8 +13,7 @@ PICTURES = (*CORE, "PIL")
 FUSE = ("src/shoal/fuse",)
 SEARCH = (
     *FUSE, *(f"src/shoal/{name}" for name in (
-        "algorithms", "backends", "cluster", "core", "cost", "data", "planner", "schedule", "study", "worker", "api.py",
-        "task.py",
+        "algorithms", "core", "host", "plan", "run", "study", "train", "api.py", "task.py",
     )),
 )  # fmt: skip
 """What a search runs."""
@@ -136,7 +135,7 @@ MEASUREMENTS = (
             "none", "model", "all", "--sizes", "8", "--rounds", "4", "--seconds", "4",
         ),
         ("benchmarks/packing.py", "--quick"),
-        (*FUSE, "src/shoal/data", "src/shoal/pack", "src/shoal/worker", "benchmarks/packing.py", "benchmarks/packs"),
+        (*FUSE, "src/shoal/pack", "src/shoal/train", "benchmarks/packing.py", "benchmarks/packs"),
         PICTURES,
     ),
     _tests(
@@ -146,7 +145,7 @@ MEASUREMENTS = (
     ),
     _tests(
         "suspension", "10. Suspension, memory freed, the death of MPS", 60, 180, "tests/gpu/test_gpu_memory.py",
-        "tests/gpu/test_gpu_jobs.py", "tests/worker/test_checkpoint_writer.py", "tests/worker/test_suspend_resume.py",
+        "tests/gpu/test_gpu_jobs.py", "tests/train/test_checkpoint_writer.py", "tests/train/test_suspend_resume.py",
     ),
 )  # fmt: skip
 """In the order in which they are taken."""

@@ -10,8 +10,8 @@ from baselines.random_packing import RandomPacking
 from baselines.round_robin import RoundRobin
 from baselines.shortest_first import ShortestFirst
 from baselines.slaq import Slaq
-from shoal.planner import PACKINGS
-from shoal.schedule import POLICIES
+from shoal.plan.packing import PACKINGS
+from shoal.plan.schedule import POLICIES
 
 __all__ = [
     "BASELINE_PACKINGS",

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shoal.planner.packing.base import Candidate, Packing, PackingContext
-from shoal.planner.packing.groups import fill_group, ordered_groups
+from shoal.plan.packing.base import Candidate, Packing, PackingContext
+from shoal.plan.packing.groups import fill_group, ordered_groups
 
 __all__ = ["BatchSize"]
 

@@ -8,8 +8,8 @@ from typing import Any, Literal, final
 from shoal.core.errors import PackError
 from shoal.core.space import flatten, is_number
 from shoal.core.trial import Config
-from shoal.planner.packing.base import Candidate, Packing, PackingContext
-from shoal.planner.packing.groups import fill_group, ordered_groups
+from shoal.plan.packing.base import Candidate, Packing, PackingContext
+from shoal.plan.packing.groups import fill_group, ordered_groups
 
 __all__ = ["KNN", "euclidean", "l1", "positions"]
 

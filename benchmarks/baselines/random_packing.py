@@ -6,8 +6,8 @@ from random import Random
 from typing import final
 
 from shoal.core.errors import PackError
-from shoal.planner.packing.base import Candidate, Packing, PackingContext
-from shoal.planner.packing.groups import fill_group, ordered_groups
+from shoal.plan.packing.base import Candidate, Packing, PackingContext
+from shoal.plan.packing.groups import fill_group, ordered_groups
 
 __all__ = ["RandomPacking"]
 

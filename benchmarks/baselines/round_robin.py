@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, final
 
-from shoal.schedule.base import JobView
-from shoal.schedule.time_sharing import TimeSharing
+from shoal.plan.schedule.base import JobView
+from shoal.plan.schedule.time_sharing import TimeSharing
 
 __all__ = ["RoundRobin"]
 

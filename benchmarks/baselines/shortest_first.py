@@ -2,7 +2,7 @@
 
 from typing import final
 
-from shoal.schedule.knapsack import DeviceOrder, JobOrder, Knapsack
+from shoal.plan.schedule.knapsack import DeviceOrder, JobOrder, Knapsack
 
 __all__ = ["ShortestFirst"]
 

@@ -14,12 +14,12 @@ import psutil
 from chaos import Run
 
 from invented import machine, task
-from shoal.cluster.mps import COMMAND
 from shoal.core.device import Device
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
+from shoal.run.mps import COMMAND
 
 __all__ = ["Fault", "Faults", "LiveRun", "left_behind"]
 

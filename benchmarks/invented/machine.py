@@ -14,22 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 
 TESTS = Path(__file__).parents[2] / "tests"
-sys.path[1:1] = [str(TESTS / name) for name in ("backends", "cluster") if str(TESTS / name) not in sys.path]
+sys.path[1:1] = [str(TESTS / name) for name in ("run", "host") if str(TESTS / name) not in sys.path]
 
 import mps_fakes  # noqa: E402
 import nvml_samples  # noqa: E402
 
 from invented import task  # noqa: E402
-from shoal.backends.gpu_sharing import GpuSharing  # noqa: E402
-from shoal.backends.local import Local  # noqa: E402
-from shoal.backends.mps_clients import SharedGpu  # noqa: E402
-from shoal.cluster.mps import COMMAND, MpsDaemon  # noqa: E402
-from shoal.cluster.processes import is_alive  # noqa: E402
 from shoal.core.device import Cluster, Device, Node  # noqa: E402
 from shoal.core.event import Event  # noqa: E402
 from shoal.core.job import Job, Purpose, WorkerContext  # noqa: E402
-from shoal.worker.control import JobControl  # noqa: E402
-from shoal.worker.run import run  # noqa: E402
+from shoal.host.processes import is_alive  # noqa: E402
+from shoal.run.gpu_sharing import GpuSharing  # noqa: E402
+from shoal.run.local import Local  # noqa: E402
+from shoal.run.mps import COMMAND, MpsDaemon  # noqa: E402
+from shoal.run.mps_clients import SharedGpu  # noqa: E402
+from shoal.train.control import JobControl  # noqa: E402
+from shoal.train.run import run  # noqa: E402
 
 __all__ = ["CLUSTER", "PLACE", "InventedLocal", "InventedNvml", "ailments", "install", "pipe", "suffer", "train"]
 

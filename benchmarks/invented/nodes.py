@@ -13,7 +13,7 @@ import psutil
 from ray.cluster_utils import Cluster
 
 from invented.faults import Faults, LiveRun
-from shoal.backends.nodes.link import LEASE_SECONDS
+from shoal.run.nodes.link import LEASE_SECONDS
 
 __all__ = ["ADDRESS", "NodeFaults", "three_nodes"]
 

@@ -16,7 +16,7 @@ from packs.tasks import Cifar
 from shoal.algorithms.base import Algorithm
 from shoal.core.array import Member
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.data.loader import epoch_order
+from shoal.train.data.loader import epoch_order
 
 __all__ = ["Plain", "again", "original"]
 

@@ -14,20 +14,20 @@ from packs.cases import Cell
 from packs.search import METRIC
 from packs.tasks import SPACE, Cifar
 from packs.ways import Way
-from shoal.cluster.discover import discover
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
 from shoal.core.trial import Report, Trial
-from shoal.data.datasets import DataSets
+from shoal.host.discover import discover
 from shoal.journal.view import JournalView
-from shoal.planner.grouping import Grouping
-from shoal.planner.partition import partition
-from shoal.planner.waiting import WaitingClass
-from shoal.worker.array_trainer import ArrayTrainer, WorkerState
-from shoal.worker.lane_scheduler import LaneScheduler
-from shoal.worker.profile import measure
-from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.worker_state import TrialCache
+from shoal.plan.grouping import Grouping
+from shoal.plan.partition import partition
+from shoal.plan.waiting import WaitingClass
+from shoal.train.array_trainer import ArrayTrainer, WorkerState
+from shoal.train.data.datasets import DataSets
+from shoal.train.lane_scheduler import LaneScheduler
+from shoal.train.profile import measure
+from shoal.train.signature_builder import SignatureBuilder
+from shoal.train.worker_state import TrialCache
 
 __all__ = ["PACKINGS", "Chosen", "searched"]
 

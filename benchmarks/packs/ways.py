@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from packs.cases import Cell
 from packs.feeds import kindest
-from shoal.data.loader import epoch_order
+from shoal.train.data.loader import epoch_order
 
 __all__ = ["MOST_ROUNDS", "Learner", "Paper", "Sequential", "Taken", "Way", "measured"]
 

@@ -12,25 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.algorithms.random import Random
-from shoal.backends.base import Ended, Event, JobControl, Profiled, Reported, SignaturesFound, WorkerContext
-from shoal.backends.local import Local
-from shoal.cluster.discover import discover
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.core.space import Space, uniform
 from shoal.core.trial import Report, TrialState
-from shoal.cost.history import History
+from shoal.host.discover import discover
+from shoal.host.fleet import Fleet
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing.registry import make_packing
-from shoal.schedule.registry import make_policy
+from shoal.plan.cost.history import History
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing.registry import make_packing
+from shoal.plan.schedule.registry import make_policy
+from shoal.run.base import Ended, Event, JobControl, Profiled, Reported, SignaturesFound, WorkerContext
+from shoal.run.local import Local
 from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
-from shoal.study.fleet import Fleet
 
 __all__ = ["Gap", "gaps", "run"]
 

@@ -32,8 +32,8 @@ from placed.ours import ONE_JOB, Row, study
 from placed.sharing import demand_text, profiles, side_by_side, why_alone
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster
-from shoal.cost.history import history_path
 from shoal.journal.view import JournalView
+from shoal.plan.cost.history import history_path
 
 __all__ = ["BY_TRIAL", "MIXES", "QUICK", "Mix", "Mixed", "Run", "judged", "makespans", "measured", "run", "table"]
 

@@ -14,7 +14,7 @@ from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.reporting.overview import overview
+from shoal.look.overview import overview
 
 __all__ = ["FUSION", "FUSION_AND_PACKING", "ONE_JOB", "PACKED", "SECOND", "Row", "rows", "study"]
 

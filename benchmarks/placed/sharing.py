@@ -8,8 +8,8 @@ from shoal.core.demand import Profile
 from shoal.core.device import Cluster
 from shoal.core.job import Purpose
 from shoal.core.rows import JobRow
-from shoal.cost.cost import Cost
-from shoal.cost.history import records
+from shoal.plan.cost.cost import Cost
+from shoal.plan.cost.history import records
 
 __all__ = ["busy_seconds", "demand_text", "profiles", "side_by_side", "why_alone"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from shoal.backends.caller_fork import prepare_fork
+from shoal.run.caller_fork import prepare_fork
 
 __all__ = ["in_a_fork"]
 

@@ -16,10 +16,10 @@ from torch.utils.data import TensorDataset
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.trial import Trial
-from shoal.data.datasets import DataSets
 from shoal.task import Task
-from shoal.worker.array_trainer import ArrayTrainer
-from shoal.worker.worker_state import TrialCache, WorkerState
+from shoal.train.array_trainer import ArrayTrainer
+from shoal.train.data.datasets import DataSets
+from shoal.train.worker_state import TrialCache, WorkerState
 
 __all__ = ["overhead"]
 

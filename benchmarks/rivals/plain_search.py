@@ -22,8 +22,8 @@ from shoal.algorithms.base import Algorithm
 from shoal.core.array import Member
 from shoal.core.space import Space
 from shoal.core.trial import Report, TrialState, derive_seed
-from shoal.data.loader import epoch_order
-from shoal.worker.trial_runtime import build
+from shoal.train.data.loader import epoch_order
+from shoal.train.trial_runtime import build
 
 __all__ = ["Asked", "PlainSearch", "in_a_loop", "in_processes"]
 

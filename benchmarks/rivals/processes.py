@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rivals.rival import Cell, Rival
 from rivals.serial import Serial
-from shoal.cluster.mps import MpsDaemon
 from shoal.core.errors import MpsError
+from shoal.run.mps import MpsDaemon
 
 __all__ = ["Processes"]
 

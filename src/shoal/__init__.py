@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from shoal.fuse.optim import FusedOptimizer, fuse_optimizers
     from shoal.fuse.scaler import GradScaler
     from shoal.fuse.step import TrainingStep
+    from shoal.programs.trainable import checkpoint, report, step
     from shoal.reproduce import randomness, sample_order, sample_randomness
     from shoal.results import Study
     from shoal.task import Task
-    from shoal.trainable import checkpoint, report, step
 
 _HOMES = {
     "shoal.algorithms.asha": ("ASHA",),
@@ -56,12 +56,12 @@ _HOMES = {
     "shoal.core.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
     "shoal.results": ("Study",),
     "shoal.task": ("Task",),
-    "shoal.trainable": ("checkpoint", "report", "step"),
+    "shoal.programs.trainable": ("checkpoint", "report", "step"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-_PACKAGES = ("algorithms", "backends", "callbacks", "fuse", "integrations", "pack", "reproduce", "schedule", "testing")
-"""Packages that are imported at their first use as an attribute: `shoal.schedule.POLICIES`."""
+_PACKAGES = ("algorithms", "callbacks", "fuse", "integrations", "pack", "plan", "reproduce", "run", "testing")
+"""Packages that are imported at their first use as an attribute: `shoal.plan.schedule.POLICIES`."""
 
 __version__ = VERSION
 __all__ = [

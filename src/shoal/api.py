@@ -27,41 +27,41 @@ from shoal.arguments import (
     strategy_text,
     study_warnings,
 )
-from shoal.backends.gpu_sharing import check_sharing
-from shoal.backends.nodes.slurm_commands import restarted
-from shoal.backends.registry import backend_class
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text, following
-from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
 from shoal.core.errors import PackError, PolicyError, ShoalError, StudyFailedError, TaskChangedError
 from shoal.core.job import HANG_SECONDS, WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Config
-from shoal.cost.history import History, environment
+from shoal.host.fleet import Fleet
+from shoal.host.paths import absolute, as_given, check_path
+from shoal.host.process_settings import current
+from shoal.host.remedy import command
+from shoal.host.sources import Edit, edits, project_files, sources, written_since_start
+from shoal.host.temporary import TemporaryFolder, remove_abandoned
 from shoal.journal.check import check_not_paused, check_study
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.writer import Journal
-from shoal.opaque import RUNNER, TIME_LIMIT, Command, Function, opaque, source_files, structure
-from shoal.page.beside import beside_study, check_page
-from shoal.paths import absolute, as_given, check_path
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing.base import Packing
-from shoal.planner.packing.registry import make_packing
-from shoal.process_settings import current
-from shoal.remedy import command
-from shoal.reporting.failures import check_results, first_failed
-from shoal.reporting.progress import progress, summary
-from shoal.reporting.savings import savings
-from shoal.reporting.snapshot import Snapshot, snapshot
-from shoal.reporting.text import batch_text, epochs_text
-from shoal.schedule.base import Policy
-from shoal.schedule.registry import check_losses, check_objective_of_study, make_policy
-from shoal.sources import Edit, edits, project_files, sources, written_since_start
+from shoal.look.failures import check_results, first_failed
+from shoal.look.page.beside import beside_study, check_page
+from shoal.look.progress import progress, summary
+from shoal.look.savings import savings
+from shoal.look.snapshot import Snapshot, snapshot
+from shoal.look.text import batch_text, epochs_text
+from shoal.plan.cost.history import History, environment
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing.base import Packing
+from shoal.plan.packing.registry import make_packing
+from shoal.plan.schedule.base import Policy
+from shoal.plan.schedule.registry import check_losses, check_objective_of_study, make_policy
+from shoal.programs.opaque import RUNNER, TIME_LIMIT, Command, Function, opaque, source_files, structure
+from shoal.run.gpu_sharing import check_sharing
+from shoal.run.nodes.slurm_commands import restarted
+from shoal.run.registry import backend_class
 from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
-from shoal.study.fleet import Fleet
 from shoal.study.interrupts import interruptible
 from shoal.study.preview import MeasureOnly, Preview, preview
 
@@ -120,12 +120,12 @@ def tune(
         metric: Reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
         mode: "min" or "max": which end of the metric is good; for several metrics a list with one for each.
         algorithm: Search algorithm: which configurations are tried and for how long.
-        policy: Scheduling policy: a name in `shoal.schedule.POLICIES` or a `Policy`.
+        policy: Scheduling policy: a name in `shoal.plan.schedule.POLICIES` or a `Policy`.
         objective: What the policy "auto" makes short: "makespan" (the whole search; the default), "mean_completion"
             (the mean time until a job ends), "time_to_target" (the time until a trial reaches `target`), or
             "time_to_good" (the mean time until the good trials are nearly as good as they get).
         target: Value of the metric that is good enough: the study ends as soon as a trial reports it, or a better one.
-        packing: Rule for arrays that share a process: a name in `shoal.planner.PACKINGS` or a `Packing`.
+        packing: Rule for arrays that share a process: a name in `shoal.plan.packing.PACKINGS` or a `Packing`.
         fuse: Whether trials of one structure are trained as one model.
         devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`. On
             several nodes, what each of them has, or ["ash/cuda:0", "beech/cuda:1"].

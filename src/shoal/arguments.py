@@ -11,13 +11,13 @@ from typing import Any
 from shoal.algorithms.base import Algorithm
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.space import Space
-from shoal.paths import check_path
-from shoal.pickling import dumped, loaded, register_original, why_not_loaded
-from shoal.planner.packing.base import Packing
-from shoal.process_settings import unheld
-from shoal.schedule.base import Policy
+from shoal.host.paths import check_path
+from shoal.host.pickling import dumped, loaded, register_original, why_not_loaded
+from shoal.host.process_settings import unheld
+from shoal.plan.packing.base import Packing
+from shoal.plan.schedule.base import Policy
 from shoal.spec import StudySpec
-from shoal.worker.failures import user_traceback
+from shoal.train.failures import user_traceback
 
 __all__ = [
     "batch_size_override",

@@ -30,10 +30,10 @@ from torch.utils.data import DataLoader
 
 from shoal.core.errors import ShoalError
 from shoal.core.trial import step_seed
-from shoal.data.loader import augmentation_seed, epoch_order, is_iterable, parse_loader
 from shoal.fuse.generators import PythonRngSnapshot, preserved_rng, seed_all
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import RandomSource, member_keys
+from shoal.train.data.loader import augmentation_seed, epoch_order, is_iterable, parse_loader
 
 __all__ = ["Seeded", "randomness", "sample_order", "sample_randomness"]
 

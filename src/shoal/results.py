@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.errors import ShoalError
 from shoal.core.rows import CheckRow, TrialRow
 from shoal.core.trial import Config, TrialState
+from shoal.host.paths import absolute, check_path
+from shoal.host.process_settings import applied
+from shoal.host.sources import edits
+from shoal.journal import client
 from shoal.journal.check import check_study
 from shoal.journal.view import JournalView
-from shoal.paths import absolute, check_path
-from shoal.process_settings import applied
-from shoal.reporting.grid import StudyGrid, study_grid
-from shoal.reporting.optuna_study import optuna_study
-from shoal.reporting.overview import notebook_html, overview
-from shoal.reporting.ranking import front, ranked, why_no_best
-from shoal.reporting.rerun import Rerun, find_rerun
-from shoal.reporting.snapshot import trial_verdicts
-from shoal.reporting.table import dataframe
-from shoal.sources import edits
-from shoal.study import requests
-from shoal.worker.checkpoint_paths import program_directory
+from shoal.look.grid import StudyGrid, study_grid
+from shoal.look.optuna_study import optuna_study
+from shoal.look.overview import notebook_html, overview
+from shoal.look.ranking import front, ranked, why_no_best
+from shoal.look.rerun import Rerun, find_rerun
+from shoal.look.snapshot import trial_verdicts
+from shoal.look.table import dataframe
+from shoal.train.checkpoint_paths import program_directory
 
 if TYPE_CHECKING:
     import optuna
@@ -180,7 +180,7 @@ class Study:
             if changed := edits(journal.study.get("sources", {})):
                 names = ", ".join(edit.path for edit in changed)
                 _log.warning("the model may not be what was trained, as the task was edited since: %s", names)
-            from shoal.worker.trial_runtime import trained_model  # imports torch, which tables do not need
+            from shoal.train.trial_runtime import trained_model  # imports torch, which tables do not need
 
             with applied(journal.spec.settings):
                 return trained_model(journal.blob("task"), row.trial, self.directory)
@@ -202,7 +202,7 @@ class Study:
             ShoalError: a trial does not exist or has not failed; or no trial has failed.
             JournalError: the directory of the study cannot be written.
         """
-        return requests.retry(self.directory, numbers)
+        return client.retry(self.directory, numbers)
 
     def pause(self, numbers: int | Iterable[int]) -> list[int]:
         """Pause trials: in the process that runs the study, or else once it is resumed.
@@ -220,7 +220,7 @@ class Study:
             ShoalError: a trial does not exist, has ended or is paused already; or no trial is named.
             JournalError: the directory of the study cannot be written.
         """
-        return requests.pause(self.directory, numbers)
+        return client.pause(self.directory, numbers)
 
     def resume(self, numbers: int | Iterable[int]) -> list[int]:
         """Resume paused trials at the step at which they were paused.
@@ -235,7 +235,7 @@ class Study:
             ShoalError: a trial does not exist, has ended or is not paused; or no trial is named.
             JournalError: as in `pause`.
         """
-        return requests.resume(self.directory, numbers)
+        return client.resume(self.directory, numbers)
 
     def stop(self, numbers: int | Iterable[int]) -> list[int]:
         """Stop trials for good: in the process that runs the study, or else once it is resumed.
@@ -252,19 +252,19 @@ class Study:
             ShoalError: a trial does not exist, has ended or is to be stopped already; or no trial is named.
             JournalError: as in `pause`.
         """
-        return requests.stop(self.directory, numbers)
+        return client.stop(self.directory, numbers)
 
     def policy(self, name: str) -> None:
         """Change the policy: in the process that runs the study, and whenever it is resumed.
 
         Args:
-            name: One of `shoal.schedule.POLICIES`.
+            name: One of `shoal.plan.schedule.POLICIES`.
 
         Raises:
             PolicyError: the policy does not exist.
             JournalError: as in `pause`.
         """
-        requests.policy(self.directory, name)
+        client.policy(self.directory, name)
 
     def add(self, config: Config, epochs: int, *, outside: bool = False) -> Config:
         """Add a trial of your own: in the process that runs the study, or else once it is resumed.
@@ -285,7 +285,7 @@ class Study:
                 or `epochs` is not a positive integer.
             JournalError: as in `pause`.
         """
-        return requests.add(self.directory, config, epochs, outside=outside)
+        return client.add(self.directory, config, epochs, outside=outside)
 
     def clone(
         self,
@@ -316,7 +316,7 @@ class Study:
                 or as in `add`.
             JournalError: as in `pause`.
         """
-        return requests.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
+        return client.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
 
     def add_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
         """Add devices to the study, new or removed ones: at once, or once it is resumed.
@@ -335,7 +335,7 @@ class Study:
             JournalError: as in `pause`.
         """
         wanted = [names] if isinstance(names, str) else list(names)
-        return requests.change_devices(self.directory, "add devices", wanted, patience=patience)
+        return client.change_devices(self.directory, "add devices", wanted, patience=patience)
 
     def remove_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
         """Remove devices from the study: at once, or once it is resumed.
@@ -354,7 +354,7 @@ class Study:
             JournalError: as in `pause`.
         """
         wanted = [names] if isinstance(names, str) else list(names)
-        return requests.change_devices(self.directory, "remove devices", wanted, patience=patience)
+        return client.change_devices(self.directory, "remove devices", wanted, patience=patience)
 
     def pause_study(self) -> None:
         """Stop all jobs after a checkpoint, and start none until `resume_study`; the study's process goes on.
@@ -365,7 +365,7 @@ class Study:
             ShoalError: the study is paused already, or has ended.
             JournalError: as in `pause`.
         """
-        requests.pause_study(self.directory)
+        client.pause_study(self.directory)
 
     def resume_study(self) -> None:
         """Resume the study after `pause_study`.
@@ -374,7 +374,7 @@ class Study:
             ShoalError: the study is not paused, or has ended.
             JournalError: as in `pause`.
         """
-        requests.resume_study(self.directory)
+        client.resume_study(self.directory)
 
     def end_study(self) -> None:
         """End the study: all jobs stop after a checkpoint, and open trials become STOPPED.
@@ -385,7 +385,7 @@ class Study:
             ShoalError: the study has ended, or is to end already.
             JournalError: as in `pause`.
         """
-        requests.end_study(self.directory)
+        client.end_study(self.directory)
 
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
         """Train a trial again, alone, in this process, and compare its metrics with those recorded.
@@ -415,7 +415,7 @@ class Study:
             # a FAILED report of a retried trial is not a report of an epoch
             recorded = [report for report in journal.curve(number) if report.state is not TrialState.FAILED]
         sys.path.extend(path for path in spec.paths if path not in sys.path)
-        from shoal.worker.run import retrain  # imports torch, which tables do not need
+        from shoal.train.run import retrain  # imports torch, which tables do not need
 
         found = retrain(task, row.trial, recorded[-1].epoch, device, spec.settings)
         return Rerun.of(row.trial, device.name, recorded, found, study)

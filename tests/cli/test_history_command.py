@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from shoal.cli.app import app
 from shoal.cli.history import history_table, tasks_table
 from shoal.core.demand import Profile
-from shoal.cost.history import History, environment, records
+from shoal.plan.cost.history import History, environment, records
 
 DIGEST = "0123456789abcdef" * 2
 PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 300_000_000, 12_000_000, 0.5, 1.0, mixing=1.25, crowding={2: 1.5})

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
-from shoal.cost.history import History, environment
+from shoal.plan.cost.history import History, environment
 
 STUDY = """
 import sys

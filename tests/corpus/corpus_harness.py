@@ -28,9 +28,9 @@ from torch.utils.data import default_collate
 import shoal
 from shoal.core.errors import FusionError
 from shoal.fuse.step import StepMode, TrainingStep
-from shoal.worker import fused_stepper, profile, run
+from shoal.train import fused_stepper, profile, run
 
-for _late in ("numpy.random", "torch._dynamo", *(f"shoal.{name}" for name in ("api", "reproduce", "worker.run"))):
+for _late in ("numpy.random", "torch._dynamo", *(f"shoal.{name}" for name in ("api", "reproduce", "train.run"))):
     import_module(_late)  # else every child would
 
 __all__ = ["MODES", "Finding", "examine"]
@@ -38,7 +38,7 @@ __all__ = ["MODES", "Finding", "examine"]
 EPOCHS = 3
 RATES = (0.03, 0.04, 0.05, 0.06, 0.065, 0.08)
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
-LOGGERS = ("shoal.fuse", "shoal.worker")
+LOGGERS = ("shoal.fuse", "shoal.train")
 NO_REFUSAL = re.compile(
     r"leave the job after an error|has no signature|take turns|trials \[\d+\] cannot be one array|"
     r"validate one after another"

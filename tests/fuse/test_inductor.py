@@ -28,7 +28,7 @@ from shoal.fuse.capture import CapturedStep, CompiledAheadError
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.worker.postponed_compiler import postpone_compiler
+from shoal.train.postponed_compiler import postpone_compiler
 postpone_compiler()
 
 def loss(model, batch):

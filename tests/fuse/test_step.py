@@ -15,11 +15,11 @@ from twins import build, close
 import shoal
 import shoal.fuse.step as step_module
 from shoal.core.errors import FusionError
-from shoal.cost.race import RaceRules
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.fuse.race import RaceRules
 from shoal.fuse.step import PATIENCE, StepMode, TrainingStep
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -25,7 +25,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.structure import structure_digest
-from shoal.worker import run
+from shoal.train import run
 
 hf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")  # of the models, about themselves

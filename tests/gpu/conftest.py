@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path[1:1] = [str(Path(__file__).parents[1] / name) for name in ("backends", "fuse", "worker")]
+sys.path[1:1] = [str(Path(__file__).parents[1] / name) for name in ("run", "fuse", "train")]
 
 from quiet import no_autotuning  # noqa: E402
 

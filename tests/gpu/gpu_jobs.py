@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from shoal.backends.base import Event, Reported
 from shoal.core.device import Device
 from shoal.core.job import Job
 from shoal.core.trial import Report
-from shoal.worker.control import JobControl
+from shoal.run.base import Event, Reported
+from shoal.train.control import JobControl
 
 MIB = 2**20
 

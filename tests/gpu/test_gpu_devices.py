@@ -14,17 +14,17 @@ import torch
 from gpu_tasks import Small
 from typer.testing import CliRunner
 
-from shoal.backends.caller_fork import prepare_fork
 from shoal.cli.app import app
-from shoal.cluster.discover import discover, take_inventory
-from shoal.cluster.nvml import NvmlMonitor, by_device_name, gpus, visible_gpus
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError
 from shoal.core.job import WorkerContext
+from shoal.host.discover import discover, take_inventory
+from shoal.host.fleet import Fleet
+from shoal.host.nvml import NvmlMonitor, by_device_name, gpus, visible_gpus
+from shoal.programs.process import UsageMonitor, visible_device
+from shoal.run.caller_fork import prepare_fork
 from shoal.study.devices import DISCOVERY_SECONDS, DeviceWatch
-from shoal.study.fleet import Fleet
-from shoal.worker.opaque.program_process import UsageMonitor, visible_device
-from shoal.worker.run import _torch_device, prepare
+from shoal.train.run import _torch_device, prepare
 
 pytestmark = pytest.mark.gpu
 

@@ -16,14 +16,14 @@ import psutil
 import pytest
 import torch
 
-from shoal.backends import Ended, Event, Local, Outcome, Reported, WorkerContext
-from shoal.backends.gpu_sharing import GpuSharing
-from shoal.cluster.discover import discover
-from shoal.cluster.mps import COMMAND, MpsDaemon
-from shoal.cluster.processes import is_alive
 from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job
+from shoal.host.discover import discover
+from shoal.host.processes import is_alive
+from shoal.run import Ended, Event, Local, Outcome, Reported, WorkerContext
+from shoal.run.gpu_sharing import GpuSharing
+from shoal.run.mps import COMMAND, MpsDaemon
 from shoal.testing.backends import Script, events_until_ended, scripted, scripted_job
 
 pytestmark = pytest.mark.gpu

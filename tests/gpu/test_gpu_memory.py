@@ -12,12 +12,12 @@ from torch.utils.data import TensorDataset
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import ArrayFailed, Event, Outcome, Reported
 from shoal.core.trial import Trial
-from shoal.data.datasets import DataSets
-from shoal.worker.control import JobControl
-from shoal.worker.failures import outcome_of
-from shoal.worker.memory import MemoryTracker, release_cached_memory
-from shoal.worker.profile import measure
-from shoal.worker.worker_state import TrialCache, WorkerState
+from shoal.train.control import JobControl
+from shoal.train.data.datasets import DataSets
+from shoal.train.failures import outcome_of
+from shoal.train.memory import MemoryTracker, release_cached_memory
+from shoal.train.profile import measure
+from shoal.train.worker_state import TrialCache, WorkerState
 
 pytestmark = pytest.mark.gpu
 

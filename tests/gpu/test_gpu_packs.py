@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from pack_samples import EPOCHS, TASKS, Shop, reports_in, whole
 from torch import Tensor, nn
 
-from shoal.data.source import StreamSync
 from shoal.pack import Pack, load
-from shoal.worker.lane_scheduler import Interleaving, LaneScheduler
+from shoal.train.data.source import StreamSync
+from shoal.train.lane_scheduler import Interleaving, LaneScheduler
 
 pytestmark = pytest.mark.gpu
 

@@ -23,7 +23,7 @@ from shoal.fuse.generators import DrawDetector, forked_rng, preserved_rng, seed_
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.step import StepMode, TrainingStep
-from shoal.worker.metrics import MetricMeans
+from shoal.train.metrics import MetricMeans
 
 pytestmark = pytest.mark.gpu
 

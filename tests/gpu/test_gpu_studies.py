@@ -10,11 +10,11 @@ import torch
 from gpu_tasks import Clipped, Greedy, Half, Small
 
 import shoal
-from shoal.cluster.mps import COMMAND
 from shoal.core.event import Outcome
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
+from shoal.run.mps import COMMAND
 
 pytestmark = pytest.mark.gpu
 

@@ -14,10 +14,10 @@ import shoal
 from shoal.core.array import Member
 from shoal.core.errors import ShoalError, TaskError
 from shoal.core.trial import Trial
-from shoal.data.datasets import DataSets
 from shoal.integrations.lightning import LightningTask
-from shoal.worker.fused_stepper import FusedStepper
-from shoal.worker.trial_runtime import build
+from shoal.train.data.datasets import DataSets
+from shoal.train.fused_stepper import FusedStepper
+from shoal.train.trial_runtime import build
 
 torchmetrics = pytest.importorskip("torchmetrics")
 

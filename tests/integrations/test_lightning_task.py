@@ -19,13 +19,13 @@ from shoal.core.array import Member
 from shoal.core.errors import ShoalError, TaskError
 from shoal.core.space import Space
 from shoal.core.trial import Trial, TrialState
-from shoal.data.datasets import DataSets
 from shoal.fuse.generators import seed_all
 from shoal.integrations.lightning import LightningTask
-from shoal.worker.fused_stepper import FusedStepper
-from shoal.worker.loss_tracker import LossTracker
-from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.trial_runtime import build
+from shoal.train.data.datasets import DataSets
+from shoal.train.fused_stepper import FusedStepper
+from shoal.train.loss_tracker import LossTracker
+from shoal.train.signature_builder import SignatureBuilder
+from shoal.train.trial_runtime import build
 
 lightning = pytest.importorskip("lightning.pytorch")
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 import shoal
-from shoal import trainable
 from shoal.core.errors import ShoalError, TaskError
 from shoal.core.trial import TrialState
 from shoal.integrations import optional
 from shoal.integrations.optional import check_installed, numbers
 from shoal.integrations.transformers import ReportCheckpointCallback
 from shoal.journal.view import JournalView
-from shoal.trainable import TrainingStopped
+from shoal.programs import trainable
+from shoal.programs.trainable import TrainingStopped
 
 CASES = {
     "lightning": (callback_programs.with_lightning, "loss"),

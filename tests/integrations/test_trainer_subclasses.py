@@ -29,7 +29,7 @@ from shoal.core.errors import TaskError
 from shoal.core.trial import Trial
 from shoal.integrations.trainer_arguments import _IN_PLACE
 from shoal.integrations.transformers import TrainerTask
-from shoal.worker.trial_runtime import build
+from shoal.train.trial_runtime import build
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 

@@ -44,13 +44,13 @@ from shoal.core.event import Reported
 from shoal.core.job import Job, WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Trial
-from shoal.data.datasets import DataSets
 from shoal.integrations.transformers import TrainerTask
-from shoal.worker import run
-from shoal.worker.checkpoint import load_newest
-from shoal.worker.control import JobControl
-from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.worker_state import TrialCache, WorkerState
+from shoal.train import run
+from shoal.train.checkpoint import load_newest
+from shoal.train.control import JobControl
+from shoal.train.data.datasets import DataSets
+from shoal.train.signature_builder import SignatureBuilder
+from shoal.train.worker_state import TrialCache, WorkerState
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 

@@ -15,8 +15,8 @@ import pytest
 from journal_samples import SPEC, create, group, report
 from support.recorded import RecordedJournal
 
-from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, StudyExistsError
+from shoal.host.temporary import remove_abandoned
 from shoal.journal.lock import LockOwner, lock_owner
 
 

@@ -9,13 +9,13 @@ import sys
 import pytest
 from journal_samples import create
 
-from shoal.cluster.file_system import network_file_system
 from shoal.core.errors import JournalError
+from shoal.host.file_system import network_file_system
 from shoal.journal.lock import LockOwner, lock_owner
 from shoal.journal.storage import is_in_wal_mode
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.reporting.snapshot import snapshot
+from shoal.look.snapshot import snapshot
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/root rw
@@ -32,7 +32,7 @@ MOUNTS = """\
 def mounts(tmp_path, monkeypatch):
     file = tmp_path / "mountinfo"
     file.write_text(MOUNTS)
-    monkeypatch.setattr("shoal.cluster.file_system._MOUNTS", file)
+    monkeypatch.setattr("shoal.host.file_system._MOUNTS", file)
     return file
 
 

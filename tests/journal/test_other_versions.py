@@ -14,7 +14,7 @@ import shoal
 from shoal.cli.app import app
 from shoal.core.errors import JournalError
 from shoal.journal.view import JournalView
-from shoal.page.views import summary_view
+from shoal.look.page.views import summary_view
 
 
 @pytest.fixture(params=[1, 11, 2])

@@ -12,7 +12,7 @@ from support import random_studies
 from support.faults import FAULTS
 from support.simulation import simulate
 
-from shoal.planner import job_tracker, partition, views
+from shoal.plan import job_tracker, partition, views
 from shoal.study import planning
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from simulate_samples import cluster, simulation, structure
 
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing.registry import make_packing
-from shoal.schedule import Auto, Fifo, WaterFilling
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing.registry import make_packing
+from shoal.plan.schedule import Auto, Fifo, WaterFilling
 
 EPOCHS = 20
 

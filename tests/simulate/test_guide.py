@@ -9,7 +9,7 @@ from simulate_samples import REAL, ROOT, needs_data
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
-from shoal.schedule.auto import OBJECTIVES
+from shoal.plan.schedule.auto import OBJECTIVES
 from shoal.simulate.scenario import ScenarioTable
 from shoal.simulate.tables import CurvesTable, EventTable, JobTable, ModelTable, NodeTable, Range, StudyTable
 

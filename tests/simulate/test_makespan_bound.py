@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulate_samples import cluster, simulation, structure, tables
 
 from shoal.core.errors import ScenarioError
-from shoal.schedule import WFD, Fifo
+from shoal.plan.schedule import WFD, Fifo
 from shoal.simulate.slowdown import read_curves
 from shoal.simulate.workload import ListedJobs
 

@@ -6,10 +6,10 @@ import pytest
 from baselines import RoundRobin, Slaq
 from simulate_samples import ROOT, cluster, simulation, structure
 
-from shoal.backends.virtual import STOP_SECONDS
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing.registry import make_packing
-from shoal.schedule import Auto, Convergence, ExpectedFinish, WaterFilling
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing.registry import make_packing
+from shoal.plan.schedule import Auto, Convergence, ExpectedFinish, WaterFilling
+from shoal.run.virtual import STOP_SECONDS
 from shoal.simulate.scenario import load
 from shoal.simulate.workload import Curves, ListedJobs
 

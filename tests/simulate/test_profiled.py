@@ -6,8 +6,8 @@ import pytest
 
 from shoal.core.demand import Profile
 from shoal.core.errors import ScenarioError
-from shoal.cost.cost import Cost
-from shoal.cost.history import History, environment
+from shoal.plan.cost.cost import Cost
+from shoal.plan.cost.history import History, environment
 from shoal.simulate.scenario import load
 
 PROFILE = Profile({1: 0.01, 8: 0.02}, 100, 0, 800, 100, 0.8, 2.0)

@@ -9,7 +9,7 @@ from rich.console import Console
 from simulate_samples import cluster, simulation, structure
 
 from shoal.cli.simulate import faults, outcome_json, outcomes_table
-from shoal.schedule import WFD, Fifo
+from shoal.plan.schedule import WFD, Fifo
 from shoal.simulate.run import ClusterEvent
 from shoal.simulate.scenario import Scenario
 

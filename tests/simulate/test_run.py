@@ -9,13 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate_samples import GB, cluster, simulation, structure
 
-from shoal.backends.virtual import START_SECONDS, STOP_SECONDS, Virtual
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import PolicyError
 from shoal.core.job import Purpose
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing.registry import make_packing
-from shoal.schedule import WFD, Auto, Fifo, JobState, Plan, Policy, Refusal, Resize, Resume, Start, Suspend
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing.registry import make_packing
+from shoal.plan.schedule import (
+    WFD,
+    Auto,
+    Fifo,
+    JobState,
+    Plan,
+    Policy,
+    Refusal,
+    Resize,
+    Resume,
+    Start,
+    Suspend,
+)
+from shoal.run.virtual import START_SECONDS, STOP_SECONDS, Virtual
 from shoal.simulate.run import ClusterEvent, Simulation
 from shoal.simulate.slowdown import SLOWDOWNS
 from shoal.simulate.workload import SimulatedStudy, SimulatedWorkload

@@ -5,7 +5,7 @@ from simulate_samples import REAL, cluster, needs_data, structure
 
 from shoal.core.errors import ScenarioError
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.schedule import Fifo
+from shoal.plan.schedule import Fifo
 from shoal.simulate.run import Simulation
 from shoal.simulate.workload import (
     CurveSet,

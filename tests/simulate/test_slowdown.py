@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate_samples import DEVICE, REAL, cluster, needs_data, simulation, structure, tables
 
-from shoal.backends.virtual_job import VirtualJob
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.errors import ScenarioError
 from shoal.core.job import Job
 from shoal.core.trial import Trial
-from shoal.schedule.knapsack import WFD
+from shoal.plan.schedule.knapsack import WFD
+from shoal.run.virtual_job import VirtualJob
 from shoal.simulate.slowdown import SLOWDOWNS, divide_in_proportion, read_curves
 from shoal.simulate.workload import read_task
 

@@ -10,7 +10,7 @@ import torch
 from plain import tune
 
 import shoal
-from shoal.cost.history import history_path
+from shoal.plan.cost.history import history_path
 
 
 @pytest.fixture(autouse=True)

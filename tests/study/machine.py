@@ -10,14 +10,14 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.event import Reported
 from shoal.core.space import Space, grid
 from shoal.core.trial import Report
-from shoal.cost.history import History
-from shoal.planner.grouping import Grouping
-from shoal.schedule.registry import make_policy
+from shoal.host.fleet import Fleet
+from shoal.plan.cost.history import History
+from shoal.plan.grouping import Grouping
+from shoal.plan.schedule.registry import make_policy
 from shoal.spec import StudySpec
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
 from shoal.study.event import Due
-from shoal.study.fleet import Fleet
 from shoal.study.state import CoreConfig
 
 JOB = "job-00001"

@@ -306,7 +306,7 @@ def test_a_task_whose_module_is_gone_is_said_to_be(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(module.parent)
     task = importlib.import_module("fleeting").Fleeting()
     module.unlink()
-    monkeypatch.setattr("shoal.backends.launcher.prepare_fork", lambda: "the test asks for a new process")
+    monkeypatch.setattr("shoal.run.launcher.prepare_fork", lambda: "the test asks for a new process")
     with pytest.raises(TaskError, match=r"cannot be loaded in a worker: .*'fleeting'"):
         tune(task, LR, tmp_path / "study", backend="local")
 
@@ -319,7 +319,7 @@ def test_what_cannot_be_looked_at_is_logged_and_trained_all_the_same(
             raise FileNotFoundError("no such table")
         return tasks.blobs(100, 0), tasks.blobs(40, 1)
 
-    with caplog.at_level(logging.WARNING, "shoal.worker"):
+    with caplog.at_level(logging.WARNING, "shoal.train"):
         study = tune(overriding(data=data), {"lr": shoal.grid([0.01, 0.02])}, tmp_path / "study", retries=0)
     assert "trial 1 has no signature" in caplog.text
     assert [str(row.state) for row in study.trials] == ["complete", "failed"]

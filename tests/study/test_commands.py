@@ -16,9 +16,9 @@ from shoal.core.device import Device
 from shoal.core.event import Reported
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Trial, TrialState
-from shoal.opaque import Command
-from shoal.worker.control import JobControl
-from shoal.worker.opaque.run import run
+from shoal.programs.opaque import Command
+from shoal.programs.run import run
+from shoal.train.control import JobControl
 
 PROGRAM = """
 import json, os, signal, sys, time

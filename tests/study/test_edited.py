@@ -20,7 +20,7 @@ from shoal.core.errors import AlgorithmError, TaskChangedError, UnusableTaskErro
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.worker import run
+from shoal.train import run
 
 SPACE = {"lr": shoal.grid([0.01]), "momentum": 0.9, "step_size": 2}
 MODULE = "import tasks\n\n\nclass Edited(tasks.InterruptedAfter):\n    pass\n"

@@ -15,16 +15,16 @@ from plain import array_sizes, check_equal, curves, jobs, plain_loop, tune
 from typer.testing import CliRunner
 
 import shoal
-from shoal.backends.local import Local
 from shoal.cli import interventions
-from shoal.cluster.monitor import Condition
 from shoal.core.device import Cluster
 from shoal.core.errors import DeviceError, JournalError
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
-from shoal.cost.history import History, environment
+from shoal.host.monitor import Condition
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
+from shoal.plan.cost.history import History, environment
+from shoal.run.local import Local
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command("add")(interventions.add_devices)

@@ -18,18 +18,6 @@ from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.median import Median
 from shoal.algorithms.optuna_search import OptunaSearch
 from shoal.algorithms.pbt import PBT
-from shoal.backends.base import (
-    ArrayFailed,
-    Backend,
-    Ended,
-    Event,
-    Heartbeat,
-    Outcome,
-    Profiled,
-    RelativeTimeMeasured,
-    Reported,
-    SignaturesFound,
-)
 from shoal.core.array import FusionKey, Member
 from shoal.core.cause import causes
 from shoal.core.demand import Profile
@@ -49,19 +37,31 @@ from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.rows import Intervention, JobRow, Joined, Proposal, ReportRow, Row, TrialRow
 from shoal.core.space import Space, grid, uniform
 from shoal.core.trial import Decision, Report, Trial, TrialState
-from shoal.cost.history import History
+from shoal.host.fleet import Fleet
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing import Packing
-from shoal.reporting.failures import first_failed
+from shoal.look.failures import first_failed
+from shoal.plan.cost.history import History
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing import Packing
+from shoal.plan.schedule.base import JobState, JobView, Plan, Policy, Refusal
+from shoal.plan.schedule.knapsack import Fifo
 from shoal.results import Study
-from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
-from shoal.schedule.knapsack import Fifo
+from shoal.run.base import (
+    ArrayFailed,
+    Backend,
+    Ended,
+    Event,
+    Heartbeat,
+    Outcome,
+    Profiled,
+    RelativeTimeMeasured,
+    Reported,
+    SignaturesFound,
+)
 from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
-from shoal.study.fleet import Fleet
 from shoal.study.retries import COMMON_FAILURES
 
 KEY = FusionKey("mlp", "digits", 32)

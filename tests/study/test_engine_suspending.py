@@ -12,15 +12,15 @@ from test_engine import Scripted, Stage, backend, cluster, four, nothing, run_wi
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.hyperband import Hyperband
-from shoal.backends.base import Ended, Event, Outcome, Reported
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError
 from shoal.core.job import Job, Purpose
 from shoal.core.rows import JobRow, ReportRow, Row, TrialRow
 from shoal.core.trial import TrialState
+from shoal.host.fleet import Fleet
 from shoal.journal.statistics import StudyStatistics
-from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal, Resize, Resume, Start, Stop, Suspend
-from shoal.study.fleet import Fleet
+from shoal.plan.schedule.base import JobState, JobView, Plan, Policy, Refusal, Resize, Resume, Start, Stop, Suspend
+from shoal.run.base import Ended, Event, Outcome, Reported
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from shoal.core.errors import StorageFullError
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.reporting.snapshot import snapshot
+from shoal.look.snapshot import snapshot
 
 
 def disturbed(harm: str) -> dict[str, Any]:

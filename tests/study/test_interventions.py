@@ -29,7 +29,6 @@ from test_engine_suspending import Restless
 from typer.testing import CliRunner
 
 from shoal.algorithms.asha import ASHA
-from shoal.backends.base import Event, MembersLeft, Outcome
 from shoal.cli.app import app
 from shoal.core.device import Cluster
 from shoal.core.errors import DeviceError, PolicyError, ShoalError
@@ -38,13 +37,14 @@ from shoal.core.rows import Intervention, JobRow, Proposal, Row, StudyValue, Tri
 from shoal.core.trial import Origin, TrialState
 from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.view import JournalView
-from shoal.reporting.snapshot import snapshot
-from shoal.reporting.text import intervention_text
+from shoal.look.snapshot import snapshot
+from shoal.look.text import intervention_text
+from shoal.plan.schedule.base import JobView, Plan
+from shoal.plan.schedule.knapsack import Fifo
 from shoal.results import Study
-from shoal.schedule.base import JobView, Plan
-from shoal.schedule.knapsack import Fifo
+from shoal.run.base import Event, MembersLeft, Outcome
 from shoal.study.interventions import STUDY_PAUSED
-from shoal.worker.checkpoint_paths import checkpoint_directory, checkpoint_files
+from shoal.train.checkpoint_paths import checkpoint_directory, checkpoint_files
 
 Then = tuple[Callable[[Sequence[TrialRow]], bool], Callable[[Study], object]]
 """When something is to be asked, by the trials as they are then; and what."""

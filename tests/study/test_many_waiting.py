@@ -16,17 +16,17 @@ from shoal.core.request import Request
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space, grid
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.cost.history import History
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing import NoPacking
-from shoal.planner.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS
-from shoal.schedule.base import JobState, JobView, Plan
-from shoal.schedule.knapsack import Fifo
+from shoal.host.fleet import Fleet
+from shoal.plan.cost.history import History
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing import NoPacking
+from shoal.plan.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS
+from shoal.plan.schedule.base import JobState, JobView, Plan
+from shoal.plan.schedule.knapsack import Fifo
 from shoal.spec import StudySpec
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceTracker
 from shoal.study.event import Due
-from shoal.study.fleet import Fleet
 from shoal.study.planning import BEHIND, CLASSES_PER_DEVICE, HORIZON
 from shoal.study.preview import preview
 from shoal.study.state import CoreConfig

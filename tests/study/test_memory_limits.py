@@ -12,11 +12,11 @@ from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.event import Ended, Outcome
 from shoal.core.job import Job, JobUpdate
-from shoal.planner.shares import UNMEASURED_BYTES
+from shoal.plan.shares import UNMEASURED_BYTES
 from shoal.study.jobs import RunningJobs
 from shoal.study.planning import _limit_memory
 from shoal.testing.backends import scripted_job
-from shoal.worker.memory import limit_memory
+from shoal.train.memory import limit_memory
 
 GPU, OTHER, SLOT = (Device(name, "H200", 100) for name in ("cuda:0", "cuda:1", "cpu:0"))
 

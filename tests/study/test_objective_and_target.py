@@ -20,8 +20,8 @@ from shoal.core.job import Job, Purpose
 from shoal.core.space import Space, grid
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.schedule.auto import Auto
-from shoal.schedule.registry import check_objective_of_study
+from shoal.plan.schedule.auto import Auto
+from shoal.plan.schedule.registry import check_objective_of_study
 
 SPACE = {"lr": shoal.choice([0.001, 0.01, 0.1])}
 

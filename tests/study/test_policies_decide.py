@@ -9,8 +9,6 @@ from test_engine import MAKERS, Killed, Stage, backend
 from turns import Decision, check_lengths, check_losses, check_rule, convergence, middle, stretches
 
 from shoal.algorithms.grid import Grid
-from shoal.backends.base import Event, WorkerContext
-from shoal.backends.virtual import Virtual
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.event import TurnStats
@@ -18,11 +16,13 @@ from shoal.core.space import Space, grid
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.planner.packing import NoPacking
-from shoal.schedule.base import Policy
-from shoal.schedule.convergence import Convergence
-from shoal.schedule.registry import POLICIES
-from shoal.schedule.time_sharing import TimeSharing
+from shoal.plan.packing import NoPacking
+from shoal.plan.schedule.base import Policy
+from shoal.plan.schedule.convergence import Convergence
+from shoal.plan.schedule.registry import POLICIES
+from shoal.plan.schedule.time_sharing import TimeSharing
+from shoal.run.base import Event, WorkerContext
+from shoal.run.virtual import Virtual
 from shoal.spec import StudySpec
 
 QUANTUM, EPOCHS = 0.1, 30

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import shoal
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
-from shoal.schedule import Convergence
+from shoal.plan.schedule import Convergence
 
 WIDTHS = {"lr": shoal.grid([0.02, 0.1]), "width": shoal.grid([4, 5, 6, 7]), "momentum": 0.5, "step_size": 2}
 

@@ -19,8 +19,7 @@ from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
-from shoal.opaque import Command
-from shoal.schedule import (
+from shoal.plan.schedule import (
     POLICIES,
     Convergence,
     Fifo,
@@ -35,7 +34,8 @@ from shoal.schedule import (
     Stop,
     Suspend,
 )
-from shoal.schedule.time_sharing import TimeSharing
+from shoal.plan.schedule.time_sharing import TimeSharing
+from shoal.programs.opaque import Command
 
 WIDTHS = {
     "lr": shoal.grid([0.02, 0.1]),

@@ -12,10 +12,10 @@ from torch import nn
 
 import shoal
 from shoal.core.trial import Trial, TrialState
-from shoal.data.loader import epoch_order
 from shoal.journal.view import JournalView
-from shoal.worker.checkpoint_paths import checkpoint_directory
-from shoal.worker.checkpoint_writer import CheckpointWriter
+from shoal.train.checkpoint_paths import checkpoint_directory
+from shoal.train.checkpoint_writer import CheckpointWriter
+from shoal.train.data.loader import epoch_order
 
 EPOCHS = 6
 
@@ -116,7 +116,7 @@ def test_a_copy_whose_parent_has_lost_its_checkpoint_fails_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = tmp_path / "study"
-    end_epoch = shoal.worker.trial_runtime.TrialRuntime.save  # type: ignore[attr-defined]
+    end_epoch = shoal.train.trial_runtime.TrialRuntime.save  # type: ignore[attr-defined]
 
     def forgetful(runtime: Any, writer: CheckpointWriter, outside: str) -> None:
         end_epoch(runtime, writer, outside)
@@ -124,7 +124,7 @@ def test_a_copy_whose_parent_has_lost_its_checkpoint_fails_with_the_reason(
         for path in checkpoint_directory(study, runtime.trial.number).glob("000002-*.pt"):
             os.unlink(path)
 
-    monkeypatch.setattr(shoal.worker.trial_runtime.TrialRuntime, "save", forgetful)  # type: ignore[attr-defined]
+    monkeypatch.setattr(shoal.train.trial_runtime.TrialRuntime, "save", forgetful)  # type: ignore[attr-defined]
     search(study)
     with JournalView.read(study) as journal:
         failed = [row for row in journal.trials() if row.state is TrialState.FAILED]

@@ -18,9 +18,9 @@ from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.errors import ShoalError, StudyInterrupted, TaskError
 from shoal.core.trial import Trial
-from shoal.cost.history import History, environment
-from shoal.planner.grouping import START_SECONDS, Grouping
-from shoal.planner.packing.cost import CostPacking
+from shoal.plan.cost.history import History, environment
+from shoal.plan.grouping import START_SECONDS, Grouping
+from shoal.plan.packing.cost import CostPacking
 from shoal.study.preview import _Jobs
 
 DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)

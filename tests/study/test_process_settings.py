@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from shoal import process_settings
 from shoal.algorithms.random import Random
 from shoal.api import resume, tune
-from shoal.process_settings import applied, apply, current
+from shoal.host import process_settings
+from shoal.host.process_settings import applied, apply, current
 from shoal.results import Study
 
 SCRIPT = """
@@ -43,7 +43,7 @@ class Fit(shoal.Task):
     def loss(self, model, batch): return (model(batch[0]) - batch[1]).square().mean()
 
     def end_epoch(self, model, config):
-        from shoal.process_settings import current
+        from shoal.host.process_settings import current
         with (self.folder / "seen").open("a") as file:
             file.write(json.dumps(current()) + "\\n")
         if not (self.folder / "killed").exists():
@@ -116,7 +116,7 @@ def test_a_lower_number_of_threads_is_the_most_of_a_job(monkeypatch: pytest.Monk
 
 NEWER = """
 import torch
-from shoal.process_settings import applied, apply, current
+from shoal.host.process_settings import applied, apply, current
 torch.backends.cuda.matmul.fp32_precision = "tf32"
 found = {name: value for name, value in current().items() if name != "num_threads"}
 assert found == {"backends.cuda.matmul.fp32_precision": "tf32"}, found

@@ -13,7 +13,7 @@ import shoal
 from shoal.core.errors import ShoalError, StudyFailedError, TaskError
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.opaque import Command
+from shoal.programs.opaque import Command
 
 
 def test_functions_that_raise_are_shown(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_functions_that_raise_are_shown(tmp_path: Path) -> None:
         assert "KeyError: 'no such thing'" in row.reason
         assert "programs.py" in row.reason
         assert "Log: " in row.reason
-        assert "shoal/worker" not in row.reason
+        assert "shoal/programs" not in row.reason
 
 
 def test_a_crash_is_shown_by_its_innermost_frames(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from shoal.core.errors import ShoalError
 from shoal.core.event import Outcome
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
-from shoal.cost.history import History, environment, history_path
 from shoal.journal.view import JournalView
+from shoal.plan.cost.history import History, environment, history_path
 
 Profiles = dict[tuple[str, str, int, str], Profile]
 

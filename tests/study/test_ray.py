@@ -16,12 +16,12 @@ from plain import check_equal, curves, digits
 from ray_engine import search
 
 import shoal
-from shoal.backends.base import Ended, Event, JobControl, Reported
-from shoal.backends.nodes.ray import Ray
 from shoal.core.device import Device
 from shoal.core.errors import BackendError, DeviceError, JournalError
 from shoal.core.job import Job
 from shoal.journal.view import JournalView
+from shoal.run.base import Ended, Event, JobControl, Reported
+from shoal.run.nodes.ray import Ray
 from shoal.testing.backends import (
     BACKEND_CHECKS,
     Devices,
@@ -259,7 +259,7 @@ def reported(directory: Path) -> int:
 def test_a_node_that_others_hold_is_said_to_be_waited_for(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.backends.nodes.backend._JOIN_SECONDS", 0.0)
+    monkeypatch.setattr("shoal.run.nodes.backend._JOIN_SECONDS", 0.0)
 
     class Holder:  # defined here, so that Ray need not import it
         def ready(self) -> bool:
@@ -337,7 +337,7 @@ def test_nodes_of_other_versions_and_missing_devices_are_refused(
     with pytest.raises(DeviceError, match="device 'ash/cuda:0' is not there; the cluster has "):
         digits(tmp_path / "study", backend="ray", devices=["ash/cuda:0"])
     mine = {"Python": "3.11.7", "torch": "2.0.0", "Shoal": "0.1.0"}
-    monkeypatch.setattr("shoal.backends.nodes.inventory.versions", lambda: mine)
+    monkeypatch.setattr("shoal.run.nodes.inventory.versions", lambda: mine)
     with pytest.raises(
         DeviceError, match=r"node ash has .*torch .*, and the engine has .*torch 2\.0\.0.*; install the same"
     ):
@@ -346,7 +346,7 @@ def test_nodes_of_other_versions_and_missing_devices_are_refused(
 
 
 def test_no_ray_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.backends.nodes.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("shoal.run.nodes.ray.find_spec", lambda name: None)
     with pytest.raises(BackendError, match=r"needs Ray, which is not installed. Install it with: pip install ray"):
         Ray.connect(None)
 

@@ -19,7 +19,7 @@ from shoal.cli.app import app
 from shoal.core.errors import CheckpointError, ShoalError, StudyFailedError
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
-from shoal.data.loader import epoch_order
+from shoal.train.data.loader import epoch_order
 
 RATES = {"lr": shoal.grid([0.003, 0.01, 0.03])}
 SGD = {"lr": shoal.grid([0.01, 0.03]), "momentum": 0.9, "step_size": 2}

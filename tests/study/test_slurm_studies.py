@@ -15,9 +15,9 @@ from test_engine_killed import PROGRAM
 from test_ray import EPOCHS, outcomes, running_on, when
 
 import shoal
-from shoal.backends.nodes.slurm import Slurm
 from shoal.core.device import Device
 from shoal.journal.view import JournalView
+from shoal.run.nodes.slurm import Slurm
 from shoal.testing.backends import BACKEND_CHECKS, Devices, MakeBackend
 
 pytestmark = pytest.mark.slow
@@ -96,7 +96,7 @@ def test_a_search_on_three_real_nodes_is_the_same_search(tmp_path: Path) -> None
 def test_of_nodes_one_by_one_one_is_warned_of_its_end_and_one_is_killed(
     slurm: RealCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "shoal.backends")
+    caplog.set_level("INFO", "shoal.run")
     directory = tmp_path / "study"
 
     def end(node: str, *how: str) -> Callable[[], object]:

@@ -8,8 +8,8 @@ from plain import tune
 from support.audit import overcommitments
 
 import shoal
-from shoal.cluster.discover import discover
 from shoal.core.job import Purpose
+from shoal.host.discover import discover
 from shoal.journal.view import JournalView
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from shoal.algorithms.grid import Grid
-from shoal.cluster.monitor import Condition
 from shoal.core.array import FusionKey
 from shoal.core.command import KillJob, StartJob, StopJob, UpdateJob
 from shoal.core.demand import Profile
@@ -19,16 +18,17 @@ from shoal.core.request import Request
 from shoal.core.rows import JobRow, Row, StudyValue
 from shoal.core.space import Space, grid
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.cost.history import History
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing import NoPacking
-from shoal.planner.planner import plan
-from shoal.schedule.base import Action, JobState, JobView, Plan, Policy, Refusal, Resize, Start, Suspend
+from shoal.host.fleet import Fleet
+from shoal.host.monitor import Condition
+from shoal.plan.cost.history import History
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing import NoPacking
+from shoal.plan.planner import plan
+from shoal.plan.schedule.base import Action, JobState, JobView, Plan, Policy, Refusal, Resize, Start, Suspend
 from shoal.spec import StudySpec
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.event import Due, Shutdown
-from shoal.study.fleet import Fleet
 from shoal.study.hangs import HangDetector
 from shoal.study.state import CoreConfig
 

@@ -9,7 +9,7 @@ from planner_samples import place
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.planner.waiting import ResourceLimit
+from shoal.plan.waiting import ResourceLimit
 from shoal.study.trials import TrialRecord, TrialTable
 
 

@@ -20,11 +20,11 @@ from torch.utils.data import Dataset, TensorDataset, random_split
 import shoal
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster
-from shoal.data.batches import Batches
-from shoal.schedule.base import JobView, Plan, Policy
-from shoal.schedule.knapsack import Fifo
-from shoal.worker import run
-from shoal.worker.profile import measure
+from shoal.plan.schedule.base import JobView, Plan, Policy
+from shoal.plan.schedule.knapsack import Fifo
+from shoal.train import run
+from shoal.train.data.batches import Batches
+from shoal.train.profile import measure
 
 
 @pytest.fixture(autouse=True)

@@ -25,21 +25,21 @@ from test_engine import (
     well,
 )
 
-from shoal.backends.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
-from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError, StorageFullError
 from shoal.core.job import Job, Purpose
 from shoal.core.rows import JobRow, Row, Telemetry, TrialRow
 from shoal.core.trial import TrialState
-from shoal.cost.history import History
+from shoal.host.fleet import Fleet
+from shoal.host.monitor import Condition, DeviceProcess
+from shoal.journal.client import change_devices
 from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.writer import Journal
+from shoal.plan.cost.history import History
+from shoal.plan.schedule.knapsack import WFD
 from shoal.results import Study
-from shoal.schedule.knapsack import WFD
-from shoal.study.fleet import Fleet
-from shoal.study.requests import change_devices
+from shoal.run.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
 
 LOST = Condition(healthy=False, reason="has fallen off the bus")
 

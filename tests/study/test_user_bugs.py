@@ -13,12 +13,12 @@ from test_engine import Scripted, Stage, nothing, side_by_side, well
 import shoal
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.hyperband import Hyperband
-from shoal.backends.base import Event, Reported
 from shoal.core.device import Cluster
 from shoal.core.job import Job
 from shoal.core.trial import Decision, Report, TrialGroup
-from shoal.schedule.base import JobView, Plan, Policy
-from shoal.schedule.knapsack import Fifo
+from shoal.plan.schedule.base import JobView, Plan, Policy
+from shoal.plan.schedule.knapsack import Fifo
+from shoal.run.base import Event, Reported
 
 
 @dataclass

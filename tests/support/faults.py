@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.backends.base import Ended, Event, Outcome
-from shoal.backends.virtual import Virtual
-from shoal.backends.virtual_job import VirtualJob
-from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, StorageFullError
 from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
 from shoal.core.trial import Trial
+from shoal.host.monitor import Condition, DeviceProcess
 from shoal.journal.writer import Journal
+from shoal.run.base import Ended, Event, Outcome
+from shoal.run.virtual import Virtual
+from shoal.run.virtual_job import VirtualJob
 from support.invariants import InvariantViolation
 from support.random_studies import RandomStudy
 

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shoal.backends.virtual_job import VirtualJob
 from shoal.core.job import Purpose
 from shoal.core.trial import FIRST_ADDED, Decision, TrialState
 from shoal.journal.view import JournalView
+from shoal.run.virtual_job import VirtualJob
 from shoal.study.event import Due, Event
 from shoal.study.recovery import replay
 from shoal.study.state import StudyState

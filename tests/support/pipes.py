@@ -9,13 +9,13 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from shoal.backends.base import WorkerContext
-from shoal.backends.launcher import describe_status
-from shoal.backends.nodes.agent import Agent, python_command
-from shoal.backends.nodes.backend import Nodes
-from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeGone, NodeUnreachable
-from shoal.backends.nodes.messages import AgentSetup, MessageBatch
 from shoal.core.command import BackendCommand
+from shoal.run.base import WorkerContext
+from shoal.run.launcher import describe_status
+from shoal.run.nodes.agent import Agent, python_command
+from shoal.run.nodes.backend import Nodes
+from shoal.run.nodes.link import LEASE_SECONDS, Carrier, NodeGone, NodeUnreachable
+from shoal.run.nodes.messages import AgentSetup, MessageBatch
 
 __all__ = ["PipeCarrier", "PipeNodes", "main"]
 

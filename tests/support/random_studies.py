@@ -15,14 +15,14 @@ from shoal.algorithms.optuna_search import OptunaSearch
 from shoal.algorithms.pbt import PBT
 from shoal.algorithms.random import Random
 from shoal.algorithms.successive_halving import SuccessiveHalving
-from shoal.backends.virtual import Workload
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.core.space import Space, choice, grid, uniform
 from shoal.core.trial import Report, Trial, TrialState, derive_seed
-from shoal.schedule.registry import POLICIES
+from shoal.plan.schedule.registry import POLICIES
+from shoal.run.virtual import Workload
 
 __all__ = ["ORDER_INDEPENDENT", "POLICY_NAMES", "UNLIMITED_RETRIES", "RandomStudy", "RandomWorkload", "random_study"]
 

@@ -16,11 +16,11 @@ from shoal.core.event import NOT_TRIAL_FAILURES, Ended, Outcome, Proven, TurnSta
 from shoal.core.job import Job, Purpose
 from shoal.core.rows import Intervention, Kill, Proposal, Quantum, ReportRow, Row, Telemetry
 from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
+from shoal.host.fleet import Fleet
 from shoal.journal.lock import WriterLock
 from shoal.journal.writer import Journal
 from shoal.study.checks import Checks
 from shoal.study.devices import DeviceTracker
-from shoal.study.fleet import Fleet
 from shoal.study.job_events import dropped
 from shoal.study.jobs import RunningJobs, ended_with_engine
 from shoal.study.lifecycle import Lifecycle

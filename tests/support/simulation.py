@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.backends.base import Ended
 from shoal.core.errors import BackendError, DeviceError, ShoalError, StorageFullError, StudyInterrupted
 from shoal.core.request import Verb
 from shoal.core.trial import FIRST_ADDED
-from shoal.cost.history import History
+from shoal.host.fleet import Fleet
 from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.writer import Journal
-from shoal.schedule.registry import make_policy
+from shoal.plan.cost.history import History
+from shoal.plan.schedule.registry import make_policy
+from shoal.run.base import Ended
 from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.event import Event
-from shoal.study.fleet import Fleet
 from support.faults import Faults, FaultyBackend, FaultyInelasticBackend, FaultyJournal, Killed, PersistedState
 from support.invariants import InvariantViolation, check_end, check_step
 from support.random_studies import POLICY_NAMES, RandomStudy, random_study

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoal.callbacks.base import Callback, EpochReport, StudyInfo, TrialResult
-from shoal.cluster.process_lock import ProcessLock
 from shoal.core.errors import ShoalError
 from shoal.core.rows import TrialRow
 from shoal.core.trial import Config
+from shoal.host.pickling import dumped, loaded, why_not_loaded
+from shoal.host.process_lock import ProcessLock
 from shoal.journal.view import JournalView
-from shoal.pickling import dumped, loaded, why_not_loaded
 
 __all__ = ["callbacks_text", "following", "main"]
 

@@ -14,18 +14,18 @@ from shoal.cli.run import new_app, resume, run
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError
 from shoal.core.trial import numbers_text
+from shoal.host.remedy import command
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
-from shoal.page.server import serve
-from shoal.remedy import command
-from shoal.reporting.grid import HeatMap, StudyGrid, grid_json, study_grid
-from shoal.reporting.ranking import front, ranked, why_no_best
-from shoal.reporting.snapshot import snapshot
-from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.reporting.text import request_text
+from shoal.look.grid import HeatMap, StudyGrid, grid_json, study_grid
+from shoal.look.page.server import serve
+from shoal.look.ranking import front, ranked, why_no_best
+from shoal.look.snapshot import snapshot
+from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
+from shoal.look.text import request_text
 from shoal.results import Study
-from shoal.worker.checkpoint_paths import checkpoint_files, program_checkpoints
+from shoal.train.checkpoint_paths import checkpoint_files, program_checkpoints
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,11 +34,11 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 
 from shoal.cli.options import Devices, device_list
-from shoal.page.files import check_page_file, frozen_page, write_page
-from shoal.paths import working_directory
-from shoal.reporting.accounting import accounting, accounting_json, accounting_table
-from shoal.reporting.overview import overview, overview_json
-from shoal.reporting.rerun import find_rerun, rerun_json, rerun_notes, rerun_table
+from shoal.host.paths import working_directory
+from shoal.look.accounting import accounting, accounting_json, accounting_table
+from shoal.look.overview import overview, overview_json
+from shoal.look.page.files import check_page_file, frozen_page, write_page
+from shoal.look.rerun import find_rerun, rerun_json, rerun_notes, rerun_table
 
 __all__ = ["app", "export", "page", "report", "rerun"]
 

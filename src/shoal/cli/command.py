@@ -18,9 +18,9 @@ from shoal.cli.options import named_option, print_message
 from shoal.core.domain import LogRandInt
 from shoal.core.errors import ShoalError, SpaceError
 from shoal.core.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
-from shoal.opaque import TIME_LIMIT, Command
-from shoal.paths import absolute, working_directory
-from shoal.toml_file import TomlLocation
+from shoal.host.paths import absolute, working_directory
+from shoal.host.toml_file import TomlLocation
+from shoal.programs.opaque import TIME_LIMIT, Command
 
 __all__ = [
     "AlgorithmName",

@@ -24,7 +24,7 @@ def main() -> None:
     except ShoalError as error:
         if os.environ.get("SHOAL_DEBUG"):
             raise
-        from shoal.reporting.text import printable
+        from shoal.look.text import printable
 
         print(f"error: {printable(str(error), lines=True)}", file=sys.stderr)
         sys.exit(1)

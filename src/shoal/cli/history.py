@@ -12,14 +12,8 @@ from shoal.cli.options import AsJson, print_json, print_message, print_table
 from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
 from shoal.core.resources import bytes_text
-from shoal.cost.history import (
-    Record,
-    delete_records,
-    environment,
-    history_path,
-    records,
-)
-from shoal.reporting.text import config_text, rounded, structure_text
+from shoal.look.text import config_text, rounded, structure_text
+from shoal.plan.cost.history import Record, delete_records, environment, history_path, records
 
 __all__ = ["history_app", "history_table", "record_json", "tasks_table"]
 

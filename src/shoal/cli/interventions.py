@@ -18,12 +18,12 @@ from shoal.cli.options import (
     print_request,
     print_table,
 )
-from shoal.cluster.discover import take_inventory
-from shoal.reporting.devices import devices_json, devices_table
-from shoal.reporting.text import config_text
+from shoal.host.discover import take_inventory
+from shoal.journal import client
+from shoal.look.devices import devices_json, devices_table
+from shoal.look.text import config_text
+from shoal.plan.schedule.registry import POLICIES
 from shoal.results import Study
-from shoal.schedule.registry import POLICIES
-from shoal.study import requests
 
 __all__ = ["devices_app", "policy", "study_app", "trial_app"]
 
@@ -99,7 +99,7 @@ def add(
 
     It counts in tables and for the best trial. The algorithm does not get its reports.
     """
-    nested = requests.changed({}, _parsed(values))
+    nested = client.changed({}, _parsed(values))
     config = Study(directory).add(nested, epochs, outside=outside)
     print_request(directory, f"a trial with {config_text(config)} will be added", {"config": config}, as_json)
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.backends.gpu_sharing import SHARINGS
-from shoal.backends.registry import BACKENDS
+from shoal.host.remedy import command
 from shoal.integrations.registry import TRACKERS
 from shoal.journal.view import JournalView
-from shoal.planner.packing.registry import PACKINGS
-from shoal.remedy import command
-from shoal.reporting.text import printable
-from shoal.schedule.auto import OBJECTIVES
-from shoal.schedule.registry import BASELINES, POLICIES, baseline_text
+from shoal.look.text import printable
+from shoal.plan.packing.registry import PACKINGS
+from shoal.plan.schedule.auto import OBJECTIVES
+from shoal.plan.schedule.registry import BASELINES, POLICIES, baseline_text
+from shoal.run.gpu_sharing import SHARINGS
+from shoal.run.registry import BACKENDS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -27,7 +27,7 @@ from shoal.cli.options import (
 from shoal.core.errors import ShoalError, StudyInterrupted
 from shoal.core.resources import bytes_text
 from shoal.core.space import flatten
-from shoal.reporting.text import leaf_text, rounded
+from shoal.look.text import leaf_text, rounded
 from shoal.study.preview import PLANS, PlannedArray, Preview, percent
 
 __all__ = ["PreviewTable", "preview_json", "profile", "seconds_text", "verdict"]

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from shoal import api
-from shoal.backends.nodes.slurm_commands import requeue
 from shoal.cli.command import (
     AlgorithmName,
     CommandRequest,
@@ -50,11 +49,12 @@ from shoal.cli.options import (
 )
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.core.version import VERSION
+from shoal.host.paths import working_directory
+from shoal.host.remedy import command
 from shoal.integrations.registry import TRACKERS
 from shoal.journal.view import JournalView
-from shoal.paths import working_directory
-from shoal.remedy import command
-from shoal.reporting.snapshot import snapshot
+from shoal.look.snapshot import snapshot
+from shoal.run.nodes.slurm_commands import requeue
 
 __all__ = ["new_app", "resume", "run"]
 
@@ -241,7 +241,7 @@ def _conclude(directory: Path, as_json: bool) -> None:
 
 
 def _print_study(directory: Path) -> None:
-    from shoal.reporting.table import snapshot_json  # imports rich, which the study may not have needed
+    from shoal.look.table import snapshot_json  # imports rich, which the study may not have needed
 
     with JournalView.read(directory) as journal:
         print_json({"directory": str(directory), **snapshot_json(snapshot(journal, time.time()))})

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.cli.options import AsJson, named_option, print_json, print_message, print_table
-from shoal.page.files import check_page_file, write_frozen_page
-from shoal.schedule.registry import POLICIES
+from shoal.look.page.files import check_page_file, write_frozen_page
+from shoal.plan.schedule.registry import POLICIES
 from shoal.simulate.run import SimulationResult
 from shoal.simulate.scenario import DATA, Scenario, load
 

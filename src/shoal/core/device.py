@@ -51,7 +51,7 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a slot of a node's CPU, as `shoal.cluster.discover` makes them."""
+        """Whether it is a slot of a node's CPU, as `shoal.host.discover` makes them."""
         return self.kind.startswith("cpu/")
 
     @property

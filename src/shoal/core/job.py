@@ -86,13 +86,13 @@ class WorkerContext:
         fork: Whether workers may have the modules that the calling process has imported.
         devices: Devices of the study, as its user wrote them, for back ends that find them on several nodes.
         host: Address at which workers of other machines reach those of this one.
-        settings: Settings of torch in its workers; see `shoal.process_settings`.
+        settings: Settings of torch in its workers; see `shoal.host.process_settings`.
         trains: Whether the study trains; else it only measures.
     """
 
     directory: Path
     task: bytes
-    runner: str = "shoal.worker.run:run"
+    runner: str = "shoal.train.run:run"
     checkpoint_seconds: float = 30.0
     sharing: str = "auto"
     fork: bool = True

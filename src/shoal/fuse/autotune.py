@@ -30,11 +30,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.core.activity import Activity
-from shoal.cost.activity_clock import during
-from shoal.cost.history import cache_directory
-from shoal.cost.race import Race, RaceRules, choose_fastest
 from shoal.fuse.cuda_graph import record_graph
 from shoal.fuse.generators import preserved_rng
+from shoal.fuse.race import Race, RaceRules, choose_fastest
+from shoal.host.activity_clock import during
+from shoal.plan.cost.history import cache_directory
 
 __all__ = [
     "Layouts",

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from shoal.core.demand import Profile
-from shoal.cost.capturing import capturing_pays
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.fuse.inductor import compile_ahead, is_compiling
+from shoal.plan.cost.capturing import capturing_pays
 
 __all__ = ["RETRY_SECONDS", "CaptureDecision"]
 

@@ -13,8 +13,8 @@ from errno import EACCES
 from functools import cache
 from pathlib import Path
 
-from shoal.cluster.process_lock import ProcessLock
-from shoal.cost.history import cache_directory, environment
+from shoal.host.process_lock import ProcessLock
+from shoal.plan.cost.history import cache_directory, environment
 
 __all__ = ["COMPILED", "CompileRecord", "use_shared_directory"]
 

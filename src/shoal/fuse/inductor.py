@@ -27,9 +27,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
-from shoal import process_settings
 from shoal.core.errors import FusionError
 from shoal.fuse.compile_cache import COMPILED
+from shoal.host import process_settings
 
 __all__ = ["compile_ahead", "compile_graph", "is_compiling", "serve"]
 

@@ -27,10 +27,6 @@ from torch.utils import _pytree as pytree
 from shoal.core.activity import Activity
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
-from shoal.cost.activity_clock import during
-from shoal.cost.capturing import EXPECTED_COMPILE_SECONDS
-from shoal.cost.cost import Cost
-from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import timed_by_replay
 from shoal.fuse.backward import backward, backward_alone, one_loss
@@ -42,9 +38,13 @@ from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.micro_batches import micro_batches
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.per_member import MemberRunner, member_batch
+from shoal.fuse.race import Race
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.shard import Shard
 from shoal.fuse.stacked import Stacked
+from shoal.host.activity_clock import during
+from shoal.plan.cost.capturing import EXPECTED_COMPILE_SECONDS
+from shoal.plan.cost.cost import Cost
 
 __all__ = ["StepMode", "TrainingStep", "modes_to_try"]
 

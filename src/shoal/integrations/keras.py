@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.integrations.optional import check_installed, numbers
-from shoal.trainable import checkpoint, report
+from shoal.programs.trainable import checkpoint, report
 
 try:
     from keras.callbacks import BackupAndRestore

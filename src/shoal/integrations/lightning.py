@@ -32,8 +32,8 @@ from shoal.integrations.lightning_trainer import (
     precision_of,
 )
 from shoal.integrations.optional import check_installed, numbers
+from shoal.programs.trainable import checkpoint, report
 from shoal.task import Task, size_of
-from shoal.trainable import checkpoint, report
 
 try:
     from lightning.pytorch import Callback

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import TaskError
-from shoal.worker.metrics import MetricMeans
+from shoal.train.metrics import MetricMeans
 
 __all__ = [
     "BATCHES",

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
-from shoal.trainable import TrainingStopped, end_study, report, report_before_return, report_returned
+from shoal.programs.trainable import TrainingStopped, end_study, report, report_before_return, report_returned
 
 __all__ = ["optuna_objective"]
 

@@ -14,7 +14,7 @@ from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, 
 from shoal.core.errors import AlgorithmError, TaskError
 from shoal.core.trial import Config, Decision, Report, TrialState
 from shoal.integrations.optional import check_installed, numbers
-from shoal.trainable import checkpoint, report
+from shoal.programs.trainable import checkpoint, report
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher

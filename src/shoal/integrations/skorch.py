@@ -3,7 +3,7 @@
 from typing import Any
 
 from shoal.integrations.optional import check_installed, numbers
-from shoal.trainable import checkpoint, report, step
+from shoal.programs.trainable import checkpoint, report, step
 
 try:
     from skorch.callbacks import Callback

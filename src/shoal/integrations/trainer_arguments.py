@@ -16,7 +16,7 @@ from transformers.trainer_utils import denumpify_detensorize
 
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
-from shoal.worker.kept_gradients import uncleared
+from shoal.train.kept_gradients import uncleared
 
 __all__ = [
     "FUNCTION",
@@ -293,7 +293,7 @@ def _length_text(args: TrainingArguments, scheduled: int, longest: int, epoch: i
     )
 
 
-_log = logging.getLogger("shoal.worker")
+_log = logging.getLogger("shoal.train")
 
 FUNCTION = "`shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
 

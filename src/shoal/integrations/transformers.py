@@ -46,8 +46,8 @@ from shoal.integrations.trainer_arguments import (
     total_steps,
     warnings_for,
 )
+from shoal.programs.trainable import checkpoint, report
 from shoal.task import Task
-from shoal.trainable import checkpoint, report
 
 __all__ = ["ReportCheckpointCallback", "TrainerTask"]
 

@@ -9,8 +9,8 @@ from msgspec import Meta, Struct, ValidationError, convert
 
 from shoal.core.cause import Cause
 from shoal.core.errors import JournalError
+from shoal.host.remedy import command
 from shoal.journal.view import JournalView
-from shoal.remedy import command
 
 __all__ = ["check_not_paused", "check_study", "check_values"]
 

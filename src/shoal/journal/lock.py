@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.cluster.process_lock import ProcessLock
 from shoal.core.errors import JournalError
+from shoal.host.process_lock import ProcessLock
 
 __all__ = ["LockOwner", "WriterLock", "lock_owner"]
 

@@ -10,12 +10,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
-from shoal.cluster.file_system import network_file_system
-from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import JournalError, StorageFullError, StudyExistsError
+from shoal.host.file_system import network_file_system
+from shoal.host.remedy import command
+from shoal.host.temporary import TemporaryFolder
 from shoal.journal.lock import lock_owner
 from shoal.journal.storage import is_in_wal_mode, read_stamp
-from shoal.remedy import command
 
 __all__ = [
     "FILE_NAME",

@@ -5,7 +5,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.cluster.file_system import network_file_system
+from shoal.host.file_system import network_file_system
 
 __all__ = ["is_in_wal_mode", "read_stamp", "set_journal_mode"]
 

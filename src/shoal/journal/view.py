@@ -28,11 +28,11 @@ from shoal.core.rows import (
 )
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Report, TrialState
+from shoal.host.paths import absolute
+from shoal.host.remedy import command
 from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row, verdict_of
 from shoal.journal.lock import LockOwner, lock_owner
 from shoal.journal.schema import FILE_NAME, open_existing, require_read_permission, translate_errors
-from shoal.paths import absolute
-from shoal.remedy import command
 from shoal.spec import StudySpec
 
 __all__ = ["JournalTables", "JournalView", "OpenJournal"]
@@ -242,7 +242,7 @@ class JournalView(OpenJournal):
         """The trial with the best last value of the study's metric, of those not FAILED; of equal trials the one with
         the lowest number.
 
-        Of several metrics only the first counts; see `shoal.reporting.ranking.front`.
+        Of several metrics only the first counts; see `shoal.look.ranking.front`.
         """
         direction = "ASC" if self.objectives[0].mode == "min" else "DESC"
         rows = self.tables.read(

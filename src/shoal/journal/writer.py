@@ -27,13 +27,13 @@ from shoal.core.rows import (
     TrialRow,
     Verdict,
 )
+from shoal.host.paths import absolute
+from shoal.host.sources import Edit, imported_files, sources
 from shoal.journal.codec import encode, storable
 from shoal.journal.lock import WriterLock
 from shoal.journal.schema import connect, create_tables, open_existing, translate_errors
 from shoal.journal.storage import set_journal_mode
 from shoal.journal.view import JournalView
-from shoal.paths import absolute
-from shoal.sources import Edit, imported_files, sources
 from shoal.spec import StudySpec
 
 __all__ = ["Journal"]

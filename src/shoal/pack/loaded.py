@@ -14,7 +14,7 @@ from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
-from shoal.worker.memory import release_cached_memory
+from shoal.train.memory import release_cached_memory
 
 __all__ = ["Loaded", "Loss", "MakeOptimizers", "free", "load"]
 

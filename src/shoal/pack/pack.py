@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import PackError, ShoalError
 from shoal.pack.loaded import Loaded, Loss, MakeOptimizers, free, load
-from shoal.worker.lane_scheduler import LaneScheduler
+from shoal.train.lane_scheduler import LaneScheduler
 
 __all__ = ["Pack"]
 

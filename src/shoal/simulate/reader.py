@@ -9,8 +9,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shoal.core.errors import ScenarioError, ShoalError
-from shoal.schedule.registry import BASELINES, baseline_text
-from shoal.toml_file import TomlLocation, nearest_name_hint, unknown_name_text
+from shoal.host.toml_file import TomlLocation, nearest_name_hint, unknown_name_text
+from shoal.plan.schedule.registry import BASELINES, baseline_text
 
 __all__ = ["Limits", "Table", "read_toml", "reading"]
 

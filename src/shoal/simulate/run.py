@@ -13,8 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from shoal.backends.virtual import SlowDown, Virtual
-from shoal.cluster.monitor import Condition
 from shoal.core.command import KillJob, StartJob, Step, StopJob, UpdateJob
 from shoal.core.device import Cluster, Node
 from shoal.core.errors import DeviceError, PolicyError
@@ -23,18 +21,20 @@ from shoal.core.job import Purpose, WorkerContext
 from shoal.core.request import Request
 from shoal.core.rows import DeviceRow, JobRow, Proposal, ReportRow, Row, StudyValue, TrialRow
 from shoal.core.trial import TrialState
-from shoal.cost.history import History
+from shoal.host.fleet import Fleet
+from shoal.host.monitor import Condition
 from shoal.journal.writer import Journal
-from shoal.planner.grouping import Grouping
-from shoal.reporting.savings import savings
-from shoal.schedule.base import JobView, Plan, Policy
+from shoal.look.savings import savings
+from shoal.plan.cost.history import History
+from shoal.plan.grouping import Grouping
+from shoal.plan.schedule.base import JobView, Plan, Policy
+from shoal.run.virtual import SlowDown, Virtual
 from shoal.simulate.workload import SimulatedWorkload
 from shoal.spec import StudySpec
 from shoal.study.actuation import carry_out
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.event import Due, Event
-from shoal.study.fleet import Fleet
 from shoal.study.state import MIN_POLL_SECONDS, CoreConfig
 
 __all__ = ["ClusterEvent", "Interval", "Simulation", "SimulationResult"]

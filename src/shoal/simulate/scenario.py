@@ -9,11 +9,11 @@ from typing import Annotated
 
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
-from shoal.planner.grouping import Grouping
-from shoal.planner.packing.registry import PACKINGS, make_packing
-from shoal.schedule.auto import OBJECTIVES
-from shoal.schedule.base import Policy
-from shoal.schedule.registry import POLICIES, make_policy
+from shoal.plan.grouping import Grouping
+from shoal.plan.packing.registry import PACKINGS, make_packing
+from shoal.plan.schedule.auto import OBJECTIVES
+from shoal.plan.schedule.base import Policy
+from shoal.plan.schedule.registry import POLICIES, make_policy
 from shoal.simulate.reader import Limits, Table, read_toml
 from shoal.simulate.run import ClusterEvent, Simulation, SimulationResult
 from shoal.simulate.slowdown import SLOWDOWNS

@@ -7,14 +7,14 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-from shoal.backends.virtual import SlowDown
-from shoal.backends.virtual_job import VirtualJob
 from shoal.core.device import Device
 from shoal.core.errors import ScenarioError
-from shoal.cost.scaling import Scaling
+from shoal.host.toml_file import unknown_name_text
+from shoal.plan.cost.scaling import Scaling
+from shoal.run.virtual import SlowDown
+from shoal.run.virtual_job import VirtualJob
 from shoal.simulate.reader import reading
 from shoal.simulate.workload import SimulatedModel
-from shoal.toml_file import unknown_name_text
 
 __all__ = ["SLOWDOWNS", "Curve", "divide_in_proportion", "read_curves"]
 

@@ -10,14 +10,15 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from shoal.algorithms.registry import ALGORITHMS
-from shoal.backends.virtual import START_SECONDS
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import AlgorithmError, ScenarioError
 from shoal.core.trial import derive_seed
-from shoal.cost.cost import Cost
-from shoal.cost.history import History, environment
-from shoal.cost.scaling import Scaling
+from shoal.host.toml_file import unknown_name_text
+from shoal.plan.cost.cost import Cost
+from shoal.plan.cost.history import History, environment
+from shoal.plan.cost.scaling import Scaling
+from shoal.run.virtual import START_SECONDS
 from shoal.simulate.reader import Limits, Table
 from shoal.simulate.run import ClusterEvent
 from shoal.simulate.slowdown import read_curves
@@ -30,7 +31,6 @@ from shoal.simulate.workload import (
     SimulatedStudy,
     read_task,
 )
-from shoal.toml_file import unknown_name_text
 
 __all__ = [
     "EventTable",

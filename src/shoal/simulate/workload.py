@@ -12,14 +12,14 @@ from typing import Any, final
 
 from shoal.algorithms.base import Algorithm, Problem
 from shoal.algorithms.registry import ALGORITHMS
-from shoal.backends.virtual import START_SECONDS, Workload
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.errors import ScenarioError
 from shoal.core.job import Job
 from shoal.core.space import Space, choice
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
-from shoal.cost.cost import Cost
+from shoal.plan.cost.cost import Cost
+from shoal.run.virtual import START_SECONDS, Workload
 from shoal.simulate.reader import reading
 
 __all__ = [

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from shoal.backends.base import Backend
 from shoal.core.command import CloseRequest, Command, CopyCheckpoint
 from shoal.core.errors import CheckpointError
 from shoal.journal.requests import delete_request
 from shoal.journal.schema import translate_errors
+from shoal.run.base import Backend
 from shoal.study.event import TrialFailed
 
 __all__ = ["carry_out"]

@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shoal.algorithms.base import Algorithm
-from shoal.backends.base import Backend
-from shoal.cluster.discover import discover
-from shoal.cluster.monitor import Monitor
 from shoal.core.array import FusionKey
 from shoal.core.device import Cluster
 from shoal.core.trial import Trial
-from shoal.cost.history import History
+from shoal.host.discover import discover
+from shoal.host.fleet import Finder, Fleet
+from shoal.host.monitor import Monitor
 from shoal.journal.view import JournalView
-from shoal.planner.grouping import Grouping
-from shoal.schedule.base import Policy
-from shoal.schedule.registry import check_losses, make_policy
+from shoal.plan.cost.history import History
+from shoal.plan.grouping import Grouping
+from shoal.plan.schedule.base import Policy
+from shoal.plan.schedule.registry import check_losses, make_policy
+from shoal.run.base import Backend
 from shoal.spec import StudySpec
 from shoal.study.devices import DeviceTracker
-from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HangDetector
 from shoal.study.state import CoreConfig
 

@@ -5,14 +5,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shoal.cluster.monitor import Condition, Monitor
 from shoal.core.command import KillJob, ReleaseDevice, Step, StopJob
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.core.event import Ended, Event, Outcome
 from shoal.core.job import Job, Purpose, log_path
 from shoal.core.rows import DeviceRow, Kill, StudyValue, Telemetry
-from shoal.study.fleet import Finder, Fleet
+from shoal.host.fleet import Finder, Fleet
+from shoal.host.monitor import Condition, Monitor
 from shoal.study.hangs import HangDetector
 from shoal.study.jobs import RunningJobs
 

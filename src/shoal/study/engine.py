@@ -5,13 +5,13 @@ from collections import deque
 from collections.abc import Callable
 
 from shoal.algorithms.base import Algorithm
-from shoal.backends.base import Backend
 from shoal.core.command import StartJob, Step
 from shoal.core.errors import StorageFullError, StudyFailedError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
+from shoal.host.remedy import command
 from shoal.journal.requests import pending_requests
 from shoal.journal.writer import Journal
-from shoal.remedy import command
+from shoal.run.base import Backend
 from shoal.study.actuation import carry_out
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore

@@ -25,8 +25,8 @@ from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.objective import Objective, check_reported, metric_fault, metric_names, missing_metric
 from shoal.core.rows import Quantum
 from shoal.core.trial import Decision, Report, TrialState
-from shoal.cost.costs import OutOfMemoryObserved
-from shoal.remedy import command, resume_remedy
+from shoal.host.remedy import command, resume_remedy
+from shoal.plan.cost.costs import OutOfMemoryObserved
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
 from shoal.study.teams import end_helper

@@ -13,10 +13,10 @@ from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.resources import no_device
 from shoal.core.rows import Proposal
 from shoal.core.trial import FIRST_ADDED, TrialState
-from shoal.planner.plan_input import Placement, PlanInput
-from shoal.planner.planner import plan
-from shoal.planner.shares import memory_limit
-from shoal.remedy import command
+from shoal.host.remedy import command
+from shoal.plan.plan_input import Placement, PlanInput
+from shoal.plan.planner import plan
+from shoal.plan.shares import memory_limit
 from shoal.study.interventions import PAUSED, STOPPED, stop
 from shoal.study.job_events import observe, write_quanta
 from shoal.study.signatures import in_signature_jobs

@@ -8,16 +8,16 @@ from shoal.core.array import Array
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose
 from shoal.core.resources import bytes_text
-from shoal.cost.cost import Cost
-from shoal.cost.costs import Costs
-from shoal.planner.grouping import Grouping, candidate
-from shoal.planner.packing.base import Candidate, NoPacking, PackingContext
-from shoal.planner.packing.groups import memory_needed
-from shoal.planner.packing.prediction import predicted
-from shoal.planner.plan_input import PlanInput
-from shoal.planner.planner import plan
-from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
-from shoal.schedule.knapsack import Fifo
+from shoal.plan.cost.cost import Cost
+from shoal.plan.cost.costs import Costs
+from shoal.plan.grouping import Grouping, candidate
+from shoal.plan.packing.base import Candidate, NoPacking, PackingContext
+from shoal.plan.packing.groups import memory_needed
+from shoal.plan.packing.prediction import predicted
+from shoal.plan.plan_input import PlanInput
+from shoal.plan.planner import plan
+from shoal.plan.schedule.base import JobState, JobView, Plan, Policy, Refusal
+from shoal.plan.schedule.knapsack import Fifo
 from shoal.study.state import StudyState
 
 __all__ = ["PLANS", "Failed", "MeasureOnly", "PlannedArray", "Preview", "percent", "preview"]

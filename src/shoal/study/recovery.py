@@ -24,7 +24,7 @@ from shoal.core.job import Purpose
 from shoal.core.rows import JobRow, Proposal, Quantum
 from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.journal.view import JournalView
-from shoal.planner.job_history import EarlierJob
+from shoal.plan.job_history import EarlierJob
 from shoal.study.job_events import apply_decisions, end_at_target
 from shoal.study.jobs import ended_with_engine
 from shoal.study.state import StudyState

@@ -8,7 +8,7 @@ from shoal.core.cause import Cause, cause_of, causes, log_of
 from shoal.core.device import Device
 from shoal.core.event import ArrayFailed, Ended, Outcome
 from shoal.core.resources import bytes_text
-from shoal.planner.waiting import ResourceLimit
+from shoal.plan.waiting import ResourceLimit
 from shoal.study.trials import TrialRecord, TrialTable
 
 __all__ = ["COMMON_FAILURES", "FailureContext", "FirstFailures", "RetryPolicy"]

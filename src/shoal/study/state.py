@@ -13,18 +13,18 @@ from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
 from shoal.core.rows import ReportRow
 from shoal.core.trial import Report, Trial
-from shoal.cost.costs import Costs
-from shoal.cost.history import History
-from shoal.planner.cache import PlanCache
-from shoal.planner.grouping import Grouping
-from shoal.planner.job_tracker import JobTracker
-from shoal.planner.plan_input import PlanInput
-from shoal.planner.shares import CrowdingMeter
-from shoal.schedule.base import Policy
+from shoal.host.fleet import Fleet
+from shoal.plan.cache import PlanCache
+from shoal.plan.cost.costs import Costs
+from shoal.plan.cost.history import History
+from shoal.plan.grouping import Grouping
+from shoal.plan.job_tracker import JobTracker
+from shoal.plan.plan_input import PlanInput
+from shoal.plan.schedule.base import Policy
+from shoal.plan.shares import CrowdingMeter
 from shoal.spec import StudySpec
 from shoal.study.checks import Checks
 from shoal.study.devices import DeviceTracker
-from shoal.study.fleet import Fleet
 from shoal.study.jobs import RunningJobs
 from shoal.study.lifecycle import Lifecycle
 from shoal.study.retries import RetryPolicy

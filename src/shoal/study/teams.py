@@ -8,7 +8,7 @@ from shoal.core.command import StopJob, UpdateJob
 from shoal.core.device import Device
 from shoal.core.event import Ended, Outcome
 from shoal.core.job import Job, JobUpdate
-from shoal.planner.job_tracker import PreemptionRequest
+from shoal.plan.job_tracker import PreemptionRequest
 from shoal.study.state import StudyState
 
 __all__ = ["end_helper", "update_teams"]

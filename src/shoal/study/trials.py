@@ -12,7 +12,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.objective import Objective, first_objective, merge_best
 from shoal.core.rows import TrialRow
 from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialGroup, TrialState
-from shoal.planner.waiting import ResourceLimit, WaitingClass
+from shoal.plan.waiting import ResourceLimit, WaitingClass
 
 __all__ = ["TrialRecord", "TrialTable", "completed_without_algorithm"]
 

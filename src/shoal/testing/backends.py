@@ -8,15 +8,15 @@ from pathlib import Path
 
 import cloudpickle
 
-from shoal.backends.base import Backend, Ended, Event, Outcome, Profiled, Proven, Reported, WorkerContext
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.errors import BackendError, StorageFullError, TaskError
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import Check, Report, Trial
-from shoal.pickling import loaded
-from shoal.worker.control import JobControl
+from shoal.host.pickling import loaded
+from shoal.run.base import Backend, Ended, Event, Outcome, Profiled, Proven, Reported, WorkerContext
+from shoal.train.control import JobControl
 
 __all__ = [
     "BACKEND_CHECKS",
@@ -61,7 +61,7 @@ def check_backend(make: MakeBackend, directory: Path, devices: Devices = DEVICES
         devices: Two devices that the back end knows, for the jobs.
 
     Raises:
-        AssertionError: the contract of `shoal.backends.Backend` is broken; the message says where.
+        AssertionError: the contract of `shoal.run.Backend` is broken; the message says where.
     """
     for check in BACKEND_CHECKS:
         check(make, directory / check.__name__, devices)

@@ -12,7 +12,7 @@ import cloudpickle
 from shoal.callbacks.base import Callback, EpochReport, StudyInfo, TrialResult
 from shoal.core.objective import Objective
 from shoal.core.trial import TrialState
-from shoal.pickling import loaded
+from shoal.host.pickling import loaded
 
 __all__ = ["check_callback"]
 

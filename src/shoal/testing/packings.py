@@ -4,8 +4,8 @@ import copy
 from collections.abc import Callable, Sequence
 
 from shoal.core.errors import PackError
-from shoal.planner.packing.base import Candidate, Packing, PackingContext
-from shoal.planner.packing.groups import check_groups
+from shoal.plan.packing.base import Candidate, Packing, PackingContext
+from shoal.plan.packing.groups import check_groups
 
 __all__ = ["check_packing"]
 
@@ -18,7 +18,7 @@ def check_packing(make: Callable[[], Packing], *, examples: int = 200) -> None:
         examples: Number of contexts, with candidates, to invent.
 
     Raises:
-        AssertionError: the contract of `shoal.planner.packing.Packing` is broken; hypothesis shows the smallest context
+        AssertionError: the contract of `shoal.plan.packing.Packing` is broken; hypothesis shows the smallest context
             and candidates that break it.
         ImportError: hypothesis is not installed.
     """

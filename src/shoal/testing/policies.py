@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
-from shoal.schedule.base import JobView, Plan, Policy
-from shoal.schedule.check import check_plan
-from shoal.schedule.refusals import fits_empty_device
+from shoal.plan.schedule.base import JobView, Plan, Policy
+from shoal.plan.schedule.check import check_plan
+from shoal.plan.schedule.refusals import fits_empty_device
 
 __all__ = ["check_policy"]
 
@@ -21,8 +21,8 @@ def check_policy(make: Callable[[], Policy], *, examples: int = 200) -> None:
         examples: Number of clusters, with jobs, to invent.
 
     Raises:
-        AssertionError: the contract of `shoal.schedule.Policy` is broken; hypothesis shows the smallest cluster and
-            jobs that break it.
+        AssertionError: the contract of `shoal.plan.schedule.Policy` is broken; hypothesis shows the smallest cluster
+            and jobs that break it.
         ImportError: hypothesis is not installed.
     """
     try:

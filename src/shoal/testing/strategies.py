@@ -12,9 +12,9 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.event import TurnStats
 from shoal.core.trial import Trial
-from shoal.cost.scaling import Scaling
-from shoal.planner.packing.base import Candidate, PackingContext
-from shoal.schedule.base import JobState, JobView
+from shoal.plan.cost.scaling import Scaling
+from shoal.plan.packing.base import Candidate, PackingContext
+from shoal.plan.schedule.base import JobState, JobView
 
 __all__ = ["packing_contexts", "scheduling_problems"]
 

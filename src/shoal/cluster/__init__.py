@@ -1,1 +1,0 @@
-"""The machines of a study: discovery, health and sharing of their devices."""

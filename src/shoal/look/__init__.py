@@ -1,0 +1,1 @@
+"""Looking at a study, from its journal: progress, tables, grid, data frame, and the live page."""

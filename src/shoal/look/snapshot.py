@@ -1,0 +1,327 @@
+"""The state of a study at one moment, read from its journal for the display and `shoal status`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.algorithms.base import Totals
+from shoal.core.cause import Cause, causes
+from shoal.core.job import Purpose
+from shoal.core.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict
+from shoal.core.trial import Config, TrialState
+from shoal.journal.check import check_values
+from shoal.journal.statistics import StudyStatistics
+from shoal.journal.view import JournalView
+from shoal.look.ranking import all_nan, front, ranked, values
+from shoal.look.savings import Savings
+
+__all__ = [
+    "Best",
+    "DeviceUse",
+    "Failing",
+    "JobUse",
+    "Snapshot",
+    "TaskEdit",
+    "snapshot",
+    "task_edits",
+    "trial_verdicts",
+    "verdicts",
+]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best trial so far, by its last value of the study's metric; or one trial of the front of several metrics."""
+
+    trial: int
+    config: Config
+    value: float | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class JobUse:
+    """A running job and its reservation on the device; None for unknown values.
+
+    Args:
+        compute: Reserved fraction of the device.
+        memory: Reserved bytes.
+        rate: Recent epochs, or reports, per second of all its trials together.
+        assists: Id of the job for which it computes gradients, or "".
+    """
+
+    job: str
+    purpose: Purpose
+    members: int
+    compute: float | None = None
+    memory: int | None = None
+    cores: float | None = None
+    rate: float | None = None
+    assists: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """A device and its jobs, in the order of their start."""
+
+    device: DeviceRow
+    jobs: tuple[JobUse, ...] = ()
+
+    @property
+    def occupancy(self) -> float:
+        """Fraction of its compute that is reserved, above 1 if that is more than it has.
+
+        A job without a known reservation, or with a larger one, counts as the whole device.
+        """
+        whole = self.device.compute
+        return sum(whole if job.compute is None else min(job.compute, whole) for job in self.jobs) / whole
+
+    @property
+    def reserved(self) -> int | None:
+        """Reserved bytes; None if those of a job are unknown."""
+        memory = [job.memory for job in self.jobs]
+        return None if None in memory else sum(filter(None, memory))
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A trial that has failed and is retried.
+
+    Args:
+        job: Newest of its failed jobs; None if only its array failed.
+        retries: Number of retries that the study allows a trial that fails by itself.
+    """
+
+    trial: TrialRow
+    job: JobRow | None
+    retries: int
+    runs: bool = True
+
+
+@dataclass(frozen=True)
+class TaskEdit:
+    """A resume of the study with edited files of the task, accepted by the user.
+
+    Args:
+        time: Seconds since 1970.
+        files: Path of each file -> its changes, in a line or as a unified diff.
+        open: Numbers of the trials that had not ended.
+        next: Number of the first trial that was proposed afterwards.
+    """
+
+    time: float
+    files: Mapping[str, str]
+    open: tuple[int, ...]
+    next: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A study at one moment.
+
+    Args:
+        mode: "min" or "max", or one for each of several metrics.
+        states: Number of trials in each state.
+        waiting: Reason -> numbers of the trials that wait for it.
+        best: Best trial; None before the first value, and for several metrics.
+        epochs_asked: `epochs_done` plus the open epochs of the trials that wait or run. An algorithm may request more
+            later.
+        elapsed: Seconds since `tune` or `resume` was called in the process that runs it, or ran it last.
+        seconds_left: Seconds until `epochs_total` are done, at the rate so far; None if that is unknown, or the study
+            is paused.
+        devices: Devices with their jobs; none if no process runs the study.
+        host: Name of its machine, if that is another one; else "".
+        front: Trials that no other dominates, for several metrics, by the first one.
+        totals: Trials and epochs that the algorithm announced, plus those that users added; None if unknown.
+        causes: Causes of the trials that failed for good, the most frequent first.
+        stopped: Common cause of the first trials' failures, which stopped the study; None if it was not stopped, or was
+            resumed.
+        epochs_lost: Epochs of `totals` that failed trials will not do.
+        starting: Whether its workers are starting, and nothing can run before; only its own process knows.
+        unmeasured: Causes of failed profiles of this run, each with the first trial of the profile.
+        unit: Unit of progress: "epochs", or "reports" of programs.
+        all_nan: Whether no trial is the best because all values of a metric were NaN.
+        note: Unusual features of the task, one per line; "" if none are known.
+        interventions: Requests of users with their outcomes, in order.
+        held: Numbers of the open trials that a user has paused.
+        paused: Whether a user has paused the whole study.
+        savings: Device time that fusing and packing saved, when the study last ended; None if nothing was fused.
+        arrays: Whether each structure trains as arrays or in plain PyTorch, and what was proven of it.
+    """
+
+    metric: str | tuple[str, ...]
+    mode: str | tuple[str, ...]
+    states: Mapping[TrialState, int]
+    waiting: Mapping[str, Sequence[int]]
+    best: Best | None
+    epochs_done: int
+    epochs_asked: int
+    elapsed: float
+    seconds_left: float | None
+    devices: tuple[DeviceUse, ...]
+    pid: int | None
+    host: str = ""
+    front: tuple[Best, ...] = ()
+    failing: tuple[Failing, ...] = ()
+    totals: Totals | None = None
+    causes: tuple[Cause, ...] = ()
+    stopped: Cause | None = None
+    epochs_lost: int = 0
+    edits: tuple[TaskEdit, ...] = ()
+    starting: bool = False
+    unmeasured: tuple[Cause, ...] = ()
+    unit: str = "epochs"
+    all_nan: bool = False
+    note: str = ""
+    interventions: tuple[Intervention, ...] = ()
+    held: tuple[int, ...] = ()
+    paused: bool = False
+    savings: Savings | None = None
+    arrays: tuple[Verdict, ...] = ()
+
+    @property
+    def all_paused(self) -> bool:
+        """Whether all waiting trials are paused, and none runs."""
+        waiting = {number for numbers in self.waiting.values() for number in numbers}
+        return bool(waiting) and not self.states.get(TrialState.RUNNING) and waiting <= set(self.held)
+
+    @property
+    def epochs_total(self) -> int:
+        """Epochs of all trials of all rungs at the end: the certain number, if results decide how many there are."""
+        return self._final_epochs(None if self.totals is None else self.totals.least)
+
+    @property
+    def epochs_most(self) -> int:
+        """As `epochs_total`, but the greatest possible number."""
+        return self._final_epochs(None if self.totals is None else self.totals.most)
+
+    def _final_epochs(self, announced: int | None) -> int:
+        known = self.epochs_asked
+        return known if announced is None or self.finished else max(known, announced - self.epochs_lost)
+
+    @property
+    def unproposed(self) -> int:
+        """Number of trials that the algorithm has announced and not yet proposed."""
+        return 0 if self.totals is None or self.finished else max(0, self.totals.trials - self.trials)
+
+    @property
+    def trials(self) -> int:
+        """Number of all trials."""
+        return sum(self.states.values())
+
+    @property
+    def ended(self) -> int:
+        """Number of trials in a final state."""
+        return sum(count for state, count in self.states.items() if state.final)
+
+    @property
+    def finished(self) -> bool:
+        """Whether there are trials and all have ended."""
+        return 0 < self.trials == self.ended
+
+
+def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Snapshot:
+    """Read a study's state from its journal: a few queries, a few milliseconds at 10,000 trials.
+
+    `now` is in seconds since 1970; `starting` is that of `Snapshot`.
+    """
+    check_values(journal)
+    statistics = StudyStatistics(journal)
+    done, asked = statistics.epochs()
+    run = journal.runs()[-1]
+    owner = journal.writer()
+    last_time = now if owner is not None else max(journal.last_moment() or run.started, run.started)
+    elapsed = max(last_time - run.started, 0.0)
+    objectives = journal.objectives
+    several = len(objectives) > 1
+    totals, stopped = journal.spec.totals, journal.study.get("stopped")
+    saved = journal.study.get("savings")
+    if totals is not None and (added := statistics.added())[0]:
+        totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])
+    best = None if several else journal.best()
+    found = Snapshot(
+        metric=tuple(goal.metric for goal in objectives) if several else objectives[0].metric,
+        mode=tuple(goal.mode for goal in objectives) if several else objectives[0].mode,
+        states=statistics.states(),
+        waiting=statistics.waiting(),
+        best=Best(best.number, best.config, best.objective) if best and best.objective is not None else None,
+        epochs_done=done,
+        epochs_asked=asked,
+        elapsed=elapsed,
+        seconds_left=None,
+        devices=_devices(journal) if owner is not None else (),
+        pid=None if owner is None else owner.pid,
+        host="" if owner is None or owner.is_here else owner.host,
+        front=_front(journal) if several else (),
+        failing=tuple(Failing(*x, journal.spec.retries, owner is not None) for x in journal.failures()),
+        totals=totals,
+        causes=causes(journal.failed()),
+        edits=task_edits(journal.study),
+        stopped=None if stopped is None else Cause(stopped["text"], tuple(stopped["trials"]), stopped["log"]),
+        epochs_lost=statistics.epochs_lost(),
+        starting=starting,
+        unmeasured=causes(statistics.unmeasured(run.started)),
+        unit=journal.spec.unit,
+        all_nan=best is None and done > 0 and all_nan(journal.trials(), objectives) is not None,
+        note=journal.study.get("note", ""),
+        interventions=tuple(journal.interventions()),
+        held=journal.paused_trials(),
+        paused=journal.study.get("paused", False),
+        savings=None if saved is None else Savings(**saved),
+        arrays=verdicts(journal),
+    )
+    waits = owner is None or found.paused or found.all_paused
+    left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, elapsed)
+    return replace(found, seconds_left=left)
+
+
+def task_edits(study: Mapping[str, Any]) -> tuple[TaskEdit, ...]:
+    """All resumes of a study with an edited task, in order, from `JournalView.study`."""
+    entries = study.get("edits", ())
+    return tuple(TaskEdit(each["time"], each["files"], tuple(each["open"]), each["next"]) for each in entries)
+
+
+def _front(journal: JournalView) -> tuple[Best, ...]:
+    rows = journal.trials()
+    best = front(rows, journal.objectives)
+    order = ranked(rows, journal.objectives, best)
+    shown = [(row, values(row, journal.objectives)) for row in order if row.number in best]
+    return tuple(Best(row.number, row.config, value) for row, value in shown if value is not None)
+
+
+def _seconds_left(done: int, left: int, elapsed: float) -> float | None:
+    return elapsed * left / done if done else None
+
+
+def _devices(journal: JournalView) -> tuple[DeviceUse, ...]:
+    statistics = StudyStatistics(journal)
+    members, rates = statistics.training(), statistics.rates()
+    uses: dict[str, list[JobUse]] = {}
+    for job in journal.jobs(running=True):
+        count = members.get(job.id, 0) if job.purpose is Purpose.TRAIN else len(job.trials)
+        reservation = job.reservation
+        known = (
+            (None, None, None) if reservation is None else (reservation.compute, reservation.memory, reservation.cores)
+        )
+        uses.setdefault(job.device, []).append(
+            JobUse(job.id, job.purpose, count, *known, rates.get(job.id), job.assists)
+        )
+    return tuple(DeviceUse(device, tuple(uses.get(device.name, ()))) for device in journal.devices())
+
+
+def verdicts(journal: JournalView) -> tuple[Verdict, ...]:
+    """Return the verdict of each structure of which several trials were an array or any was refused, these first."""
+    found = [each for each in journal.verdicts() if each.members > 1 or each.refusal]
+    return tuple(sorted(found, key=lambda each: (not each.refusal, not each.is_slower, each.trials)))
+
+
+def trial_verdicts(journal: JournalView, trial: int | None = None) -> dict[int, Verdict]:
+    """Number of each trial of an array -> its own verdict, or that of its structure if it was not compared itself.
+
+    Args:
+        trial: The trial to look up; None: all of them.
+    """
+    own: dict[int, Verdict] = {}
+    for row in journal.checks(trial):
+        own[row.trial] = own.get(row.trial, Verdict(row.key)).followed_by(row)
+    of_structures = {each.key: each for each in journal.verdicts()}
+    return {number: each if each.checks or each.refusal else of_structures[each.key] for number, each in own.items()}

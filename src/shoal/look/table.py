@@ -1,0 +1,403 @@
+"""Tables of trials and of the study's state: for the terminal, as plain values for `--json`, as a pandas data frame."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group
+from rich.progress_bar import ProgressBar
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from shoal.core.errors import ShoalError
+from shoal.core.objective import Objective
+from shoal.core.rows import Intervention, TrialRow, Verdict
+from shoal.core.space import flatten
+from shoal.core.trial import TrialState, state_name
+from shoal.look.devices import device_json, device_lines
+from shoal.look.failures import (
+    cause_json,
+    cause_line,
+    cause_lines,
+    failing_json,
+    failing_lines,
+    unmeasured_lines,
+)
+from shoal.look.ranking import front, ranked
+from shoal.look.snapshot import Best, Snapshot, TaskEdit
+from shoal.look.text import (
+    best_texts,
+    config_text,
+    duration_text,
+    epochs_text,
+    finite_or_none,
+    intervention_text,
+    leaf_text,
+    left_text,
+    number_text,
+    numbered_trials,
+    printable,
+    savings_text,
+    state_text,
+    states_text,
+    task_edit_text,
+    trial_verdict_text,
+    trials_text,
+    verdict_text,
+    verdict_texts,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "best_table",
+    "dataframe",
+    "snapshot_json",
+    "status_table",
+    "task_edit_json",
+    "trial_json",
+    "trials_table",
+    "verdict_json",
+]
+
+_COLOURS = {
+    TrialState.RUNNING: "cyan",
+    TrialState.COMPLETE: "green",
+    TrialState.FAILED: "red",
+}
+_LAST_COLUMNS = ("epochs", "seconds", "device", "array", "proof", "reason")
+_BAR_WIDTH = 30
+_GAP = 2
+"""Spaces between two columns of trials."""
+_MIN_CONFIG_WIDTH = 20
+_INDENT_BELOW = 4
+"""Spaces before the config of a trial where it has lines of its own, below the other columns."""
+_MAX_REASONS = 4
+_MAX_REQUESTS = 3
+"""Most requests of users that are shown, the newest."""
+_MAX_NAMED = 3
+"""Most trials that are named for one waiting reason in JSON."""
+
+
+class _TrialLines:
+    """The lines of `trials_table`; a rich `Table` takes half a millisecond for each of its rows.
+
+    Args:
+        head: Titles of the columns before the config, and whether each is aligned to the right.
+        rows: Cells of each row, its state, its config, and its reason.
+    """
+
+    def __init__(
+        self, head: Sequence[tuple[str, bool]], rows: Sequence[tuple[Sequence[str], TrialState, str, str]]
+    ) -> None:
+        self._head, self._rows = head, rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        titles = [title for title, _ in self._head]
+        columns = zip(titles, *(cells for cells, *_ in self._rows), strict=True)
+        widths = [max(map(cell_len, column)) for column in columns]
+        indent = sum(widths) + _GAP * len(widths)
+        below = indent + _MIN_CONFIG_WIDTH > options.max_width  # the config has lines of its own
+        if below:
+            indent = _INDENT_BELOW
+        width = max(options.max_width - indent, 1)
+        styles = {state: console.get_style(colour) for state, colour in _COLOURS.items()}
+        dim = console.get_style("dim")
+
+        def aligned(cells: Sequence[str]) -> Iterator[str]:
+            for cell, (_, right), wide in zip(cells, self._head, widths, strict=True):
+                space = " " * (wide - cell_len(cell))
+                yield f"{space}{cell}{' ' * _GAP}" if right else f"{cell}{space}{' ' * _GAP}"
+
+        titled = "".join([*aligned(titles), "" if below else "config"])
+        for line in _folded(titled.rstrip(), options.max_width, console):
+            yield Segment(f"{line}\n", console.get_style("bold"))
+        for cells, state, config, reason in self._rows:
+            number, name, *others = aligned(cells)
+            lines = _folded(config, width, console)
+            if below:
+                for line in _folded("".join([number, name, *others]).rstrip(), options.max_width, console):
+                    yield Segment(f"{line}\n", styles.get(state))
+            else:
+                yield Segment(number)
+                yield Segment(name, styles.get(state))
+                yield Segment(f"{''.join(others)}{lines.pop(0)}\n")
+            for line in lines:
+                yield Segment(f"{' ' * indent}{line}\n")
+            for line in _folded(reason, width, console) if reason else ():
+                yield Segment(f"{' ' * indent}{line}\n", dim)
+
+
+def _folded(text: str, width: int, console: Console) -> list[str]:
+    """The lines of a text, folded where one is wider."""
+    text = text.expandtabs()
+    lines = text.split("\n")
+    if all(cell_len(line) <= width for line in lines):
+        return lines
+    return [line.plain.rstrip() for line in Text(text).wrap(console, width, overflow="fold")]
+
+
+def trials_table(
+    rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None, *, runs: bool = True
+) -> Group:
+    """All trials, the best first, with the reason for the state of each below its config, and what the columns mean.
+
+    With several metrics, each has its columns, and the trials of the front (`best`, if it is known) are marked.
+    """
+    several = len(objectives) > 1
+    if best is None:
+        best = front(rows, objectives) if several else set()
+    metrics = [(title, True) for goal in objectives for title in (printable(goal.metric), "best")]
+    head = [
+        ("trial", True),
+        ("state", False),
+        *[("front", True)] * several,
+        *metrics,
+        ("epochs", True),
+        ("seconds", True),
+    ]
+    lines = [
+        (
+            (
+                str(row.number),
+                state_text(row.state, runs),
+                *["*" if row.number in best else ""] * several,
+                *(number_text(values.get(goal.metric)) for goal in objectives for values in (row.metrics, row.best)),
+                f"{row.epoch}/{row.target}",
+                f"{row.seconds:.1f}",
+            ),
+            row.state,
+            config_text(row.config),
+            printable(row.reason, lines=True),
+        )
+        for row in ranked(rows, objectives, best)
+    ]
+    return Group(_TrialLines(head, lines), Text(_columns_text(objectives), "dim"))
+
+
+def _columns_text(objectives: Sequence[Objective]) -> str:
+    first = objectives[0]
+    better = "lower" if first.mode == "min" else "higher"
+    ranked_by = f"ranked by {printable(first.metric)}, the last value ({better} is better)"
+    if len(objectives) > 1:
+        ranked_by = f"*: no other trial is better in all metrics; these first, each part {ranked_by}"
+    return f"{ranked_by}\nbest: of all epochs; seconds: of training, a trial's share of its array's"
+
+
+def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = True) -> Table:
+    """One trial with its whole config and all its metrics, last and best; those of the objectives come first."""
+    first = [objective.metric for objective in objectives]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("trial", f"{row.number}, {state_text(row.state, runs)}, {row.epoch} epochs")
+    for name in sorted(row.metrics, key=lambda name: (first.index(name) if name in first else len(first), name)):
+        best = f" (best {number_text(row.best[name])})" if name in row.best else ""
+        table.add_row(Text(printable(name)), f"{number_text(row.metrics[name])}{best}")
+    for name, value in flatten(row.config).items():
+        table.add_row(Text(f"config.{printable(name)}"), Text(leaf_text(value)))
+    return table
+
+
+def status_table(snapshot: Snapshot) -> Table:
+    """Return a study at one moment: progress, waiting reasons, failures, best trials, jobs of each device."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(snapshot.unit, _progress_row(snapshot))
+    table.add_row("trials", states_text(snapshot))
+    if snapshot.starting:
+        table.add_row("workers", "are being started")
+    _add_lines(table, "waiting", _waiting_lines(snapshot), "dim")
+    _add_lines(table, "failed", _failure_lines(snapshot), "red")
+    _add_lines(table, "arrays", verdict_texts(snapshot.arrays))
+    _add_lines(table, "note", snapshot.note.splitlines(), "yellow")
+    _add_lines(table, "task", map(task_edit_text, snapshot.edits))
+    _add_lines(table, "asked", map(intervention_text, snapshot.interventions[-_MAX_REQUESTS:]))
+    _add_lines(table, "best", best_texts(snapshot))
+    if snapshot.savings is not None:
+        _add_lines(table, "saved", [savings_text(snapshot.savings, snapshot.unit)])
+    for use in snapshot.devices:
+        _add_lines(table, use.device.name, device_lines(use, snapshot.unit))
+    return table
+
+
+def _add_lines(table: Table, title: str, lines: Iterable[str], style: str = "") -> None:
+    for index, line in enumerate(lines):
+        table.add_row(Text("" if index else title), Text(printable(line), style=style))
+
+
+def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
+    """A trial as plain values; None for NaN and the infinities. Without a process, a running one is "interrupted"."""
+    return {
+        "trial": row.number,
+        "state": state_name(row.state, runs),
+        "config": dict(row.config),
+        "origin": row.trial.origin and {"trial": row.trial.origin.trial, "epoch": row.trial.origin.epoch},
+        "metrics": {name: finite_or_none(value) for name, value in row.metrics.items()},
+        "best": {name: finite_or_none(value) for name, value in row.best.items()},
+        "epochs": row.epoch,
+        "target": row.target,
+        "seconds": row.seconds,
+        "failures": row.failures,
+        "device": row.device,
+        "array": row.job,
+        "reason": row.reason,
+    }
+
+
+def dataframe(
+    rows: Sequence[TrialRow], *, runs: bool = True, proof: Mapping[int, Verdict] = MappingProxyType({})
+) -> "pd.DataFrame":
+    """Return a pandas data frame with a row for each trial.
+
+    Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
+    value) and `<name>.best`, `epochs`, `seconds`, `device`, `array`, `proof`, `reason`. A config value that a trial
+    does not have, like a metric it has not reported, is NaN. A metric whose name is that of another column, or of the
+    best of another metric, is called `metric.<name>`. `proof` holds the verdicts of trials that were in an array.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ShoalError("a data frame needs pandas. Install it with: pip install pandas") from error
+    configs = [{f"config.{name}": value for name, value in flatten(row.config).items()} for row in rows]
+    columns: dict[str, list[Any]] = {
+        "trial": [row.number for row in rows],
+        "state": [state_name(row.state, runs) for row in rows],
+    }
+    for name in _names(configs):
+        columns[name] = [config.get(name, math.nan) for config in configs]
+    metrics = _names([row.metrics for row in rows])
+    bests = {f"{name}.best" for name in metrics}
+    for name in metrics:
+        column = name
+        while column in columns or column in _LAST_COLUMNS or column in bests or f"{column}.best" in columns:
+            column = f"metric.{column}"
+        columns[column] = [row.metrics.get(name, math.nan) for row in rows]
+        columns[f"{column}.best"] = [row.best.get(name, math.nan) for row in rows]
+    columns["epochs"] = [row.epoch for row in rows]
+    columns["seconds"] = [row.seconds for row in rows]
+    columns["device"] = [row.device for row in rows]
+    columns["array"] = [row.job for row in rows]
+    columns["proof"] = [trial_verdict_text(proof[row.number]) if row.number in proof else "" for row in rows]
+    columns["reason"] = [row.reason for row in rows]
+    return pd.DataFrame(columns)
+
+
+def _names(rows: Sequence[Any]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
+    """Return a study at one moment as plain values; None for NaN and the infinities."""
+    several = {} if isinstance(snapshot.metric, str) else {"front": [_best_json(best) for best in snapshot.front]}
+    return {
+        "metric": snapshot.metric,
+        "mode": snapshot.mode,
+        "pid": snapshot.pid,
+        "host": snapshot.host or None,
+        "finished": snapshot.finished,
+        "trials": {state_name(state, snapshot.pid is not None): count for state, count in snapshot.states.items()},
+        "waiting": {
+            reason: {"count": len(numbers), "first": list(numbers[:_MAX_NAMED])}
+            for reason, numbers in snapshot.waiting.items()
+        },
+        "best": snapshot.best and _best_json(snapshot.best),
+        **several,
+        "epochs_done": snapshot.epochs_done,
+        "epochs_asked": snapshot.epochs_asked,
+        "epochs_total": snapshot.epochs_total,
+        "totals": None if snapshot.totals is None else asdict(snapshot.totals),
+        "elapsed": snapshot.elapsed,
+        "seconds_left": snapshot.seconds_left,
+        "stopped": snapshot.stopped and cause_json(snapshot.stopped),
+        "causes": [cause_json(cause) for cause in snapshot.causes],
+        "arrays": list(map(verdict_json, snapshot.arrays)),
+        "note": snapshot.note,
+        "edits": [task_edit_json(edit) for edit in snapshot.edits],
+        "interventions": [_intervention_json(each) for each in snapshot.interventions],
+        "paused": {"study": snapshot.paused, "trials": list(snapshot.held)},
+        "failing": [failing_json(failing) for failing in snapshot.failing],
+        "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
+        "devices": [device_json(use) for use in snapshot.devices],
+        "savings": snapshot.savings and {**asdict(snapshot.savings), "saved": snapshot.savings.saved},
+    }
+
+
+def verdict_json(found: Verdict) -> dict[str, Any]:
+    """Return the verdict of a structure as plain values, with its text."""
+    return {
+        **asdict(found),
+        "trials": list(found.trials),
+        "difference": finite_or_none(found.difference),
+        "is_plain": found.is_plain,
+        "text": verdict_text(found),
+    }
+
+
+def task_edit_json(edit: TaskEdit) -> dict[str, Any]:
+    """Return a resume with an edited task as plain values."""
+    return {"time": edit.time, "files": dict(edit.files), "open": list(edit.open), "next": edit.next}
+
+
+def _intervention_json(each: Intervention) -> dict[str, Any]:
+    return {
+        "time": each.time,
+        "user": each.user,
+        "verb": each.verb,
+        "trials": list(each.trials),
+        "devices": list(each.devices),
+        "text": each.text,
+        "refused": list(each.refused),
+    }
+
+
+def _best_json(best: Best) -> dict[str, Any]:
+    value = list(map(finite_or_none, best.value)) if isinstance(best.value, tuple) else finite_or_none(best.value)
+    return {"trial": best.trial, "config": dict(best.config), "value": value}
+
+
+def _waiting_lines(snapshot: Snapshot) -> list[str]:
+    """Return the waiting reasons, a line each; the rarest share the last line."""
+    reasons = list(snapshot.waiting.items())
+    if reasons and snapshot.pid is None:  # the reasons are from before the stop
+        return [f"{numbered_trials(sorted(chain.from_iterable(snapshot.waiting.values())))}: no process runs the study"]
+    lines = [
+        f"{numbered_trials(numbers)}: {reason or 'waits for a place in a job'}"
+        for reason, numbers in reasons[:_MAX_REASONS]
+    ]
+    if rest := reasons[_MAX_REASONS:]:
+        lines.append(f"{trials_text(sum(len(each) for _, each in rest))}: {len(rest)} other reasons, see shoal trials")
+    return lines
+
+
+def _failure_lines(snapshot: Snapshot) -> list[str]:
+    """Return the causes of failures, each once, and the next steps of the trials that are still open."""
+    stop = () if snapshot.stopped is None else (snapshot.stopped,)
+    others = [cause for cause in snapshot.causes if cause.text not in {x.text for x in stop}]
+    known = {cause.text for cause in (*stop, *others)}
+    return [
+        *(f"stopped, as trials failed alike before any had reported: {cause_line(cause)}" for cause in stop),
+        *cause_lines(others),
+        *failing_lines(snapshot.failing),
+        *unmeasured_lines([cause for cause in snapshot.unmeasured if cause.text not in known]),
+    ]
+
+
+def _progress_row(snapshot: Snapshot) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(max_width=_BAR_WIDTH)  # shrinks where the line does not fit
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done)
+    progress = epochs_text(snapshot)
+    left = left_text(snapshot)
+    times = f"{duration_text(snapshot.elapsed)} elapsed{left and f', {left}'}"
+    table.add_row(bar, progress, times)
+    return table

@@ -1,0 +1,318 @@
+"""Text of numbers, times, configs, states and requests in tables and messages."""
+
+import math
+import re
+import time
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.core.request import Request
+from shoal.core.rows import Intervention, Verdict
+from shoal.core.space import Space, flatten
+from shoal.core.trial import Config, TrialState, numbers_text, state_name
+from shoal.look.savings import Savings
+from shoal.look.snapshot import Best, Snapshot, TaskEdit
+
+__all__ = [
+    "batch_text",
+    "best_text",
+    "best_texts",
+    "config_text",
+    "duration_text",
+    "epochs_text",
+    "finite_or_none",
+    "intervention_text",
+    "key_text",
+    "leaf_text",
+    "left_text",
+    "number_text",
+    "numbered_trials",
+    "printable",
+    "rate_text",
+    "request_text",
+    "rounded",
+    "savings_text",
+    "shortened",
+    "state_text",
+    "states_text",
+    "structure_text",
+    "task_edit_text",
+    "trial_verdict_text",
+    "trials_text",
+    "verdict_text",
+    "verdict_texts",
+]
+
+_MAX_BEST_LINES = 4
+"""Most trials of the front that are shown."""
+_MAX_NAMED = 3
+"""Most trials that are named of several with the same state."""
+_MAX_VERDICTS = 6
+"""Most structures whose verdicts are shown."""
+_EXACT_SECONDS = 60.0
+"""Times of savings up to this one have tenths of seconds, so that they add up."""
+_DIGEST_LENGTH = 8
+_MAX_CAUSE_LENGTH = 80
+"""Most characters of a cause in a line."""
+_DIGEST_PATTERN = re.compile(r"(?:^|(?<= ))[0-9a-f]{16,}\Z")
+
+
+def number_text(value: Any) -> str:
+    """Return floats to four significant digits, "–" for None, everything else as text, see `printable`."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+
+
+def printable(text: str, lines: bool = False) -> str:
+    """The text of a user, safe for a terminal: control, unencodable and, unless `lines`, newline characters escaped."""
+    if text.isprintable():  # nearly every text is, and this looks at it once
+        return text
+    return "".join(char if _is_harmless(char, lines) else char.encode("unicode_escape").decode() for char in text)
+
+
+def _is_harmless(char: str, lines: bool) -> bool:
+    """Whether a character is no control character, format character or surrogate; all kinds of spaces are harmless."""
+    return char.isprintable() or (lines and char in "\n\t") or unicodedata.category(char) == "Zs"
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return a number for JSON: None for NaN and the infinities."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def rounded(value: float, digits: int) -> str:
+    """Return a float to `digits` significant digits, in few characters: "0.083", "170", "3.2e-4"."""
+    if not math.isfinite(value):
+        return str(value)
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    if value == 0 or -3 < int(exponent) < 5:
+        return repr(float(f"{value:.{digits}g}")).removesuffix(".0")
+    return f"{repr(float(mantissa)).removesuffix('.0')}e{int(exponent)}"
+
+
+def shortened(text: str) -> str:
+    """Return a cause, shortened to fit a line."""
+    return text if len(text) <= _MAX_CAUSE_LENGTH else text[: _MAX_CAUSE_LENGTH - 1] + "…"
+
+
+def rate_text(rate: float, what: str) -> str:
+    """Return a rate per second in the unit of time with the most readable number: "12 epochs/s", "4.5 epochs/min"."""
+    for seconds, unit in ((1, "s"), (60, "min")):
+        if rate * seconds >= 1:
+            return f"{rounded(rate * seconds, 2)} {what}/{unit}"
+    return f"{rounded(rate * 3600, 2)} {what}/h"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return hours, minutes and seconds, "1:02:03"; "–" for None."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def config_text(config: Config) -> str:
+    """Return a config on one line: "lr=0.001 optimizer.name=sgd"."""
+    return " ".join(f"{printable(name)}={leaf_text(value)}" for name, value in flatten(config).items())
+
+
+def best_text(snapshot: Snapshot) -> str:
+    """The best trial on one line, "accuracy 0.9812 by trial 7 with lr=0.001", or the front's first and their number."""
+    lines = best_texts(snapshot)
+    more = len(snapshot.front) - 1
+    return f"{lines[0]}, and {more} more that nothing dominates" if more > 0 else lines[0]
+
+
+def best_texts(snapshot: Snapshot) -> list[str]:
+    """Return the best trial on a line; for several metrics the first trials of the front, a line each."""
+    best = snapshot.front if snapshot.best is None else (snapshot.best,)
+    if not best:
+        return [_no_best_text(snapshot)]
+    lines = [_best_line(snapshot, each) for each in best[:_MAX_BEST_LINES]]
+    if len(best) > _MAX_BEST_LINES:
+        lines.append(f"and {len(best) - _MAX_BEST_LINES} more, see shoal best")
+    return lines
+
+
+def _no_best_text(snapshot: Snapshot) -> str:
+    names = snapshot.metric if isinstance(snapshot.metric, str) else " or ".join(snapshot.metric)
+    return f"– (all reported values of {names} are NaN)" if snapshot.all_nan else "–"
+
+
+def _best_line(snapshot: Snapshot, best: Best) -> str:
+    names = (snapshot.metric,) if isinstance(snapshot.metric, str) else snapshot.metric
+    values = best.value if isinstance(best.value, tuple) else (best.value,)
+    reached = " ".join(f"{printable(name)} {number_text(value)}" for name, value in zip(names, values, strict=True))
+    return f"{reached} by trial {best.trial} with {config_text(best.config)}"
+
+
+def epochs_text(snapshot: Snapshot) -> str:
+    """Return the epochs done of all epochs: "25 of 69"; if results decide how many there are, "25 of 184 to 1728"."""
+    least, most = snapshot.epochs_total, snapshot.epochs_most
+    return f"{snapshot.epochs_done} of {least}" + (f" to {most}" if most > least else "")
+
+
+def left_text(snapshot: Snapshot) -> str:
+    """Return the time left, "at least 0:03:04 left"; "" if the study is not running."""
+    if snapshot.pid is None or snapshot.finished or snapshot.paused or snapshot.all_paused:
+        return ""
+    grows = snapshot.seconds_left is not None and snapshot.epochs_most > snapshot.epochs_total
+    return f"{'at least ' if grows else ''}{duration_text(snapshot.seconds_left)} left"
+
+
+def savings_text(found: Savings, unit: str) -> str:
+    """What fusing and packing saved, and of what, on a line; for `unit` see `Snapshot`."""
+    exact = found.alone < _EXACT_SECONDS
+
+    def text(seconds: float) -> str:
+        return f"{seconds:.1f} s" if exact else duration_text(seconds)
+
+    gain = text(found.saved) if found.saved >= 1 else "nothing"
+    packed = f", {text(found.packed)} of it by packing" if found.packed >= 1 and found.saved >= 1 else ""
+    return (
+        f"{gain} of device time{packed}: {found.epochs} {unit} took {text(found.together)}, one trial at a "
+        f"time {text(found.alone)}; measuring took {text(found.measuring)}"
+    )
+
+
+def verdict_texts(found: Sequence[Verdict]) -> list[str]:
+    """Return the verdicts of structures, a line each, up to a number of lines."""
+    lines = list(map(verdict_text, found[:_MAX_VERDICTS]))
+    return lines + [f"{len(found) - len(lines)} more, see shoal status --json"] * (len(found) > len(lines))
+
+
+def verdict_text(found: Verdict) -> str:
+    """Whether trials of a structure train as arrays or in plain PyTorch, why, and what was proven, on a line."""
+    count = f"{found.members} member{'s' if found.members > 1 else ''}"
+    members = f"{count} (trial{'s' if len(found.trials) > 1 else ''} {_first_numbers(found.trials)})"
+    if found.refusal:
+        return f"plain, {members}{_end_text(found)}: {_line(found.refusal)}"
+    if not found.checks:
+        return f"an array of {members}; not compared with plain PyTorch"
+    return f"{_way_text(found)}, {members}; equal to plain PyTorch at {_checks_text(found)}"
+
+
+def trial_verdict_text(found: Verdict) -> str:
+    """The same of one trial, shorter; of its structure if it was not compared itself."""
+    if found.refusal:
+        return f"plain{_end_text(found)}: {_line(found.refusal)}"
+    if not found.checks:
+        return "in an array, not compared"
+    whose = "" if len(found.trials) == 1 else "others of its structure "
+    return f"{_way_text(found)}: {whose}equal at {_checks_text(found)}"
+
+
+def _way_text(found: Verdict) -> str:
+    if found.members == 1:
+        return "alone"
+    return "plain, as that is faster" if found.is_slower else "fused"
+
+
+def _end_text(found: Verdict) -> str:
+    """Return until when trials that were refused were an array; "" if they never were."""
+    if found.step:
+        return f", fused for {found.step} step{'s' if found.step > 1 else ''} of epoch {found.epoch + 1}"
+    return f", fused before epoch {found.epoch + 1}" if found.checks else ""
+
+
+def _checks_text(found: Verdict) -> str:
+    checks = f"{found.checks} check{'s' if found.checks > 1 else ''}"
+    return f"{checks}, largest difference {rounded(found.difference, 1)}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def states_text(snapshot: Snapshot) -> str:
+    """Return the number of trials in each state: "3 waiting, 2 running, 7 complete, 20 to come"."""
+    runs = snapshot.pid is not None
+    parts = [f"{count} {state_text(state, runs)}" for state, count in snapshot.states.items() if count]
+    if snapshot.unproposed:
+        parts.append(f"{snapshot.unproposed} to come")
+    return ", ".join(parts) or "none yet"
+
+
+def state_text(state: TrialState, runs: bool) -> str:
+    """A state in words for users; `runs`: a process runs the study."""
+    return "waiting" if state is TrialState.PENDING else state_name(state, runs)
+
+
+def trials_text(count: int) -> str:
+    """Return a number of trials, in words."""
+    return "1 trial" if count == 1 else f"{count} trials"
+
+
+def numbered_trials(numbers: Sequence[int]) -> str:
+    """Return a number of trials with the numbers of the first ones: "12 trials (0, 1, 2, …)"."""
+    return f"{trials_text(len(numbers))} ({_first_numbers(numbers)})"
+
+
+def _first_numbers(numbers: Sequence[int]) -> str:
+    return ", ".join([*map(str, numbers[:_MAX_NAMED]), *["…"] * (len(numbers) > _MAX_NAMED)])
+
+
+def task_edit_text(edit: TaskEdit) -> str:
+    """Return a line with the time of an edit of the task, its files, and the trials that had not ended."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(edit.time))
+    files = ", ".join(Path(path).name for path in edit.files)
+    unended = f"trials {numbers_text(edit.open)} had not ended, those" if edit.open else "trials"
+    return f"{files} edited when it went on at {when}: {unended} from {edit.next} on had not begun"
+
+
+def request_text(request: Request) -> str:
+    """Return a request that was not carried out yet, in words: "clone of trial 3 with lr=0.1 to epoch 9"."""
+    given = request.arguments
+    text = f"of trial {given['source']} " if "source" in given else ""
+    if "config" in given:
+        text += f"with {config_text(given['config'])} to epoch {given['epochs']}"
+    return _action_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))
+
+
+def intervention_text(each: Intervention) -> str:
+    """Return a line with the time of a request, its results, and refusals with their reasons."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time))
+    carried_out = each.trials or each.devices or each.text or not each.refused
+    done = [_action_text(each.verb, each.trials, each.text or " ".join(each.devices))] if carried_out else []
+    return f"{when} {'; '.join([*done, *(f'not done ({each.verb}): {why}' for why in each.refused)])}"
+
+
+def _action_text(verb: str, trials: Sequence[int], text: str = "") -> str:
+    """Return a request in words: "pause trials 3, 7", "clone 1000000 of trial 3"."""
+    if verb == "clone":
+        return " ".join(filter(None, [verb, *map(str, trials), text]))
+    trials_part = f" trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials))}" if trials else ""
+    action = verb.removesuffix(" trial") if trials_part else verb
+    return f"{action}{trials_part}{f': {text}' if text and trials_part else f' {text}' if text else ''}"
+
+
+def structure_text(structure: str) -> str:
+    """Return a structure with its digest shortened: "1f0a33be", and of a program "opaque train 06cc46cf"."""
+    return _DIGEST_PATTERN.sub(lambda match: match[0][:_DIGEST_LENGTH], structure)
+
+
+def key_text(steps: str) -> str:
+    """Return a structure and its batch size: "1f0a33be, batches of 32"."""
+    structure, _, size = steps.rpartition(" x ")
+    return f"{structure_text(structure)}, batches of {size}" if structure else steps
+
+
+def leaf_text(value: Any) -> str:
+    """Return a value of a config, of which None is one."""
+    return "None" if value is None else number_text(value)
+
+
+def batch_text(space: Space, task: str | None) -> str:
+    """The batch size, as far as the space determines it; `task` is the name of a task that overrides `batch_size`."""
+    if task is not None:
+        return f"batch size as {task}.batch_size says"
+    leaf = space.leaves().get("batch_size")
+    if leaf is None:
+        return "batch size 32 (default: the config has no batch_size), or the DataLoader's"
+    values = ", ".join(map(str, leaf.values))
+    missing = ", or 32 (default) or the DataLoader's where the config has no batch_size" if leaf.optional else ""
+    return f"batch size{'s' if len(leaf.values) > 1 else ''} {values}{missing}"

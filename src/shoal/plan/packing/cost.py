@@ -1,0 +1,431 @@
+"""The cost packing: groups with the least expected makespan, found by cuts and local search."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from typing import final
+
+from shoal.core.array import FusionKey
+from shoal.core.errors import PackError
+from shoal.plan.packing.base import Candidate, Packing, PackingContext
+from shoal.plan.packing.groups import memory_needed, ordered_groups
+from shoal.plan.packing.prediction import makespan, predicted
+
+__all__ = ["CandidateOrder", "CostPacking", "Partition", "local_search"]
+
+_JOBS = (1, 2, 3, 4, 6, 8)
+"""Numbers of jobs per device to try. More jobs balance devices better, but fewer arrays share a process."""
+
+_SLACK = (1.0, 0.5)
+"""Slack of a group beyond its even share, in mean lengths of a candidate, since groups are not filled exactly."""
+
+_EVEN_JOBS = (1, 2)
+"""Numbers of jobs per device to try for cuts that are as even as possible."""
+
+_HALVINGS = 7
+"""Bisection steps in the search for the length of even groups."""
+
+_TOLERANCE = 0.01
+"""Relative gain in makespan below which the search stops."""
+
+_Score = tuple[float, int, float]
+"""Makespan including tails, number of idle devices without a job, and total device seconds; compared in this order,
+less is better."""
+
+_SEARCH_EFFORT = 10_000
+"""Limit of tried changes, times the square of the number of candidates. Both the number and the cost of changes grow
+with the number of candidates."""
+
+
+@final
+@dataclass(frozen=True)
+class CostPacking(Packing):
+    """Groups arrays for the least expected makespan of all arrays and the training that follows; ties are broken by
+    device time.
+
+    Every group must save a part of the time of its arrays one after another, as predicted from measurements
+    (`predicted`). So a group that was measured to save too little is split. The makespan assumes list scheduling, the
+    longest group first, each on the first free device, so the search also keeps enough groups for all devices.
+
+    Arrays are sorted so that matching arrays are neighbours (`CandidateOrder`), and the order is cut into groups of
+    different length: single arrays, cuts that balance the devices, and the fewest groups that save time. The
+    best cut, and the cut into single arrays, are then improved by changes of one or two arrays. For few arrays this
+    nearly always finds the best groups; for many arrays there are no changes, and the time is linear in their number.
+
+    Args:
+        worth: Part of its time that a group must save.
+
+    Raises:
+        PackError: `worth` is not at least 0 and below 1.
+    """
+
+    worth: float = 0.05
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.worth, int | float) and not isinstance(self.worth, bool)
+        if not (number and 0 <= self.worth < 1):
+            raise PackError(f"`worth` must be at least 0 and below 1, got {self.worth!r}; 0.05 is 5 % of the time")
+
+    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
+        """Return the best groups found."""
+        if len(candidates) < 2:
+            return [(each,) for each in candidates]
+        candidate_order = CandidateOrder(candidates, context, self.worth)
+
+        def score_of(cut: Partition) -> _Score:
+            return _score(cut, context.loads)
+
+        best = min(_candidate_cuts(candidate_order, context.loads), key=score_of)
+        starts = [best] if len(best.groups) == len(candidates) else [best, candidate_order.single()]
+        improved = [local_search(cut, candidate_order, context.loads) for cut in starts]
+        return ordered_groups(min(improved, key=score_of).groups, candidates)
+
+    def admits(self, incoming: Candidate, present: Sequence[Candidate], context: PackingContext) -> bool:
+        """Return whether sharing saves at least `worth` of the time of the incoming candidate alone."""
+        group = [*present, incoming]
+        if incoming.key.data != present[0].key.data or memory_needed(group) > context.memory:
+            return False
+        alone = context.start + incoming.seconds
+        added = predicted(group, context).together - predicted(present, context).together
+        return alone - added >= self.worth * alone
+
+
+_MAX_OPEN_GROUPS = 3
+"""Number of newest groups that may still grow; the next candidate joins the one with the largest saving."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Candidates in groups, the predicted seconds of each, and those of training that follows it if nothing waits."""
+
+    groups: list[list[int]]
+    lengths: list[float]
+    tails: list[float]
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    """Amounts of a candidate; `alone` is its start, fetching and steps, `epochs` the largest number of a member."""
+
+    index: int
+    kind: int
+    alone: float
+    fetching: float
+    steps: float
+    memory: int
+    base: int
+    epochs: int
+    tail: float
+
+
+@dataclass(eq=False, slots=True)
+class _ItemGroup:
+    """Items, the seconds of all one after another (`apart`) and in one process (`together`), and their amounts.
+
+    `fetching`, `memory` and `base` are those of the process; `steps` are the seconds of all steps, each item alone.
+    """
+
+    items: list[_Item]
+    apart: float
+    together: float
+    fetching: float
+    steps: float
+    memory: int
+    base: int
+    kinds: dict[int, int]
+    change: float = 0.0
+
+    @classmethod
+    def of(cls, item: _Item) -> "_ItemGroup":
+        alone = (item.alone, item.alone, item.fetching, item.steps, item.memory, item.base)
+        return cls([item], *alone, kinds={item.kind: 1})
+
+    def tail(self, start: float) -> float:
+        """Seconds from the end of the group to the end of all training that follows its items. The items train each
+        epoch together, so items with fewer epochs end before the group.
+        """
+        tails: dict[int, float] = {}  # longest tail by the epochs after which it begins
+        for item in self.items:
+            if item.tail:
+                tails[item.epochs] = max(item.tail, tails.get(item.epochs, 0.0))
+        if not tails:
+            return 0.0
+        max_epochs = max(item.epochs for item in self.items)
+        relative_time = (self.together - start - self.fetching) / self.steps if self.steps else 1.0
+        last = self.together
+        for epochs, tail in tails.items():
+            steps = sum(item.steps * min(1.0, epochs / item.epochs) for item in self.items)
+            last = max(last, start + self.fetching * epochs / max_epochs + relative_time * steps + tail)
+        return last - self.together
+
+    def add(self, item: _Item, together: float, change: float) -> None:
+        self.items.append(item)
+        self.apart += item.alone
+        self.together = together
+        self.fetching = max(self.fetching, item.fetching)
+        self.steps += item.steps
+        self.memory += item.memory
+        self.base = max(self.base, item.base)
+        self.kinds[item.kind] = self.kinds.get(item.kind, 0) + 1
+        self.change = change
+
+
+class CandidateOrder:
+    """Sorts candidates, and cuts the order into groups of any length, each of which must save `worth` of its time.
+
+    Candidates are sorted by data set, then by keys that gain from each other, then by fetching time: a group fetches as
+    long as its longest candidate, so candidates of similar fetching times save most.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], context: PackingContext, worth: float) -> None:
+        self._start, self._memory, self._worth = context.start, context.memory, worth
+        kinds: dict[FusionKey, int] = {}
+        self._items = [_item(index, candidate, context, kinds) for index, candidate in enumerate(candidates)]
+        self._data = [candidate.key.data for candidate in candidates]
+        self._relative_time_changes = _relative_time_changes(kinds, context)
+        rank = _ranks(self._items, self._relative_time_changes)
+        candidate_order = sorted(self._items, key=lambda item: (rank[item.kind], -item.fetching))
+        streams: dict[str, list[_Item]] = {}
+        for item in candidate_order:
+            streams.setdefault(self._data[item.index], []).append(item)
+        self._streams = list(streams.values())
+
+    def single(self) -> Partition:
+        """Return one group per candidate."""
+        items = self._items
+        return Partition(
+            [[item.index] for item in items], [item.alone for item in items], [item.tail for item in items]
+        )
+
+    def cut(self, longest: float = inf) -> Partition:
+        """Return the worthwhile groups of at most `longest` seconds.
+
+        The next candidate in the order joins one of the newest groups if that saves enough of its time, else it begins
+        a new group.
+        """
+        groups: list[list[int]] = []
+        lengths: list[float] = []
+        tails: list[float] = []
+        for group in (group for stream in self._streams for group in self._grow_groups(stream, longest)):
+            if self._saves_enough(group):
+                groups.append([item.index for item in group.items])
+                lengths.append(group.together)
+                tails.append(group.tail(self._start))
+            else:
+                groups += [[item.index] for item in group.items]
+                lengths += [item.alone for item in group.items]
+                tails += [item.tail for item in group.items]
+        return Partition(groups, lengths, tails)
+
+    def evaluate(self, indices: Iterable[int]) -> tuple[float, float] | None:
+        """Predicted seconds and tail of a group; None if the candidates cannot share a process, or save too little."""
+        first, *others = (self._items[index] for index in indices)
+        group = _ItemGroup.of(first)
+        for item in others:
+            if self._data[item.index] != self._data[first.index] or not self._fits(group, item):
+                return None
+            group.add(item, *self._joined_cost(group, item))
+        return (group.together, group.tail(self._start)) if self._saves_enough(group) else None
+
+    def _grow_groups(self, stream: Sequence[_Item], longest: float) -> list[_ItemGroup]:
+        done: list[_ItemGroup] = []
+        open_groups: list[_ItemGroup] = []
+        for item in stream:
+            best: tuple[_ItemGroup, float, float] | None = None
+            best_saving = self._worth * item.alone
+            for group in open_groups:
+                if self._fits(group, item):
+                    together, change = self._joined_cost(group, item)
+                    saved = group.together + item.alone - together
+                    if together <= longest and saved > 0 and saved >= best_saving:
+                        best, best_saving = (group, together, change), saved
+            if best is not None:
+                group, together, change = best
+                group.add(item, together, change)
+                continue
+            if len(open_groups) == _MAX_OPEN_GROUPS:
+                done.append(
+                    open_groups.pop(max(range(_MAX_OPEN_GROUPS), key=lambda index: open_groups[index].together))
+                )
+            open_groups.append(_ItemGroup.of(item))
+        return done + open_groups
+
+    def _fits(self, group: _ItemGroup, item: _Item) -> bool:
+        return max(group.base, item.base) + group.memory + item.memory <= self._memory
+
+    def _saves_enough(self, group: _ItemGroup) -> bool:
+        return len(group.items) == 1 or group.apart - group.together >= self._worth * group.apart
+
+    def _joined_cost(self, group: _ItemGroup, item: _Item) -> tuple[float, float]:
+        change, measured, kinds = group.change, self._relative_time_changes[item.kind], group.kinds
+        if measured:
+            for kind in measured if len(measured) < len(kinds) else kinds:
+                if kind in kinds and kind in measured:
+                    change += measured[kind] * kinds[kind]
+        count = len(group.items)
+        relative_time = 1 + change / (count * (count + 1) / 2)
+        return self._start + max(group.fetching, item.fetching) + relative_time * (group.steps + item.steps), change
+
+
+def _item(index: int, candidate: Candidate, context: PackingContext, kinds: dict[FusionKey, int]) -> _Item:
+    return _Item(
+        index,
+        kinds.setdefault(candidate.key, len(kinds)),
+        context.start + candidate.seconds,
+        candidate.fetching,
+        candidate.seconds - candidate.fetching,
+        candidate.memory,
+        candidate.base,
+        max(1, *candidate.array.epochs),
+        candidate.tail,
+    )
+
+
+def _relative_time_changes(kinds: Mapping[FusionKey, int], context: PackingContext) -> list[dict[int, float]]:
+    """Return, for each kind, the kinds measured with it -> their relative time minus 1."""
+    changes: list[dict[int, float]] = [{} for _ in kinds]
+    for pair, relative_time in context.relative_times.items():
+        one, other = (numbers := [kinds.get(key) for key in pair])[0], numbers[-1]  # equal for a pair of one key
+        if one is not None and other is not None:
+            changes[one][other] = changes[other][one] = relative_time - 1
+    return changes
+
+
+def _ranks(items: Sequence[_Item], changes: Sequence[Mapping[int, float]]) -> list[tuple[float, int, int]]:
+    """Sort key of each kind: chains of kinds that gain from each other, the pair with the largest gain first.
+
+    Chains and unmeasured kinds are sorted by their longest fetching time.
+    """
+    chains = [[kind] for kind in range(len(changes))]
+    gains = sorted(
+        (change, kind, other)
+        for kind, others in enumerate(changes)
+        for other, change in others.items()
+        if kind < other and change < 0
+    )
+    for _, kind, other in gains:
+        one, two = sorted((chains[kind], chains[other]), key=len, reverse=True)
+        if one is not two:
+            one += two
+            for member in two:
+                chains[member] = one
+    fetching = [0.0] * len(changes)
+    for item in items:
+        fetching[item.kind] = max(fetching[item.kind], item.fetching)
+    ranks: list[tuple[float, int, int]] = [(0.0, 0, 0)] * len(changes)
+    for chain in {id(chain): chain for chain in chains}.values():
+        longest = max(fetching[kind] for kind in chain)
+        for position, kind in enumerate(chain):
+            ranks[kind] = (-longest, chain[0], position)
+    return ranks
+
+
+def _candidate_cuts(candidate_order: CandidateOrder, loads: Sequence[float]) -> Iterator[Partition]:
+    """Return cuts from single arrays to as few groups as save time, until one reaches a bound of the makespan."""
+    single, coarsest = candidate_order.single(), candidate_order.cut()
+    yield single
+    yield coarsest
+    if len(coarsest.groups) == len(single.groups) or len(loads) == 1:
+        return
+    longest_path = min(loads) + max(map(sum, zip(single.lengths, single.tails, strict=True)))
+    target = (1 + _TOLERANCE) * max(_water_level(sum(coarsest.lengths), loads), longest_path, *loads)
+    best_makespan = min(_score(cut, loads)[0] for cut in (single, coarsest))
+    total = sum(coarsest.lengths)
+    for jobs, slack in product(_JOBS, _SLACK):
+        if best_makespan <= target:
+            return
+        cut = candidate_order.cut((_water_level(total, loads) - min(loads)) / jobs + slack * total / len(single.groups))
+        best_makespan, total = min(best_makespan, _score(cut, loads)[0]), sum(cut.lengths)
+        yield cut
+    for jobs in _EVEN_JOBS:
+        if best_makespan <= target:
+            return
+        cut = _even_cut(candidate_order, jobs * len(loads), coarsest)
+        best_makespan = min(best_makespan, _score(cut, loads)[0])
+        yield cut
+
+
+def _even_cut(candidate_order: CandidateOrder, groups: int, cut: Partition) -> Partition:
+    """Return the cut into at most `groups` groups whose longest group is shortest, by bisection: shared fetching makes
+    the length of groups unpredictable from the sum of lengths."""
+    low, high = 0.0, max(cut.lengths)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        finer = candidate_order.cut(middle)
+        if len(finer.groups) <= groups:
+            cut, high = finer, middle
+        else:
+            low = middle
+    return cut
+
+
+def _water_level(seconds: float, loads: Sequence[float]) -> float:
+    """Time at which all devices are free if `seconds` are spread over them as evenly as possible (water-filling)."""
+    ordered = sorted(loads)
+    filled = next(
+        count
+        for count in range(1, len(ordered) + 1)
+        if count == len(ordered) or seconds + sum(ordered[:count]) <= count * ordered[count]
+    )
+    return (seconds + sum(ordered[:filled])) / filled
+
+
+def _score(cut: Partition, loads: Sequence[float]) -> _Score:
+    unused = max(0, loads.count(0) - len(cut.groups))
+    return _without_rounding(makespan(cut.lengths, loads, cut.tails)), unused, _without_rounding(sum(cut.lengths))
+
+
+def local_search(cut: Partition, candidate_order: CandidateOrder, loads: Sequence[float]) -> Partition:
+    """Improve groups by small changes until none is better or the effort is used up; `loads` as in `PackingContext`."""
+    best = _score(cut, loads)
+    neighbours = _neighbours(cut, candidate_order)
+    for _ in range(_SEARCH_EFFORT // sum(map(len, cut.groups)) ** 2):
+        other = next(neighbours, cut)
+        if other is cut:  # there is no neighbour
+            break
+        if other is not None and (found := _score(other, loads)) < best:
+            cut, best, neighbours = other, found, _neighbours(other, candidate_order)
+    return cut
+
+
+def _without_rounding(seconds: float) -> float:
+    """Round to nine digits, since the order of a sum changes its last digits."""
+    return float(f"{seconds:.9g}")
+
+
+def _neighbours(cut: Partition, candidate_order: CandidateOrder) -> Iterator[Partition | None]:
+    """The groups after moving one candidate to another group or a new one, or swapping two; None if impossible.
+
+    The longest groups come first, since they are likely to end last.
+    """
+    order = sorted(range(len(cut.groups)), key=lambda index: -cut.lengths[index])
+    for source in order:
+        for index in cut.groups[source]:
+            rest = [other for other in cut.groups[source] if other != index]
+            if rest:
+                yield _replaced(cut, candidate_order, (source,), (rest, [index]))
+            for target in order:
+                if target == source:
+                    continue
+                group = cut.groups[target]
+                yield _replaced(cut, candidate_order, (source, target), (rest, [*group, index]))
+                for other in group if rest else ():
+                    kept = [each for each in group if each != other]
+                    yield _replaced(cut, candidate_order, (source, target), ([*rest, other], [*kept, index]))
+
+
+def _replaced(
+    cut: Partition, candidate_order: CandidateOrder, old: tuple[int, ...], new: tuple[list[int], ...]
+) -> Partition | None:
+    groups = [group for index, group in enumerate(cut.groups) if index not in old]
+    lengths = [length for index, length in enumerate(cut.lengths) if index not in old]
+    tails = [tail for index, tail in enumerate(cut.tails) if index not in old]
+    for group in filter(None, new):
+        joined = candidate_order.evaluate(group)
+        if joined is None:
+            return None
+        groups.append(group)
+        lengths.append(joined[0])
+        tails.append(joined[1])
+    return Partition(groups, lengths, tails)

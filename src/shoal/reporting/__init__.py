@@ -1,1 +1,0 @@
-"""Reports on a study from its journal: progress, tables, grid, data frame."""

@@ -1,0 +1,124 @@
+"""Paths and names of checkpoint files; imports no torch.
+
+The two newest checkpoints of each trial are kept, as `checkpoints/<trial>/<epoch>-<step>-<crc32>.pt`. Checkpoints of a
+program are directories, `checkpoints/<trial>/<epoch>-000000-files`.
+"""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from shoal.core.errors import CheckpointError
+from shoal.core.trial import Trial
+from shoal.host.file_system import network_file_system
+
+__all__ = [
+    "CHECKPOINT_NAME",
+    "checkpoint_directory",
+    "checkpoint_files",
+    "checkpoint_stem",
+    "copy_checkpoint",
+    "program_checkpoints",
+    "program_directory",
+    "remove_later_checkpoints",
+    "wait_for_checkpoint",
+]
+
+VISIBLE_SECONDS = 60.0
+"""Longest wait for a file of another machine; NFS shows it after 30 to 60 seconds."""
+_PAUSE_SECONDS = 0.5
+
+CHECKPOINT_NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.pt")
+"""Name of a checkpoint file: epochs finished, steps done of the next epoch, checksum."""
+
+
+def checkpoint_directory(directory: Path, trial: int) -> Path:
+    """Return the directory of a trial's checkpoints."""
+    return directory / "checkpoints" / f"{trial:06d}"
+
+
+def checkpoint_files(directory: Path, trial: int) -> list[Path]:
+    """Return a trial's checkpoint files, newest first."""
+    found = checkpoint_directory(directory, trial).glob("*.pt")
+    return sorted((path for path in found if CHECKPOINT_NAME.fullmatch(path.name)), reverse=True)
+
+
+def checkpoint_stem(epoch: int, step: int) -> str:
+    """Return the beginning of a checkpoint's name: epochs finished, and steps done of the next epoch."""
+    return f"{epoch:06d}-{step:06d}"
+
+
+def remove_later_checkpoints(directory: Path, trial: int, epoch: int, step: int) -> None:
+    """Remove a trial's checkpoints of later steps than this one."""
+    for path in checkpoint_files(directory, trial):
+        if path.name[:13] > checkpoint_stem(epoch, step):
+            path.unlink(missing_ok=True)
+
+
+def wait_for_checkpoint(
+    directory: Path,
+    trial: int,
+    oldest: str,
+    seconds: float = VISIBLE_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Return whether a trial has a checkpoint not older than `oldest`, which a network file system may show late."""
+    deadline = time.monotonic() + seconds
+    while True:
+        files = checkpoint_files(directory, trial)
+        if files and files[0].name >= oldest:
+            return True
+        if time.monotonic() >= deadline or not network_file_system(directory):
+            return False
+        sleep(_PAUSE_SECONDS)
+        with suppress(OSError):  # listing the folder above makes the client of NFS look again
+            os.listdir(directory / "checkpoints")
+
+
+def program_checkpoints(directory: Path, trial: int) -> list[Path]:
+    """Return the checkpoints, which are directories, of a trial that a program trains; newest first."""
+    return sorted(checkpoint_directory(directory, trial).glob("[0-9]*-000000-files"), reverse=True)
+
+
+def program_directory(directory: Path, trial: int) -> Path:
+    """Return the directory with a program's files as of the last report of the trial."""
+    newest = next(iter(program_checkpoints(directory, trial)), None)
+    return checkpoint_directory(directory, trial) / "live" if newest is None else newest / "files"
+
+
+def copy_checkpoint(directory: Path, trial: Trial) -> None:
+    """Copy, by a hard link if possible, the checkpoint of a trial's origin to the trial, unless it has checkpoints."""
+    origin = trial.origin
+    if origin is None or checkpoint_files(directory, trial.number) or program_checkpoints(directory, trial.number):
+        return
+    begins = f"{origin.epoch:06d}-{0:06d}-"
+    there = [*checkpoint_files(directory, origin.trial), *program_checkpoints(directory, origin.trial)]
+    source = next((x for x in there if x.name.startswith(begins)), None)
+    if source is None and (checkpoint_directory(directory, origin.trial) / "live").exists():
+        raise CheckpointError(
+            f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, which has no copy "
+            "of its files: a program's files are copied when it calls shoal.report, not when it prints"
+        )
+    if source is None:
+        raise CheckpointError(
+            f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, whose checkpoint is "
+            f"gone from {checkpoint_directory(directory, origin.trial)}"
+        )
+    target = checkpoint_directory(directory, trial.number) / source.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        partial = target.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(source, partial, symlinks=True)
+        partial.replace(target)
+        return
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        partial = target.with_suffix(".partial")
+        shutil.copyfile(source, partial)
+        partial.replace(target)

@@ -1,0 +1,69 @@
+"""Device memory of a training job: measures the peak, and frees memory when an array ends."""
+
+import gc
+from collections.abc import Iterable
+
+import torch
+
+from shoal.core.array import FusionKey
+from shoal.core.event import MemoryMeasured
+from shoal.host.processes import own_memory
+
+__all__ = ["MemoryTracker", "limit_memory", "release_cached_memory"]
+
+REPORTED_GROWTH = 1.05
+"""Growth factor of the peak after which the peak is reported again, as it is for new members."""
+
+
+class MemoryTracker:
+    """Tracks the peak memory of this process while it trains.
+
+    On a GPU the peak is the memory that torch has reserved. On a CPU it is the maximum of the resident set over all
+    calls of `sample`, without memory shared with the parent process.
+    """
+
+    def __init__(self, job: str, device: torch.device) -> None:
+        self._job = job
+        self._device = device
+        self._members: dict[FusionKey, int] = {}
+        self._bytes = 0
+        self._reported: tuple[int, dict[FusionKey, int]] = (0, {})
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def sample(self, arrays: Iterable[tuple[FusionKey, int]], waiting: int = 0) -> None:
+        """Measure the memory with these arrays in training, as keys and numbers of members.
+
+        Args:
+            waiting: Bytes of trials on the device that wait to be trained, which are not counted.
+        """
+        for key, members in arrays:
+            self._members[key] = max(self._members.get(key, 0), members)
+        used = int(torch.cuda.max_memory_reserved(self._device)) if self._device.type == "cuda" else own_memory()
+        self._bytes = max(self._bytes, used - waiting)
+
+    def new_peak(self) -> MemoryMeasured | None:
+        """Return the peak, if it has grown since it was last reported; else None."""
+        members = {key: count for key, count in self._members.items() if count}
+        reported, reported_members = self._reported
+        if not members or (self._bytes <= REPORTED_GROWTH * reported and members == reported_members):
+            return None
+        self._reported = self._bytes, members
+        return MemoryMeasured(self._job, members, self._bytes)
+
+
+def limit_memory(device: torch.device, limit: int) -> None:
+    """Limit the bytes of a GPU that torch may reserve in this process; 0: no limit. Torch raises an error beyond it.
+
+    The limit does not include the CUDA context. It applies to a job beside others, with and without MPS.
+    """
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total) if limit else 1.0, device)
+
+
+def release_cached_memory(device: torch.device) -> None:
+    """Free the unused memory that torch has reserved on a GPU."""
+    if device.type == "cuda":
+        gc.collect()  # an array is a reference cycle
+        torch.cuda.empty_cache()

@@ -1,1 +1,0 @@
-"""Worker: trains, measures and checkpoints the trials of a job in one process. Its modules need torch."""

@@ -1,0 +1,160 @@
+"""What fusing and packing saved: the reported seconds of the epochs, times the measured speed-up of arrays."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.recorded import RecordedJournal
+from timeline_samples import Clock, machines, training, trial
+
+import shoal
+from shoal.core.activity import Activity
+from shoal.core.demand import Profile
+from shoal.core.job import Purpose
+from shoal.core.trial import Budget, Report, TrialGroup
+from shoal.journal.view import JournalView
+from shoal.look.savings import Savings, savings
+from shoal.look.snapshot import snapshot
+from shoal.plan.cost.history import History
+from shoal.spec import StudySpec
+
+KIND = "NVIDIA H200"
+PROFILE = Profile({1: 0.1, 4: 0.2}, 10, 0, 0, 0, 1.0, 1.0)
+"""Four members train twice as fast at once."""
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def journal(tmp_path: Path, clock: Clock) -> Iterator[RecordedJournal]:
+    study = StudySpec(metric="accuracy", mode="max")
+    with RecordedJournal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=clock) as journal:
+        journal.record_devices(machines(1))
+        journal.record_proposal(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])
+        yield journal
+
+
+@pytest.fixture
+def history() -> History:
+    known = History("")
+    for structure in "ab":
+        known.put(structure, "d", 32, KIND, PROFILE)
+    return known
+
+
+def train(journal: RecordedJournal, structures: str, trials: int, seconds: float) -> None:
+    """A job whose trials report two epochs each, of so many seconds of their share."""
+    journal.record_job_start(training("1", list(range(trials)), structures), "cuda:0")
+    for epoch in (1, 2):
+        journal.record_reports("1", [Report(number, epoch, {"accuracy": 0.5}, seconds) for number in range(trials)])
+
+
+def test_an_array_is_compared_with_its_members_one_by_one(
+    journal: RecordedJournal, clock: Clock, history: History
+) -> None:
+    journal.record_job_start(replace(training("0", [0]), purpose=Purpose.PROFILE), "cuda:0")
+    clock.now += 0.5
+    journal.record_job_end("0", "finished", failed=False)
+    train(journal, "a", 4, 0.25)
+    found = savings(journal, history)
+    assert found == Savings(epochs=8, together=2.0, alone=pytest.approx(4.0), packed=0.0, measuring=0.5)
+    assert found.saved == pytest.approx(1.5)
+
+
+def test_validation_counts_as_it_is(journal: RecordedJournal, history: History) -> None:
+    train(journal, "a", 4, 0.25)
+    activities = {Activity.START: 9.0, Activity.STEPS: 1.0, Activity.TIMED_STEPS: 0.2, Activity.VALIDATION: 0.4}
+    journal.record_job_end("1", "finished", failed=False, activities=activities)
+    found = savings(journal, history)
+    assert found is not None
+    assert (found.together, found.alone) == (2.0, pytest.approx(2.0 * (0.25 + 0.75 * 2)))
+
+
+def test_checks_against_plain_pytorch_are_no_time_that_trials_would_take_alone(
+    journal: RecordedJournal, history: History
+) -> None:
+    train(journal, "a", 4, 0.25)
+    activities = {Activity.STEPS: 1.0, Activity.VALIDATION: 0.5, Activity.CHECKS: 0.5}
+    journal.record_job_end("1", "finished", failed=False, activities=activities)
+    found = savings(journal, history)
+    assert found is not None
+    assert (found.together, found.alone) == (2.0, pytest.approx(2.0 * (0.25 + 0.5 * 2)))
+
+
+def test_a_pack_saves_what_its_relative_time_says(journal: RecordedJournal, clock: Clock, history: History) -> None:
+    history.put_relative_time(("a x 32", "b x 32"), KIND, 0.8)
+    journal.record_job_start(training("1", [0, 1], "ab"), "cuda:0")
+    for number, epoch in ((0, 1), (1, 1), (0, 2), (1, 2)):
+        clock.now += 1.0
+        journal.record_reports("1", [Report(number, epoch, {"accuracy": 0.5}, 0.8)])
+    found = savings(journal, history)
+    assert found is not None
+    assert (found.together, found.alone) == (pytest.approx(3.2), pytest.approx(4.0))
+    assert found.packed == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("structures", "trials", "opaque"),
+    [
+        pytest.param("a", 1, False, id="a trial alone"),
+        pytest.param("c", 4, False, id="never measured"),
+        pytest.param("a", 4, True, id="a user's program"),
+    ],
+)
+def test_nothing_is_said_of_what_was_not_grouped_or_measured(
+    structures: str, trials: int, opaque: bool, journal: RecordedJournal, history: History
+) -> None:
+    journal.spec = replace(journal.spec, opaque="a program" if opaque else "")
+    train(journal, structures, trials, 0.25)
+    assert savings(journal, history) is None
+
+
+def test_a_trial_that_joined_a_job_counts_with_its_structure(journal: RecordedJournal, history: History) -> None:
+    journal.record_job_start(training("1", [0], "a"), "cuda:0")
+    journal.record_join("1", "cuda:0", training("2", [1], "a").arrays)
+    journal.record_reports("1", [Report(number, 1, {"accuracy": 0.5}, 0.25) for number in (0, 1)])
+    found = savings(journal, history)
+    assert found is not None
+    assert (found.epochs, found.together) == (2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("measured", "speedup"),
+    [
+        pytest.param({"step_seconds": {1: 0.1, 4: 0.1}}, 4.0, id="steps as short as one member's"),
+        pytest.param({"step_seconds": {1: 3.0, 4: 0.1}}, 4.0, id="one member was disturbed"),
+        pytest.param({"step_seconds": {1: 0.1, 4: 0.9}}, 1.0, id="an array takes plain steps where they are faster"),
+        pytest.param({"fused_gain": {4: 3.0}}, 3.0, id="timed in turns"),
+        pytest.param({"step_seconds": {1: 0.1}}, 1.0, id="one member alone was timed"),
+    ],
+)
+def test_the_speedup_is_that_which_was_measured(
+    measured: dict[str, Any], speedup: float, journal: RecordedJournal, history: History
+) -> None:
+    history.put("a", "d", 32, KIND, replace(PROFILE, **measured))
+    train(journal, "a", 4, 0.25)
+    found = savings(journal, history)
+    assert found is not None
+    assert found.alone == pytest.approx(2.0 * speedup)
+
+
+def test_a_repeated_report_is_one_epoch(journal: RecordedJournal, history: History) -> None:
+    train(journal, "a", 2, 0.25)
+    journal.record_reports("1", [Report(0, 2, {"accuracy": 0.5}, 0.0)])
+    found = savings(journal, history)
+    assert found is not None
+    assert found.epochs == 4
+
+
+def test_a_study_that_has_ended_keeps_it(finished: shoal.Study) -> None:
+    with JournalView.read(finished.directory) as journal:
+        found = snapshot(journal, 0.0).savings
+    assert found is not None
+    assert 0 < found.epochs <= 32
+    assert all(math.isfinite(value) and value > 0 for value in (found.together, found.alone, found.measuring))
