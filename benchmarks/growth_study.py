@@ -1,11 +1,10 @@
 """Made-up studies for `growth.py`: journals as studies of functions leave them, written by the journal's own writer."""
 
 import pickle
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
-
-from support.recorded import RecordedJournal
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.random import Random
@@ -17,6 +16,10 @@ from shoal.core.job import Job
 from shoal.core.space import Space, choice, loguniform
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.spec import StudySpec
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from support.recorded import RecordedJournal
 
 EPOCHS = 4
 STRUCTURE = "opaque train 0123456789abcdef"

@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.recorded import RecordedJournal
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Cluster, Device, Node
@@ -41,6 +40,10 @@ from shoal.core.space import Space, loguniform
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
 from shoal.journal.view import JournalView
 from shoal.spec import StudySpec
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from support.recorded import RecordedJournal
 
 ASKED = {"first_paint_s": 1.5, "event_s": 1.0, "server_mib": 250.0, "engine_ratio": 1.02}
 """At most."""

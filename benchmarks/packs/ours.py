@@ -19,6 +19,8 @@ from shoal.core.event import Reported
 from shoal.core.trial import Report, Trial
 from shoal.host.discover import discover
 from shoal.journal.view import JournalView
+from shoal.plan.cost.costs import Costs
+from shoal.plan.cost.history import History
 from shoal.plan.grouping import Grouping
 from shoal.plan.partition import partition
 from shoal.plan.waiting import WaitingClass
@@ -61,8 +63,12 @@ class Chosen(Way):
         device = next(iter(discover(str(place) if place.type == "cuda" else "cpu:1")))[1]
         profiles = {key: measure(worker_state, Array(key, tuple(some)), device.memory) for key, some in members.items()}
         waiting = [WaitingClass(key, tuple(some)) for key, some in members.items()]
-        arrays = partition(waiting, lambda key, kind: profiles[key], [device], {}).arrays
-        groups = Grouping().groups(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
+        history = History("")
+        for key, profile in profiles.items():
+            history.put(key.structure, key.data, key.batch_size, device.kind, profile)
+        costs = Costs(history)
+        arrays = partition(waiting, costs, [device], {}).arrays
+        groups = Grouping().groups(arrays, costs, [device], {}, frozenset())
         self.packs = [
             (LaneScheduler(place), [ArrayTrainer("pack", array, worker_state) for array in group]) for group in groups
         ]
