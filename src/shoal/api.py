@@ -310,10 +310,10 @@ def resume(
         with _another_named(directory):
             followed = make_policy(policy or load_strategy(journal.policy), own.objective)
             packed = make_packing(packing or load_strategy(own.packing))
-        if backend_class(backend or own.backend) is not backend_class(own.backend):
+        if backend_class(own.backend if backend is None else backend) is not backend_class(own.backend):
             own = replace(own, ray_address=None, sbatch=None)  # those of another back end
         spec = replace(own, **{name: value for name, value in given.items() if value is not None})
-        config = _engine_config(spec, followed, packed, fleet={} if devices else fleet)
+        config = _engine_config(spec, followed, packed, fleet=fleet if devices is None else {})
         if spec.opaque and not ended:
             check_losses(config.policy, spec.loss_metric, begun=True)
         with journal.transaction():
@@ -443,9 +443,13 @@ def _run(
                 found = savings(journal, config.history)
                 journal.put("savings", found and asdict(found))
         except StudyFailedError as failure:
-            cause = engine.state.lifecycle.stopped
-            if config.trains and cause is not None:  # else the failures are among what is found
-                raise first_failed(cause, journal) from failure
+            if (cause := engine.state.lifecycle.stopped) is None:
+                raise
+            if config.trains:  # else the failures are among what is found
+                explained = first_failed(cause, journal)
+                for note in getattr(failure, "__notes__", ()):
+                    explained.add_note(note)
+                raise explained from None
         except ShoalError:
             raise
         except Exception as bug:  # raised by an algorithm or a policy

@@ -1,5 +1,6 @@
 """The specification of a study: what `tune` was called with, as JSON values."""
 
+import re
 import reprlib
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from types import NoneType
 from typing import Any, Literal, Self
+
+from msgspec import ValidationError, convert
 
 from shoal.algorithms.base import Totals, check_integer
 from shoal.core.errors import ShoalError
@@ -90,8 +93,12 @@ class StudySpec:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Make the specification of `to_json`."""
-        totals = values["totals"]
-        return cls(**{**values, "totals": None if totals is None else Totals(**totals)})
+        try:
+            totals = convert(values["totals"], Totals | None)
+        except ValidationError as error:
+            text = reprlib.repr(values["totals"])
+            raise ShoalError(f"`totals` must be numbers of trials and epochs, or None, got {text}") from error
+        return cls(**{**values, "totals": totals})
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -131,11 +138,25 @@ def _is_metric(value: object) -> bool:
     return isinstance(value, str) and all(unicodedata.category(char) != "Cc" for char in value)
 
 
+def _is_callback(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("name", "pickled"))
+
+
+def _list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_valid, value))
+
+
+def _are_settings(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(x, str) for x in value) and all(map(_is_setting, value.values()))
+
+
 def _one_or_more(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: all(map(is_valid, value if isinstance(value, list | tuple) else [value]))
 
 
-_TEXTS = ("space", "algorithm", "policy", "objective", "packing", "backend", "sharing", "task", "opaque", "batches")
+_is_setting = _is(bool, int, str)
+
+_TEXTS = ("space", "algorithm", "policy", "objective", "packing", "backend", "sharing", "task", "batches")
 
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "metric": (
@@ -148,7 +169,11 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("fuse", "kept"), (_is(bool), "True or False")),
     "target": (_is(int, float, NoneType), "a number or None"),
     "devices": (_one_or_more(_is(str)), 'a name such as "auto" or "cpu:2", or a list of names'),
-    "oversubscription": (_is(int, float), "a number of at least 1"),
+    "opaque": (
+        lambda value: isinstance(value, str) and bool(re.fullmatch(r"(opaque .* [0-9a-f]{16})?", value, re.DOTALL)),
+        'the key of a function or command, or "" for a Task',
+    ),
+    "oversubscription": (lambda value: _is(int, float)(value) and 1 <= value < inf, "a number of at least 1"),
     "seed": (_is(int), "an integer"),
     "data_seed": (
         lambda value: value in (None, "trial") or (_is(int)(value) and -(2**63) <= value < 2**63),
@@ -159,7 +184,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _is(int, float)(value) and MIN_HANG_SECONDS <= value < inf,
         f"a finite number of at least {MIN_HANG_SECONDS:g}, because a job sends a heartbeat once a second",
     ),
-    **dict.fromkeys(("callbacks", "paths"), (_is(list), "a list")),
-    "settings": (_is(dict), "names of settings of torch with their values"),
+    "callbacks": (_list_of(_is_callback), "a list of names with pickles"),
+    "paths": (_list_of(_is(str)), "a list of paths"),
+    "settings": (_are_settings, "names of settings of torch with their values"),
 }
 """Name of a field -> whether a value is valid, and what is valid in words."""

@@ -122,9 +122,13 @@ def test_a_directory_that_is_not_a_path_is_refused(directory: Any) -> None:
             for key, value in {
                 "devices": 5,
                 "policy": 5,
-                "paths": 5,
+                "paths": "json('[5]')",
                 "checkpoint_seconds": "'zz'",
-                "opaque": 5,
+                "opaque": "'zz'",
+                "totals": 5,
+                "callbacks": "json('[5]')",
+                "settings": "json('{\"a\": null}')",
+                "oversubscription": 0.5,
                 "retries": "'zz'",
                 "hang_seconds": "'zz'",
                 "fuse": "'zz'",
@@ -142,9 +146,6 @@ def test_a_directory_that_is_not_a_path_is_refused(directory: Any) -> None:
                 "fleet": "5",
                 "edits": "5",
             }.items()
-        ),
-        pytest.param(
-            "UPDATE study SET value = json_set(value, '$.totals', 5) WHERE key = 'spec'", "not understood", id="totals"
         ),
         pytest.param("DELETE FROM study WHERE key = 'spec'", "its study is not understood", id="gone"),
         pytest.param("DELETE FROM blobs WHERE name = 'task'", "its pickled task is missing", id="no task"),

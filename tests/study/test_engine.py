@@ -330,8 +330,8 @@ class Stage:
             try:
                 engine.run()
             except StudyFailedError as failure:
-                assert engine.state.stopped is not None
-                raise first_failed(engine.state.stopped, journal) from failure
+                assert engine.state.lifecycle.stopped is not None
+                raise first_failed(engine.state.lifecycle.stopped, journal) from failure
 
     def outcome(self) -> list[tuple[object, ...]]:
         with closing(self.open()) as journal:

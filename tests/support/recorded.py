@@ -9,18 +9,16 @@ from types import MappingProxyType
 from shoal.core.activity import Activity
 from shoal.core.array import Array
 from shoal.core.cause import Cause
-from shoal.core.command import Step
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.event import NOT_TRIAL_FAILURES, Ended, Outcome, Proven, TurnStats
 from shoal.core.job import Job, Purpose
-from shoal.core.rows import Intervention, Kill, Proposal, Quantum, ReportRow, Row, Telemetry
+from shoal.core.rows import DeviceRow, Intervention, Kill, Proposal, Quantum, ReportRow, Row, Telemetry
 from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
-from shoal.host.fleet import Fleet
 from shoal.journal.lock import WriterLock
 from shoal.journal.writer import Journal
 from shoal.study.checks import Checks
-from shoal.study.devices import DeviceTracker
+from shoal.study.devices import device_row
 from shoal.study.job_events import dropped
 from shoal.study.jobs import RunningJobs, ended_with_engine
 from shoal.study.lifecycle import Lifecycle
@@ -38,7 +36,7 @@ class RecordedJournal(Journal):
         super().__init__(directory, connection, lock, clock)
         self.checks_made, self.running = Checks(), RunningJobs()
         self.checks_made.restore(self.verdicts(), self.checked())
-        self._devices: DeviceTracker | None = None
+        self._devices: dict[str, DeviceRow] = {}
         self._usage: dict[str, tuple[int | None, int | None]] = {}
         self._seq = self.last_seq()
         self.table = TrialTable(self.objectives)
@@ -128,12 +126,11 @@ class RecordedJournal(Journal):
         self._write(*(Telemetry(self.clock(), name, *used) for name, used in changed.items()))
 
     def record_devices(self, cluster: Cluster) -> None:
-        if self._devices is None:
-            self._devices = DeviceTracker(Fleet(cluster), lambda names: cluster, None, self.directory)
-        self._devices.fleet = Fleet(cluster)
-        step = Step(self.clock())
-        self._devices.write_changes(step)
-        self._write(*step.rows)
+        rows = {device.name: device_row(node, device) for node, device in cluster}
+        gone = [x for x in self._devices if x not in rows]
+        rows |= {x: replace(self._devices[x], healthy=False, reason="removed") for x in gone}
+        self._write(*(replace(row, time=self.clock()) for x, row in rows.items() if self._devices.get(x) != row))
+        self._devices = rows
 
     def record_job_end(
         self,

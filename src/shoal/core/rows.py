@@ -39,7 +39,6 @@ __all__ = [
 NOT_FAILED = ("", Outcome.SUSPENDED, *NOT_TRIAL_FAILURES)
 """Outcomes of jobs that have not failed; "" is that of a running job."""
 
-
 REFUSED = "refused"
 """`CheckRow.what` of a trial that trains in plain PyTorch."""
 _PLAIN_STEP = "step, plain"
@@ -302,7 +301,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job that was started.
+    """A job that was started; as read with the trials that joined it and its last reservation, as written without.
 
     Args:
         started: Start, in seconds since 1970.

@@ -141,9 +141,9 @@ class OpenJournal:
 
     Attributes:
         spec: Specification of the study, which never changes.
-        study: Values that change while the study runs, each absent until its first change: `sources` and `edits` of
-            the task's files, `policy` and `fleet` as users have last chosen them, `paused`, `paused_trials`, `note`,
-            `savings`, `finished`, and why and how it ended.
+        study: Values that change while the study runs, each but `sources` absent until its first change: `sources` and
+            `edits` of the task's files, `policy` and `fleet` as users have last chosen them, `paused`, `paused_trials`,
+            `note`, `savings`, `finished`, and why and how it ended.
     """
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:

@@ -16,7 +16,7 @@ from shoal.host.monitor import Condition, Monitor
 from shoal.study.hangs import HangDetector
 from shoal.study.jobs import RunningJobs
 
-__all__ = ["DEATH_OUTCOMES", "DeviceConditions", "DeviceTracker", "DeviceWatch"]
+__all__ = ["DEATH_OUTCOMES", "DeviceConditions", "DeviceTracker", "DeviceWatch", "device_row"]
 
 MONITOR_SECONDS = 3.0
 """Seconds between two polls of the device monitor."""
@@ -67,10 +67,8 @@ class DeviceTracker:
         self.write_changes(step)
 
     def write_changes(self, step: Step) -> None:
-        """Write the rows of devices that are new or have changed; those that the fleet lacks now are removed ones."""
-        rows = {device.name: _row(node, device) for node, device in self.fleet.with_held_memory}
-        for name in self._rows.keys() - rows.keys():
-            rows[name] = replace(self._rows[name], healthy=False, reason="removed")
+        """Write the rows of devices that are new or have changed."""
+        rows = {device.name: device_row(node, device) for node, device in self.fleet.with_held_memory}
         step.write(*(replace(row, time=step.time) for name, row in rows.items() if self._rows.get(name) != row))
         self._rows = rows
 
@@ -152,7 +150,8 @@ class DeviceTracker:
             step.command(KillJob(job))
 
 
-def _row(node: Node, device: Device) -> DeviceRow:
+def device_row(node: Node, device: Device) -> DeviceRow:
+    """The row of a device on a node, but for its time."""
     amounts = device.memory, device.cores, device.compute, device.healthy
     reason = "" if device.healthy else device.note
     return DeviceRow(device.name, node.name, node.cores, device.kind, *amounts, reason)

@@ -8,6 +8,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.core.command import StartJob, Step
 from shoal.core.errors import StorageFullError, StudyFailedError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
+from shoal.core.rows import StudyValue
 from shoal.host.remedy import command
 from shoal.journal.requests import pending_requests
 from shoal.journal.writer import Journal
@@ -56,9 +57,8 @@ class Engine:
         """Restore the algorithm and the state machine from the journal, and record the devices of this run."""
         step = restore(self.state, self._journal, self._journal.clock())
         self.state.config.devices.write_changes(step)
+        step.write(StudyValue("stopped", None), StudyValue("finished", False))
         self._apply(step)
-        self._journal.put("stopped", None)
-        self._journal.put("finished", False)
 
     def run(self) -> None:
         """Run the study, after `begin`, until the algorithm has finished.

@@ -81,7 +81,7 @@ def hold_study(state: StudyState) -> None:
             state.trials.move(record, TrialState.STOPPED, lifecycle.ended_because or STUDY_ENDED)
         lifecycle.end()
     elif not lifecycle.devices_released:
-        lifecycle.devices_released = True
+        lifecycle.release_devices()
         state.step.command(*(ReleaseDevice(device.name) for _, device in state.fleet.cluster))
 
 

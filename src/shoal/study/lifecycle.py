@@ -46,6 +46,10 @@ class Lifecycle:
         self.paused, self.devices_released = True, False
         self._put("paused", True)
 
+    def release_devices(self) -> None:
+        """Note that the devices of a paused study are released."""
+        self.devices_released = True
+
     def resume(self) -> None:
         """Let a paused study go on."""
         self.paused = False

@@ -46,9 +46,10 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     state.step = step
     decisions = replay(journal, config.algorithm, trials.register_groups)
     rows, seen, checkpoints = journal.trials(), journal.reported_states(), journal.checkpoints()
-    ended = {row.id: ended_with_engine(row, time) for row in journal.jobs(running=True)}
+    jobs = {row.id: row for row in journal.jobs()}
+    ended = {name: ended_with_engine(row, time) for name, row in jobs.items() if row.ended is None}
     step.write(*ended.values())
-    jobs = [ended.get(row.id, row) for row in journal.jobs()]
+    jobs |= ended
     trials.without_algorithm = {*journal.retried, *(row.number for row in rows if row.trial.is_added)}
     trials.common_failures = set(study.get("common_failure_trials", ()))
     trials.paused = set(study.get("paused_trials", ()))
@@ -62,7 +63,7 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     kinds = {row.name: row.kind for row in journal.devices(all_runs=True)}
     present = {device.name for _, device in state.fleet.cluster if kinds.get(device.name) == device.kind}
     waiting = {x.number: x.job for x in trials if x.state is TrialState.PENDING}
-    state.tracker.restore(x for x in _earlier_jobs(jobs, journal.quanta(), waiting) if x.device in present)
+    state.tracker.restore(x for x in _earlier_jobs(jobs.values(), journal.quanta(), waiting) if x.device in present)
     own = trials.without_algorithm
     paused = [x.number for x in trials if x.number in own and x.state is TrialState.PAUSED]
     kept = [decision for decision in decisions if decision.trial not in own]
