@@ -33,8 +33,8 @@ from groups_live import TRAININGS, compare
 from shoal.algorithms.base import Algorithm, Problem
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.scaling import Scaling
-from shoal.plan.grouping import Grouping
 from shoal.plan.packing.registry import make_packing
 from shoal.plan.schedule import make_policy
 from shoal.simulate.run import Simulation
@@ -171,8 +171,8 @@ def cluster() -> Cluster:
 def makespan(policy: str, search: Halving, overheads: Scaling, seed: int) -> float:
     searches = SimulatedWorkload([Rungs(search, overheads, seed)])
     slowdown = SLOWDOWNS["none"]({each.name: each for each in searches.keys.values()}, Path())
-    grouping = Grouping(make_packing("none"))
-    run = Simulation(searches, cluster(), make_policy(policy), slowdown, grouping=grouping, fuse=False)
+    packer = ArrayPacker(make_packing("none"))
+    run = Simulation(searches, cluster(), make_policy(policy), slowdown, packer=packer, fuse=False)
     outcome = run.run()
     assert not outcome.waiting, f"{policy} left trials waiting: {outcome.waiting}"
     return outcome.makespan

@@ -19,7 +19,7 @@ from shoal.core.event import Reported
 from shoal.core.trial import Report, Trial
 from shoal.host.discover import discover
 from shoal.journal.view import JournalView
-from shoal.plan.grouping import Grouping
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.partition import partition
 from shoal.plan.waiting import WaitingClass
 from shoal.train.array_trainer import ArrayTrainer, WorkerState
@@ -62,9 +62,9 @@ class Chosen(Way):
         profiles = {key: measure(worker_state, Array(key, tuple(some)), device.memory) for key, some in members.items()}
         waiting = [WaitingClass(key, tuple(some)) for key, some in members.items()]
         arrays = partition(waiting, lambda key, kind: profiles[key], [device], {}).arrays
-        groups = Grouping().groups(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
+        packs = ArrayPacker().packs(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
         self.packs = [
-            (LaneScheduler(place), [ArrayTrainer("pack", array, worker_state) for array in group]) for group in groups
+            (LaneScheduler(place), [ArrayTrainer("pack", array, worker_state) for array in pack]) for pack in packs
         ]
         while self.epochs < settled and not self.settled:
             self.run()

@@ -37,7 +37,7 @@ def told(name="job-1", *values, seconds=1.0):
 
 def views(tracker, now=0.0, known=lambda key, kind: None, groups=(), arrived=None):
     by_number = {x.number: group for group in groups for x in group.trials}
-    given = PlanInput(Fifo(), KnownCosts(known), cluster(DEVICE), now, groups=by_number, arrived=arrived or {})
+    given = PlanInput(Fifo(), KnownCosts(known), cluster(DEVICE), now, trial_groups=by_number, arrived=arrived or {})
     return JobViews(given, tracker, PlanCache())
 
 
@@ -280,10 +280,10 @@ def test_a_view_describes_the_members_of_a_job():
     groups = [TrialGroup((one.trial, two.trial), Budget(9), "rung 1"), TrialGroup((three.trial,), Budget(9))]
     shown = views(JobTracker(), groups=groups)
     view = shown.waiting("w", NEED, [Array(A, (member(1, start=2, target=9), member(2, start=5, target=9)))])
-    assert (view.group, view.epoch, view.budget) == ("rung 1", 2, 9)
+    assert (view.trial_group, view.epoch, view.budget) == ("rung 1", 2, 9)
     assert (view.scaling.sharing, view.scaling.devices) == (2, 1), "0.4 of a device: two of them side by side"
-    assert shown.waiting("w", NEED, [Array(A, (one, three))]).group is None
-    assert shown.waiting("w", NEED, [Array(A, (three,))]).group is None
+    assert shown.waiting("w", NEED, [Array(A, (one, three))]).trial_group is None
+    assert shown.waiting("w", NEED, [Array(A, (three,))]).trial_group is None
     whole = {"cpu/1": Demand(1.0, 10, 1.0, 5.0), "other": Demand(0.2, 10, 1.0, 5.0)}
     assert shown.waiting("w", whole, [Array(A, (one,))]).scaling.sharing == 1
 

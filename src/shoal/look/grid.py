@@ -172,18 +172,18 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _explained(positions: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Share of the variance of ranks that the means of groups explain: 1 - (1 - eta squared) (n - 1) / (n - k)."""
-    groups = defaultdict(list)
+    """Part of the variance of ranks that the means of values explain: 1 - (1 - eta squared) (n - 1) / (n - k)."""
+    ranks_by_value = defaultdict(list)
     for position, rank in zip(positions, ranks, strict=True):
-        groups[position].append(rank)
-    if len(ranks) < max(_MIN_VALUES, len(groups) + 1):
+        ranks_by_value[position].append(rank)
+    if len(ranks) < max(_MIN_VALUES, len(ranks_by_value) + 1):
         return None
     mean_rank = fmean(ranks)
     total = sum((rank - mean_rank) ** 2 for rank in ranks)
     if not total:
         return None
-    between = sum(len(group) * (fmean(group) - mean_rank) ** 2 for group in groups.values())
-    return max(0.0, 1 - (1 - between / total) * (len(ranks) - 1) / (len(ranks) - len(groups)))
+    between = sum(len(equal) * (fmean(equal) - mean_rank) ** 2 for equal in ranks_by_value.values())
+    return max(0.0, 1 - (1 - between / total) * (len(ranks) - 1) / (len(ranks) - len(ranks_by_value)))
 
 
 def _merged_cell(cells: Sequence[Cell], mode: str) -> Cell:

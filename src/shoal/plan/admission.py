@@ -13,9 +13,9 @@ from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.core.resources import Ledger, Share
+from shoal.plan.array_packer import START_SECONDS, ArrayPacker, CandidateCosts, candidate, stream_of
 from shoal.plan.cost.cost import Cost, packed_demand
 from shoal.plan.cost.costs import Costs
-from shoal.plan.grouping import START_SECONDS, CandidateCosts, Grouping, candidate, stream_of
 from shoal.plan.packing.base import Candidate
 from shoal.plan.packing.prediction import lockstep_seconds
 
@@ -119,14 +119,14 @@ class _HostJob:
         done = lockstep_seconds([*self.present, incoming], max(incoming.array.epochs))
         return done <= free_in + START_SECONDS + incoming.seconds
 
-    def admits(self, incoming: Candidate, grouping: Grouping) -> bool:
+    def admits(self, incoming: Candidate, packer: ArrayPacker) -> bool:
         """Admit a candidate if its demand is free and the packing agrees; return whether it was admitted."""
         self._demand = before = self._demand or self._demand_of(self.present)
         after = self._demand_of([*self.present, incoming])
         extra = Share(memory=after.memory - before.memory, cores=max(0.0, after.cores - before.cores))
         if not self._free.has_room(self._free[self.device.name], extra):
             return False
-        if not grouping.admits(incoming, self.present, self.device):
+        if not packer.admits(incoming, self.present, self.device):
             return False
         self._take(extra)
         self.present.append(incoming)
@@ -149,7 +149,7 @@ def admit(
     running: Sequence[tuple[Job, Device]],
     free: Ledger,
     costs: Costs,
-    grouping: Grouping,
+    packer: ArrayPacker,
     alone: AbstractSet[int] = frozenset(),
     fuse: bool = True,
     behind: Sequence[tuple[Array, float]] = (),
@@ -177,7 +177,7 @@ def admit(
     left = [x for x in waiting if not joined or not any(member.trial.number in joined for member in x.members)]
     for host in hosts if left else ():
         host.finish_joining(joins.get(host.job.id, ()))
-    for name, arrays in _add_arrays(left, hosts, costs, grouping, fuse).items():
+    for name, arrays in _add_arrays(left, hosts, costs, packer, fuse).items():
         joins[name] = (*joins.get(name, ()), *arrays)
     return joins
 
@@ -294,7 +294,7 @@ def _mean_load(
 
 
 def _add_arrays(
-    waiting: Sequence[Array], hosts: Sequence[_HostJob], costs: Costs, grouping: Grouping, fuse: bool
+    waiting: Sequence[Array], hosts: Sequence[_HostJob], costs: Costs, packer: ArrayPacker, fuse: bool
 ) -> dict[str, tuple[Array, ...]]:
     """Add waiting arrays to jobs as further arrays, the oldest first.
 
@@ -316,7 +316,7 @@ def _add_arrays(
         free_in = min(ends, default=inf)
         for host in sorted(eligible, key=lambda host: host.seconds):
             incoming = host.candidate(array)
-            if host.ends_sooner(incoming, free_in) and host.admits(incoming, grouping):
+            if host.ends_sooner(incoming, free_in) and host.admits(incoming, packer):
                 separate = host.in_lockstep or not fuse
                 joins = replace(array, profile=costs.profile(array.key, host.device.kind), separate=separate)
                 added[host.job.id] = (*added.get(host.job.id, ()), joins)

@@ -9,8 +9,8 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job
 from shoal.core.trial import TrialGroup
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.costs import Costs
-from shoal.plan.grouping import Grouping
 from shoal.plan.job_tracker import JobTracker, PreemptionRequest
 from shoal.plan.schedule.base import Policy
 from shoal.plan.waiting import ResourceLimit, WaitingClass
@@ -33,7 +33,7 @@ class PlanInput:
         running: All jobs that hold devices, oldest first, with their present members.
         history: History of all jobs; its suspended jobs have their present members.
         next_job: Number of the next job that starts.
-        grouping: Packs arrays into jobs.
+        packer: Packs arrays into jobs.
         fuse: Whether an array may have several members.
         elastic: Whether the members of a running array can change, and can be at different epochs.
         teams: Whether a job may have several devices.
@@ -42,7 +42,7 @@ class PlanInput:
         alone: Numbers of trials, also of running ones, that failed together with others.
         limits: Number of a trial, also of a running one, that ran out of memory -> its limit.
         unmeasurable: Pairs of key and kind of device whose profile job failed; it is not repeated.
-        groups: Number of a trial -> its group.
+        trial_groups: Number of a trial -> its TrialGroup.
         arrived: Number of a waiting trial -> time at which it began to wait, in seconds.
     """
 
@@ -54,7 +54,7 @@ class PlanInput:
     running: Sequence[tuple[Job, Device]] = ()
     history: JobTracker = field(default_factory=JobTracker)
     next_job: int = 1
-    grouping: Grouping = field(default_factory=Grouping)
+    packer: ArrayPacker = field(default_factory=ArrayPacker)
     fuse: bool = True
     elastic: bool = True
     teams: bool = False
@@ -63,7 +63,7 @@ class PlanInput:
     alone: AbstractSet[int] = frozenset()
     limits: Mapping[int, ResourceLimit] = field(default_factory=dict)
     unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset()
-    groups: Mapping[int, TrialGroup] = field(default_factory=dict)
+    trial_groups: Mapping[int, TrialGroup] = field(default_factory=dict)
     arrived: Mapping[int, float] = field(default_factory=dict)
 
 

@@ -29,7 +29,7 @@ class JobViews:
     def __init__(self, given: PlanInput, history: JobTracker, cache: PlanCache) -> None:
         self._history = history
         self._costs = given.costs
-        self._groups = given.groups
+        self._trial_groups = given.trial_groups
         self._arrived = given.arrived
         self._now = given.now
         self._teams = given.teams
@@ -89,9 +89,9 @@ class JobViews:
         self, demand: Mapping[str, Demand], arrays: Sequence[Array], *, on_several: bool = False
     ) -> dict[str, Any]:
         """The fields of a view that depend on its arrays and on the study."""
-        summary = MemberSummary.of(arrays, self._groups)
+        summary = MemberSummary.of(arrays, self._trial_groups)
         return {
-            "group": summary.group,
+            "trial_group": summary.trial_group,
             "critical_path": self._critical_path(summary.with_follow_up, demand, arrays),
             "budget": summary.budget,
             "epoch": summary.epoch,

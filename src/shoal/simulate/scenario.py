@@ -9,7 +9,7 @@ from typing import Annotated
 
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
-from shoal.plan.grouping import Grouping
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.packing.registry import PACKINGS, make_packing
 from shoal.plan.schedule.auto import OBJECTIVES
 from shoal.plan.schedule.base import Policy
@@ -92,7 +92,7 @@ class Scenario(_Settings):
             make_policy(policy, self.objective),
             SLOWDOWNS[self.slowdown](structures, self.data),
             events=self.events,
-            grouping=Grouping(make_packing(self.packing)),
+            packer=ArrayPacker(make_packing(self.packing)),
             fuse=self.fuse,
             measured=self.measured,
             checkpoint_seconds=self.checkpoint_every,

@@ -60,7 +60,7 @@ def _propose(state: StudyState) -> list[TrialRecord]:
         )
     if groups:  # without any, the algorithm has not changed
         state.step.write(Proposal(idle, groups, state.next_seq(), state.step.time))
-    state.trials.register_groups(groups)
+    state.trials.register_trial_groups(groups)
     stopped: list[TrialRecord] = []
     for group in groups:
         for trial in group.trials:
@@ -154,7 +154,7 @@ def _unknown_reasons(unknown: Iterable[int], cluster: Cluster) -> dict[int, str]
 
 
 def _group_waiting_text(state: StudyState, held: TrialRecord) -> str:
-    group = state.trials.groups.get(held.number)
+    group = state.trials.trial_groups.get(held.number)
     if group is None or not group.epochs_ahead:
         return ""
     others = [state.trials.get(trial.number) for trial in group.trials]

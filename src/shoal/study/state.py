@@ -14,10 +14,10 @@ from shoal.core.errors import PolicyError
 from shoal.core.rows import ReportRow
 from shoal.core.trial import Report, Trial
 from shoal.host.fleet import Fleet
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cache import PlanCache
 from shoal.plan.cost.costs import Costs
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.job_tracker import JobTracker
 from shoal.plan.plan_input import PlanInput
 from shoal.plan.schedule.base import Policy
@@ -63,7 +63,7 @@ class CoreConfig:
     policy: Policy
     history: History
     devices: DeviceTracker
-    grouping: Grouping
+    packer: ArrayPacker
     replan_seconds: float = 1.0
     key: Callable[[Trial], FusionKey] | None = None
     elastic: bool = True
@@ -145,7 +145,7 @@ class StudyState:
             now,
             history=self.tracker,
             next_job=self.running.next_job,
-            grouping=config.grouping,
+            packer=config.packer,
             fuse=config.spec.fuse,
             elastic=config.elastic,
             teams=config.teams,
@@ -154,7 +154,7 @@ class StudyState:
             alone=trials.train_alone,
             limits=trials.limits,
             unmeasurable=self.signatures.unmeasurable,
-            groups=trials.groups,
+            trial_groups=trials.trial_groups,
             arrived=trials.arrived,
         )
 

@@ -106,8 +106,8 @@ class TrialTable:
         """Numbers of trials that failed together with others."""
         self.limits: dict[int, ResourceLimit] = {}
         """Number of a trial that ran out of memory -> its limits."""
-        self.groups: dict[int, TrialGroup] = {}
-        """Number of a trial -> the group in which the algorithm proposed it last."""
+        self.trial_groups: dict[int, TrialGroup] = {}
+        """Number of a trial -> the TrialGroup in which the algorithm proposed it last."""
         self.without_algorithm: set[int] = set()
         """Numbers of trials that the algorithm does not decide about: added by a user, or retried after a failure."""
         self.common_failures: set[int] = set()
@@ -193,9 +193,9 @@ class TrialTable:
                 self.isolate(record)
                 record.failure_note = f"failed in {record.failures} jobs before, is tried again by itself"
 
-    def register_groups(self, groups: Iterable[TrialGroup]) -> None:
-        """Register groups of trials that the algorithm proposed, before the trials themselves."""
-        self.groups.update((trial.number, group) for group in groups for trial in group.trials)
+    def register_trial_groups(self, groups: Iterable[TrialGroup]) -> None:
+        """Register TrialGroups that the algorithm proposed, before the trials themselves."""
+        self.trial_groups.update((trial.number, group) for group in groups for trial in group.trials)
 
     def set_keys(self, keys: Mapping[int, FusionKey]) -> None:
         """Set the fusion keys of trials."""

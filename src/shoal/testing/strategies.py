@@ -53,7 +53,7 @@ _JOBS = st.builds(
     quanta=st.lists(_TURN_STATS, max_size=3),
     demand=st.dictionaries(st.sampled_from((*_KINDS, "elsewhere")), _DEMANDS, max_size=len(_KINDS)),
     since=st.sampled_from((0.0, -5.0, -100.0)),
-    group=st.sampled_from((None, "group-0", "group-1")),
+    trial_group=st.sampled_from((None, "group-0", "group-1")),
     budget=st.sampled_from((None, 1, 9)),
     scaling=st.sampled_from(_SCALINGS),
     preemptible=st.sampled_from((True, True, False)),

@@ -21,7 +21,7 @@ EASY = Scaling(alpha=1.2, beta=1.05, sharing=4, devices=8)
 def trial(name, seconds=10.0, scaling=EASY, on=(), share=None, group="g", **amounts):
     """A trial that waits, or runs on devices."""
     demand = {"compute": 1.0, **amounts}
-    view = replace(job(name, seconds=seconds, **demand), scaling=scaling, group=group)
+    view = replace(job(name, seconds=seconds, **demand), scaling=scaling, trial_group=group)
     return replace(view, state=JobState.RUNNING, devices=tuple(on), share=share) if on else view
 
 

@@ -54,14 +54,14 @@ class WaterFilling(Policy):
         every, jobs = jobs, [job for job in jobs if job.id not in suspended]
         before = dict(layout.places)
         waiting = [job for job in jobs if job.state is not JobState.RUNNING and usable[job.id]]
-        for group in _groups(waiting):
-            names = dict.fromkeys(device.name for job in group for device in usable[job.id])
+        for related in _jobs_by_trial_group(waiting):
+            names = dict.fromkeys(device.name for job in related for device in usable[job.id])
             widths = due_widths(
-                [seconds[job.id] for job in group],
-                [job.scaling for job in group],
+                [seconds[job.id] for job in related],
+                [job.scaling for job in related],
                 sum(layout.free(name) for name in names),
             )
-            _place_jobs(layout, group, {job.id: width for job, width in zip(group, widths, strict=True)}, seconds)
+            _place_jobs(layout, related, {job.id: width for job, width in zip(related, widths, strict=True)}, seconds)
         movable = [job for job in jobs if job.id in layout.places and _may_move(job, layout)]
         left = [job for job in waiting if job.id not in layout.places]
         if movable:
@@ -298,13 +298,13 @@ def _fits_alone(job: JobView, node: Node, device: Device) -> bool:
     )
 
 
-def _groups(jobs: Sequence[JobView]) -> list[list[JobView]]:
+def _jobs_by_trial_group(jobs: Sequence[JobView]) -> list[list[JobView]]:
     """Jobs by TrialGroup, in the order of the oldest job of each group."""
-    groups: dict[Hashable, list[JobView]] = {}
+    by_trial_group: dict[Hashable, list[JobView]] = {}
     for job in jobs:
-        key = tuple(sorted(job.demand)) if job.group is None else job.group
-        groups.setdefault(key, []).append(job)
-    return list(groups.values())
+        key = tuple(sorted(job.demand)) if job.trial_group is None else job.trial_group
+        by_trial_group.setdefault(key, []).append(job)
+    return list(by_trial_group.values())
 
 
 def _may_move(job: JobView, layout: DeviceStrips) -> bool:
