@@ -26,7 +26,7 @@ from planner_samples import (
 )
 
 from shoal.plan.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS, partition
-from shoal.plan.waiting import ResourceLimit
+from shoal.plan.waiting import OutOfMemoryLimit
 
 TRIED = replace(LINEAR, step_seconds={1: 1.0}, pending=60, first_size=8)
 TRIED_WHOLE = replace(TRIED, first_size=None)
@@ -256,6 +256,6 @@ def test_arrays_of_a_lower_rank_come_first():
 def test_trials_that_wait_for_a_larger_device_do_not_hide_the_others():
     """They are of one cohort, since each trains alone."""
     members = waiting((A, 60))
-    limits = {number: ResourceLimit(1, 200 * GB) for number in range(59)}
+    limits = {number: OutOfMemoryLimit(1, 200 * GB) for number in range(59)}
     found = partition(classes_of(members, {59}, limits), known(A=LINEAR), slots(1), {})
     assert [59] in [numbers(array) for array in found.arrays]

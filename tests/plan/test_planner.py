@@ -208,10 +208,10 @@ def test_trials_that_failed_before_are_alone_and_not_measured():
     where = cluster(*slots(1))
     turns = planner(known(A=CONSTANT))
     members = waiting((A, 3), (B, 1))
-    placement = turns.plan(members, [], where, 0.0, alone={1, 3})
+    placement = turns.plan(members, [], where, 0.0, own_job_trials={1, 3})
     assert summary(placement) == [("job-00001", "train", "A", [0, 2], "cpu/1:0")]
     assert placement.refusals == {1: BUSY, 3: BUSY}
-    again = turns.plan([members[3]], [], where, 1.0, alone={1, 3})
+    again = turns.plan([members[3]], [], where, 1.0, own_job_trials={1, 3})
     assert summary(again) == [("job-00002", "train", "B", [3], "cpu/1:0")]
 
 

@@ -35,7 +35,7 @@ class _HostJob:
         costs: Costs,
         free: Ledger,
         amounts: dict[object, CandidateCosts],
-        alone: AbstractSet[int],
+        needs_own_job: AbstractSet[int],
     ) -> None:
         self.job = job
         self.device = device
@@ -43,7 +43,9 @@ class _HostJob:
         trains = job.purpose is Purpose.TRAIN and any(array.members for array in job.arrays)
         known = zip(job.arrays, self.costs, strict=True)
         programs = any(array.key.opaque for array in job.arrays)
-        self.is_open = trains and not programs and not any(member.trial.number in alone for member in job.members)
+        self.is_open = (
+            trains and not programs and not any(member.trial.number in needs_own_job for member in job.members)
+        )
         self.all_measured = trains and not programs and all(cost is not None and x.members for x, cost in known)
         self.seconds = inf if trains else 0.0
         self.present: list[Candidate] = []
@@ -150,7 +152,7 @@ def admit(
     free: Ledger,
     costs: Costs,
     packer: ArrayPacker,
-    alone: AbstractSet[int] = frozenset(),
+    needs_own_job: AbstractSet[int] = frozenset(),
     fuse: bool = True,
     behind: Sequence[tuple[Array, float]] = (),
 ) -> dict[str, tuple[Array, ...]]:
@@ -160,18 +162,20 @@ def admit(
 
     Args:
         free: What is free of memory and cores; reduced by the admitted arrays.
-        alone: Numbers of trials that failed in a shared job: they join no job, and their jobs admit no arrays.
+        needs_own_job: Numbers of trials that failed in a shared job: they join no job, and their jobs admit no arrays.
         behind: Arrays that wait behind these, as in `CutArrays`; they join no job, but the devices will train them.
 
     Returns:
         Id of a job -> the members that join it, as arrays by key, and the further arrays.
     """
-    if alone:
-        waiting = [array for array in waiting if not any(member.trial.number in alone for member in array.members)]
+    if needs_own_job:
+        waiting = [
+            array for array in waiting if not any(member.trial.number in needs_own_job for member in array.members)
+        ]
     if not waiting:
         return {}
     amounts: dict[object, CandidateCosts] = {}
-    hosts = [_HostJob(job, device, costs, free, amounts, alone) for job, device in running]
+    hosts = [_HostJob(job, device, costs, free, amounts, needs_own_job) for job, device in running]
     joins = _join_members(waiting, behind, hosts) if fuse else {}
     joined = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
     left = [x for x in waiting if not joined or not any(member.trial.number in joined for member in x.members)]

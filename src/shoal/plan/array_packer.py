@@ -54,7 +54,7 @@ class ArrayPacker:
         costs: Costs,
         devices: Sequence[Device],
         busy: Mapping[str, float],
-        alone: AbstractSet[int],
+        needs_own_job: AbstractSet[int],
         trial_groups: Mapping[int, TrialGroup] = MappingProxyType({}),
     ) -> list[tuple[Array, ...]]:
         """Return the packs, one per job, in the order of their first arrays.
@@ -75,7 +75,7 @@ class ArrayPacker:
                     kind for kind in kinds_here if costs.of(array.key, kind) is not None
                 )
             kinds = kinds_of_key[array.key]
-            may_share = not alone or not any(member.trial.number in alone for member in array.members)
+            may_share = not needs_own_job or not any(member.trial.number in needs_own_job for member in array.members)
             if kinds and may_share and not array.key.opaque:
                 by_stream.setdefault((kinds, stream_of(array, costs.of(array.key, min(kinds)))), []).append(array)
             else:

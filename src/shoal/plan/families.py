@@ -42,7 +42,7 @@ def by_family(
 
 def _family(waiting: WaitingClass) -> FusionKey | None:
     """Return the key of the family that some trials may join; None if there is none."""
-    return waiting.key.family_key if waiting.key.family and waiting.shares else None
+    return waiting.key.family_key if waiting.key.family and waiting.may_share_job else None
 
 
 def families(waiting: Sequence[WaitingClass]) -> dict[FusionKey, list[WaitingClass]]:

@@ -86,12 +86,12 @@ def partition(
     array_costs = _ArrayCosts(costs, devices, idle, cache or PlanCache())
     for each in waiting:
         key = each.fused_key
-        apart = not fuse or each.alone or key.opaque or not array_costs.known(key)
-        most = 1 if apart else None if each.limit is None else each.limit.max_members
-        by_cohort.setdefault((key, each.start, each.shares and not apart, most), []).append(each)
+        apart = not fuse or each.own_job or key.opaque or not array_costs.known(key)
+        most = 1 if apart else None if each.oom_limit is None else each.oom_limit.max_members
+        by_cohort.setdefault((key, each.start, each.may_share_job and not apart, most), []).append(each)
     cohorts = [_Cohort.of(key, classes, array_costs, most) for (key, *_, most), classes in by_cohort.items()]
     if elastic:
-        joinable = [shares for _, _, shares, _ in by_cohort]
+        joinable = [may_share for _, _, may_share, _ in by_cohort]
         cohorts = _join_cohorts(cohorts, joinable)
     loads: dict[str, list[float]] = {device.kind: [] for device in devices}
     for device in devices:

@@ -13,7 +13,7 @@ from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.costs import Costs
 from shoal.plan.job_tracker import JobTracker, PreemptionRequest
 from shoal.plan.schedule.base import Policy
-from shoal.plan.waiting import ResourceLimit, WaitingClass
+from shoal.plan.waiting import OutOfMemoryLimit, WaitingClass
 
 __all__ = ["Placement", "PlanInput"]
 
@@ -38,9 +38,9 @@ class PlanInput:
         elastic: Whether the members of a running array can change, and can be at different epochs.
         teams: Whether a job may have several devices.
         trained_epochs: Epochs that trials of a key have trained.
-        limits_shares: Whether the processes of jobs that share a device are limited to their parts of its compute.
-        alone: Numbers of trials, also of running ones, that failed together with others.
-        limits: Number of a trial, also of a running one, that ran out of memory -> its limit.
+        can_limit_compute: Whether the processes of jobs on a device can be limited to parts of its compute.
+        own_job_trials: Numbers of trials, also of running ones, that failed together with others.
+        oom_limits: Number of a trial, also of a running one, that ran out of memory -> its limit.
         unmeasurable: Pairs of key and kind of device whose profile job failed; it is not repeated.
         trial_groups: Number of a trial -> its TrialGroup.
         arrived: Number of a waiting trial -> time at which it began to wait, in seconds.
@@ -59,9 +59,9 @@ class PlanInput:
     elastic: bool = True
     teams: bool = False
     trained_epochs: Callable[[FusionKey], int] = lambda key: 0
-    limits_shares: Callable[[Device], bool] = lambda device: False
-    alone: AbstractSet[int] = frozenset()
-    limits: Mapping[int, ResourceLimit] = field(default_factory=dict)
+    can_limit_compute: Callable[[Device], bool] = lambda device: False
+    own_job_trials: AbstractSet[int] = frozenset()
+    oom_limits: Mapping[int, OutOfMemoryLimit] = field(default_factory=dict)
     unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset()
     trial_groups: Mapping[int, TrialGroup] = field(default_factory=dict)
     arrived: Mapping[int, float] = field(default_factory=dict)

@@ -70,13 +70,13 @@ class _Planning:
         self.context = PlanningContext(given, cache)
         self.draft = _Draft()
         self.numbers = count(given.next_job)
-        self.unshared = given.alone | given.limits.keys()
+        self.needs_own_job = given.own_job_trials | given.oom_limits.keys()
 
     def plan(self) -> Placement:
         given, context, draft = self.given, self.context, self.draft
         waiting = self._with_family_keys()
         profiling = [
-            (Job(self._new_id(), arrays, Purpose.PROFILE, limit=limit), device)
+            (Job(self._new_id(), arrays, Purpose.PROFILE, compute_limit=limit), device)
             for arrays, device, limit in context.samples(waiting, given.running)
         ]
         held = [*given.running, *profiling]
@@ -88,7 +88,7 @@ class _Planning:
             (ready if context.ready(each) else unmeasured).append(each)
         packs, behind = self._packs(ready, running)
         self._run_policy(running, packs, behind, held)
-        draft.placed = limit_placed(draft.placed, held, given.limits_shares)
+        draft.placed = limit_placed(draft.placed, held, given.can_limit_compute)
         for name, request in restarted_alone(held, draft.placed, running).items():
             if name not in draft.preemptions:
                 self._request_preemption(name, request)
@@ -159,7 +159,7 @@ class _Planning:
             return [], []
         given, devices, busy = self.given, self.context.devices, _seconds_until_free(running)
         cut = partition(ready, given.costs, devices, busy, given.elastic, given.fuse, self.cache)
-        packs = given.packer.packs(cut.arrays, given.costs, devices, busy, self.unshared, given.trial_groups)
+        packs = given.packer.packs(cut.arrays, given.costs, devices, busy, self.needs_own_job, given.trial_groups)
         return packs, cut.behind
 
     def _run_policy(
@@ -273,7 +273,7 @@ class _Planning:
             if device.name in free and free[device.name].device.healthy and job.id not in self.history.leaving
         ]
         arrays = [array for array, _ in self.draft.refused]
-        return admit(arrays, hosts, free, given.costs, given.packer, self.unshared, given.fuse, behind)
+        return admit(arrays, hosts, free, given.costs, given.packer, self.needs_own_job, given.fuse, behind)
 
     def _measuring_reasons(
         self, unmeasured: Sequence[WaitingClass], held: Sequence[tuple[Job, Device]]

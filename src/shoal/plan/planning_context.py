@@ -35,10 +35,10 @@ class PlanningContext:
     def __init__(self, given: PlanInput, cache: PlanCache) -> None:
         self.cluster = given.cluster
         self.devices = [device for _, device in given.cluster if device.healthy]
-        self._limits_shares = given.limits_shares
+        self._can_limit_compute = given.can_limit_compute
         self._costs = given.costs
         self._unmeasurable = given.unmeasurable
-        self._limits = given.limits
+        self._oom_limits = given.oom_limits
         self._max_members = PROFILE_MEMBERS if given.fuse else 1
         self._trained_epochs = given.trained_epochs
         self._device_of_kind = {device.kind: device for device in self.devices}  # by kind
@@ -78,7 +78,7 @@ class PlanningContext:
         """Return a sample of each key: members of all its structures in turn, which start at one epoch."""
         classes: dict[FusionKey, list[WaitingClass]] = {}
         for each in waiting:
-            if not each.alone and not each.key.opaque:
+            if not each.own_job and not each.key.opaque:
                 classes.setdefault(each.fused_key, []).append(each)
         samples: list[Array] = []
         for key, some in classes.items():
@@ -95,7 +95,7 @@ class PlanningContext:
         found: list[tuple[tuple[Array, ...], Device, float | None]] = []
         begun = set(measuring)
         for device in idle if samples else ():
-            if not self._limits_shares(device):
+            if not self._can_limit_compute(device):
                 continue
             for sample in samples:
                 pair = (sample.key, device.kind)
@@ -116,7 +116,7 @@ class PlanningContext:
         if key not in self._ready:
             known = any(self._costs.of(key, kind) is not None for kind in self._device_of_kind)
             self._ready[key] = known or not any(self._can_be_profiled(key, kind) for kind in self._device_of_kind)
-        return self._ready[key] or waiting.alone
+        return self._ready[key] or waiting.own_job
 
     def reason(self, key: FusionKey, held: Sequence[tuple[Job, Device]]) -> str:
         """Return the reason for which a member of this key, which is not ready, waits."""
@@ -169,7 +169,7 @@ class PlanningContext:
         return is_outgrown and (sample.key, kind) not in self._unmeasurable
 
     def _limited(self, arrays: Sequence[Array]) -> bool:
-        return bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
+        return bool(self._oom_limits) and any(m.trial.number in self._oom_limits for x in arrays for m in x.members)
 
     def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
         """Return the demand of arrays on a device, cached for equal arrays on equal devices."""
@@ -190,7 +190,7 @@ class PlanningContext:
 
     def _min_memory(self, arrays: Sequence[Array], device: Device) -> int:
         """Least reservation in bytes: for arrays that must be alone, all of the smallest device that suffices."""
-        limits = [self._limits.get(member.trial.number) for array in arrays for member in array.members]
+        limits = [self._oom_limits.get(member.trial.number) for array in arrays for member in array.members]
         limits_bytes = [limit.memory for limit in limits if limit is not None and limit.memory is not None]
         if not limits_bytes:
             return 0

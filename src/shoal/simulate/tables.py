@@ -19,7 +19,7 @@ from shoal.plan.cost.cost import Cost
 from shoal.plan.cost.history import History, environment
 from shoal.plan.cost.scaling import Scaling
 from shoal.run.virtual import START_SECONDS
-from shoal.simulate.reader import Limits, Table
+from shoal.simulate.reader import Bounds, Table
 from shoal.simulate.run import ClusterEvent
 from shoal.simulate.slowdown import read_curves
 from shoal.simulate.workload import (
@@ -53,13 +53,13 @@ _UNLIMITED_CORES = 10**6
 _DIGEST_LENGTH = 8
 """Number of digits of a digest in an error."""
 
-Amount = Annotated[float, Limits(0)]
-Fraction = Annotated[float, Limits(0, 1)]
-Positive = Annotated[float, Limits(1e-6)]
-Count = Annotated[int, Limits(1, MAX_COUNT)]
-Factor = Annotated[float, Limits(1)]
-Width = Annotated[int, Limits(1, 1000)]
-Setting = Annotated[int, Limits(0, MAX_COUNT)] | Annotated[float, Limits(0, MAX_COUNT)] | bool | str
+Amount = Annotated[float, Bounds(0)]
+Fraction = Annotated[float, Bounds(0, 1)]
+Positive = Annotated[float, Bounds(1e-6)]
+Count = Annotated[int, Bounds(1, MAX_COUNT)]
+Factor = Annotated[float, Bounds(1)]
+Width = Annotated[int, Bounds(1, 1000)]
+Setting = Annotated[int, Bounds(0, MAX_COUNT)] | Annotated[float, Bounds(0, MAX_COUNT)] | bool | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,10 @@ class NodeTable(Table):
     """[[nodes]]: `count` equal machines."""
 
     kind: str
-    devices: Annotated[int, Limits(1, 100)]
+    devices: Annotated[int, Bounds(1, 100)]
     memory_gb: Amount
     name: str = ""
-    count: Annotated[int, Limits(1, 10_000)] = 1
+    count: Annotated[int, Bounds(1, 10_000)] = 1
     cores: Amount = 64.0
     oversubscription: Positive = 1.0
 
@@ -149,13 +149,13 @@ class ModelTable(Table):
     """
 
     name: str
-    batch_sizes: tuple[Annotated[int, Limits(1, 10**9)], ...] = (1,)
+    batch_sizes: tuple[Annotated[int, Bounds(1, 10**9)], ...] = (1,)
     epoch_seconds: tuple[Amount, ...] | None = None
     compute: tuple[Fraction, ...] | None = None
     memory_gb: tuple[Amount, ...] | None = None
     cores: tuple[Amount, ...] | None = None
     workloads: tuple[str, ...] = ()
-    samples: Annotated[int, Limits(1)] | None = None
+    samples: Annotated[int, Bounds(1)] | None = None
     profile: str | None = None
     kinds: Mapping[str, Positive] = field(default_factory=dict)
     fused: Mapping[str, Positive] = field(default_factory=dict)
@@ -297,8 +297,8 @@ class _CostTable(Table):
 class CurvesTable(Table):
     """`curves` of a study: recorded curves of TaskSet, of which `good` reach the target."""
 
-    task: Annotated[int, Limits(0)]
-    good: Annotated[int, Limits(0)] | None = None
+    task: Annotated[int, Bounds(0)]
+    good: Annotated[int, Bounds(0)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,7 +452,7 @@ class FailureTable(Table):
 
     per_thousand_node_days: Positive
     repair_seconds: Amount
-    days: Annotated[float, Limits(0, 10_000)]
+    days: Annotated[float, Bounds(0, 10_000)]
 
     def events(self, cluster: Cluster, seed: int) -> list[ClusterEvent]:
         """Return the failures and repairs of the nodes of a cluster."""

@@ -62,7 +62,7 @@ class EngineConfig:
             packer=self.packer,
             key=partial(opaque_key, spec.opaque) if spec.opaque else None,
             elastic=backend.elastic,
-            limits_shares=backend.limits_shares,
+            can_limit_compute=backend.can_limit_compute,
             teams=backend.concurrent and backend.elastic and not spec.opaque,
             trains=self.trains,
             jobs=journal.job_count(),

@@ -70,7 +70,7 @@ class CoreConfig:
     jobs: int = 0
     seq: int = 0
     find_policy: Callable[[str], Policy] = _no_other
-    limits_shares: Callable[[Device], bool] = lambda device: False
+    can_limit_compute: Callable[[Device], bool] = lambda device: False
     teams: bool = False
     trains: bool = True
 
@@ -150,9 +150,9 @@ class StudyState:
             elastic=config.elastic,
             teams=config.teams,
             trained_epochs=self.signatures.trained,
-            limits_shares=config.limits_shares,
-            alone=trials.train_alone,
-            limits=trials.limits,
+            can_limit_compute=config.can_limit_compute,
+            own_job_trials=trials.own_job_trials,
+            oom_limits=trials.oom_limits,
             unmeasurable=self.signatures.unmeasurable,
             trial_groups=trials.trial_groups,
             arrived=trials.arrived,

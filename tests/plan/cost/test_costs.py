@@ -106,13 +106,13 @@ def test_a_profile_job_keeps_measurements_of_training_jobs() -> None:
 def test_a_profile_job_on_a_share_adds_its_speed_there() -> None:
     """Only of sizes that were measured on the whole device, and only if its process was limited."""
     costs = knowing(KNOWN)
-    asked, slow = replace(PROFILE, limit=0.5), replace(FUSES, step_seconds={1: 2.0, 4: 9.0, 16: 4.0})
+    asked, slow = replace(PROFILE, compute_limit=0.5), replace(FUSES, step_seconds={1: 2.0, 4: 9.0, 16: 4.0})
     assert after(costs, Profiled("two", A, slow), job=asked) == KNOWN
     first = replace(KNOWN, share_speeds={1: {0.5: 0.5}, 16: {0.5: 1.0}})
-    assert after(costs, Profiled("two", A, slow, limit=0.5), job=asked) == first
+    assert after(costs, Profiled("two", A, slow, compute_limit=0.5), job=asked) == first
     second = replace(KNOWN, share_speeds={1: {0.5: 0.5, 0.25: 0.25}, 16: {0.5: 1.0, 0.25: 1.0}})
-    again = Profiled("three", A, replace(slow, step_seconds={1: 4.0, 16: 4.75}), limit=0.25)
-    assert after(costs, again, job=replace(PROFILE, limit=0.25)) == second
+    again = Profiled("three", A, replace(slow, step_seconds={1: 4.0, 16: 4.75}), compute_limit=0.25)
+    assert after(costs, again, job=replace(PROFILE, compute_limit=0.25)) == second
     assert after(costs, Profiled("four", A, KNOWN), job=PROFILE) == second, "a new profile keeps them"
 
 

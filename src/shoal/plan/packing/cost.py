@@ -106,11 +106,11 @@ class Partition:
 
 @dataclass(eq=False, slots=True)
 class _Item:
-    """Amounts of a candidate; `alone` is its start, fetching and steps, `epochs` the largest number of a member."""
+    """Amounts of a candidate; `alone_seconds` are its start, fetching and steps, `epochs` the most of a member."""
 
     index: int
     kind: int
-    alone: float
+    alone_seconds: float
     fetching: float
     steps: float
     memory: int
@@ -138,7 +138,7 @@ class _ItemPack:
 
     @classmethod
     def of(cls, item: _Item) -> "_ItemPack":
-        alone = (item.alone, item.alone, item.fetching, item.steps, item.memory, item.base)
+        alone = (item.alone_seconds, item.alone_seconds, item.fetching, item.steps, item.memory, item.base)
         return cls([item], *alone, kinds={item.kind: 1})
 
     def tail(self, start: float) -> float:
@@ -161,7 +161,7 @@ class _ItemPack:
 
     def add(self, item: _Item, together: float, change: float) -> None:
         self.items.append(item)
-        self.apart += item.alone
+        self.apart += item.alone_seconds
         self.together = together
         self.fetching = max(self.fetching, item.fetching)
         self.steps += item.steps
@@ -195,7 +195,7 @@ class CandidateOrder:
         """Return one pack per candidate."""
         items = self._items
         return Partition(
-            [[item.index] for item in items], [item.alone for item in items], [item.tail for item in items]
+            [[item.index] for item in items], [item.alone_seconds for item in items], [item.tail for item in items]
         )
 
     def cut(self, longest: float = inf) -> Partition:
@@ -214,7 +214,7 @@ class CandidateOrder:
                 tails.append(pack.tail(self._start))
             else:
                 packs += [[item.index] for item in pack.items]
-                lengths += [item.alone for item in pack.items]
+                lengths += [item.alone_seconds for item in pack.items]
                 tails += [item.tail for item in pack.items]
         return Partition(packs, lengths, tails)
 
@@ -233,11 +233,11 @@ class CandidateOrder:
         open_packs: list[_ItemPack] = []
         for item in stream:
             best: tuple[_ItemPack, float, float] | None = None
-            best_saving = self._worth * item.alone
+            best_saving = self._worth * item.alone_seconds
             for pack in open_packs:
                 if self._fits(pack, item):
                     together, change = self._joined_cost(pack, item)
-                    saved = pack.together + item.alone - together
+                    saved = pack.together + item.alone_seconds - together
                     if together <= longest and saved > 0 and saved >= best_saving:
                         best, best_saving = (pack, together, change), saved
             if best is not None:
