@@ -13,7 +13,12 @@ from shoal.run.virtual import STOP_SECONDS
 from shoal.simulate.scenario import load
 from shoal.simulate.workload import Curves, ListedJobs
 
-TURNS = {"convergence": Convergence(), "promise": ExpectedFinish(), "round_robin": RoundRobin(10.0), "slaq": Slaq(10.0)}
+TURNS = {
+    "convergence": Convergence(),
+    "expected_finish": ExpectedFinish(),
+    "round_robin": RoundRobin(10.0),
+    "slaq": Slaq(10.0),
+}
 APART = {"packer": ArrayPacker(make_packing("none")), "fuse": False}
 
 

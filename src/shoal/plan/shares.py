@@ -10,7 +10,7 @@ a process on a part of an empty device, and `crowding`, the time of an epoch bes
     HyperSack, r       capacity of a device over its compute:       not measured: set by the user
                        `Device.oversubscription`
     Fluid, c and 1/c   most jobs on a device, and least share:      `crowding`: last number of jobs that paid;
-                       `Scaling.sharing`                            else 1 / c_p
+                       `Scaling.max_jobs`                           else 1 / c_p
     Fluid, α           cost: time on share w over that on all of    `crowding`: fitted; else 1, which means no cost
                        the device, α^(1/w - 1): `Scaling.factor`
     MPS, percentage    limit of a process, for its life:            share that the job reserved when it started,

@@ -23,7 +23,7 @@ SHARINGS: dict[str, str] = {
     "mps": "by MPS, with a share for each job; an error if that is impossible",
     "plain": "side by side, each with all of the GPU in turn",
 }
-"""Names of the ways in which jobs share one GPU."""
+"""Methods by which jobs share one GPU."""
 
 CONTEXT_BYTES = 512 * 2**20
 """Allowance for the CUDA context of a process, 300 to 500 MB, which a demand may leave out."""

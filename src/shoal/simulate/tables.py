@@ -275,7 +275,7 @@ class _CostTable(Table):
 
     alpha: Factor | None = None
     beta: Factor = 1.0
-    sharing: Width = 1
+    max_jobs: Width = 1
     max_devices: Width = 1
     start_seconds: Amount = START_SECONDS
     switch_seconds: Amount | None = None
@@ -283,7 +283,7 @@ class _CostTable(Table):
     def with_costs(self, structure: SimulatedModel, name: str) -> SimulatedModel:
         """Return a structure with these costs under another name."""
         scaling = Scaling(Scaling.alpha if self.alpha is None else self.alpha, self.beta)
-        crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, self.sharing + 1)}
+        crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, self.max_jobs + 1)}
         spreading = {width: scaling.factor(width) for width in range(2, self.max_devices + 1)}
         profiles = {
             kind: replace(each, crowding=crowding or each.crowding, spreading=spreading or each.spreading)

@@ -183,7 +183,7 @@ def _call_alone(func: Any, leaves: Sequence[Any], spec: Any, key: Tensor, with_g
 
 @dataclass(frozen=True)
 class _CallVariant:
-    """One way to call a function for all members."""
+    """One call of a function for all members."""
 
     case: Case
     own: Sequence[bool]

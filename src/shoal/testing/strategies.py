@@ -25,8 +25,8 @@ _AXES: Mapping[str, Sequence[object]] = {"batch_size": _BATCH_SIZES, "size": ("s
 _RELATIVE_TIMES = (0.5, 0.9, 1.0, 1.1, 2.0)
 _SCALINGS = (
     Scaling(),
-    Scaling(alpha=1.2, sharing=4),
-    Scaling(1.5, 1.1, sharing=2, devices=3, resize_seconds=2.0),
+    Scaling(alpha=1.2, max_jobs=4),
+    Scaling(1.5, 1.1, max_jobs=2, devices=3, resize_seconds=2.0),
     Scaling(grows=True),
     Scaling(devices=2, grows=True, resize_seconds=1.0),
 )

@@ -269,7 +269,7 @@ class Cost:
             team: Whether the job may have several devices.
         """
         shared = shared_device_scaling(self.profile.crowding, expected)
-        scaling = shared or Scaling(1.0, sharing=expected, trial=expected == 1 and lasts)
+        scaling = shared or Scaling(1.0, max_jobs=expected, trial=expected == 1 and lasts)
         return multi_device_scaling(self.profile.spreading, scaling) if team else scaling
 
 
