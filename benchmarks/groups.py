@@ -40,7 +40,7 @@ from shoal.plan.schedule import make_policy
 from shoal.simulate.run import Simulation
 from shoal.simulate.scenario import DATA
 from shoal.simulate.slowdown import SLOWDOWNS
-from shoal.simulate.tables import profile
+from shoal.simulate.tables import profile_of_costs
 from shoal.simulate.workload import PowerLawCurves, SimulatedModel, SimulatedWorkload, TrialSource
 
 ROOT = Path(__file__).parents[1]
@@ -120,7 +120,7 @@ class Rungs(TrialSource):
 def _structure(number: int, seconds: float, overheads: Scaling) -> SimulatedModel:
     """Of a trial, by the seconds of its epoch."""
     takes = replace(
-        profile(seconds / PARTS, 1.0, 10**9, 1.0, {}),
+        profile_of_costs(seconds / PARTS, 1.0, 10**9, 1.0, {}),
         crowding={jobs: overheads.factor(1 / jobs) for jobs in range(2, overheads.max_jobs + 1)},
         spreading={width: overheads.factor(width) for width in range(2, overheads.devices + 1)},
     )

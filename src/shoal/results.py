@@ -112,7 +112,7 @@ class Study:
 
         Returns:
             A row for each comparison: `epoch` (epochs finished before), `step` (steps of the epoch taken), `what`
-            ("step, eager", with the way of the step, or "validation"), and `difference`, the largest relative one,
+            ("step, eager", with the step mode, or "validation"), and `difference`, the largest relative one,
             which rounding explains. If the trial was found to train in plain PyTorch, a row says so by its `reason`.
 
         Raises:

@@ -72,8 +72,7 @@ class Placement:
     """The result of a plan: the jobs to start and to change, and the reasons why other trials wait.
 
     Args:
-        starts: Jobs to start, with their devices; helpers follow their leaders. The trials of a profile job are a
-            sample and still wait.
+        starts: Jobs to start, with their devices; helpers follow their leaders. Trials of a profile job still wait.
         refusals: Number of the trial -> reason, for waiting trials that are in no training job of `starts` and join no
             running job. Trials behind these have none; see `CutArrays`.
         joins: Id of a running job -> arrays whose members join it.

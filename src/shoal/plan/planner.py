@@ -77,7 +77,7 @@ class _Planning:
         waiting = self._with_family_keys()
         profiling = [
             (Job(self._new_id(), arrays, Purpose.PROFILE, compute_limit=limit), device)
-            for arrays, device, limit in context.samples(waiting, given.running)
+            for arrays, device, limit in context.to_profile(waiting, given.running)
         ]
         held = [*given.running, *profiling]
         self.history.register_running(held, given.now, self.views.arrived)

@@ -55,7 +55,7 @@ class WaitingClass:
         return self.members[0].epochs
 
     @property
-    def pending(self) -> int:
+    def remaining_epochs(self) -> int:
         """Epochs that all of them train."""
         return len(self.members) * self.epochs
 

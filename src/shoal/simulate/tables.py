@@ -39,7 +39,7 @@ __all__ = [
     "ModelTable",
     "NodeTable",
     "StudyTable",
-    "profile",
+    "profile_of_costs",
     "read_events",
     "read_nodes",
 ]
@@ -100,7 +100,7 @@ def _devices_by_name(node: Node) -> dict[str, tuple[str, ...]]:
     return {node.name: names, **{name: (name,) for name in names}}
 
 
-def profile(
+def profile_of_costs(
     seconds: float,
     compute: float,
     memory: int,
@@ -129,7 +129,7 @@ def profile(
         cores=cores,
         mixing=1.0,
         share_speeds={members: {fraction: 1.0} for members, fraction in fractions.items()},
-        sample=MAX_COUNT,
+        measured_members=MAX_COUNT,
     )
 
 
@@ -180,7 +180,7 @@ class ModelTable(Table):
         cores = self._per_batch_size("cores", [1.0])
         structures = []
         for i, size in enumerate(self.batch_sizes):
-            base_profile = profile(seconds[i], compute[i], int(memory[i] * GB), cores[i], fused, fused_compute)
+            base_profile = profile_of_costs(seconds[i], compute[i], int(memory[i] * GB), cores[i], fused, fused_compute)
             profiles = {
                 kind: _scaled_profile(base_profile, 1 / self.kinds.get(kind, 1.0)) for kind in self.kinds or kinds
             }
@@ -399,7 +399,7 @@ class JobTable(_CostTable):
         for number in range(self.count):
             amounts = (self.seconds, self.compute, self.memory_gb, self.cores, self.arrival)
             seconds, compute, memory, cores, arrival = (_draw(amount, rng) for amount in amounts)
-            base_profile = profile(seconds / self.epochs, compute, int(memory * GB), cores, {})
+            base_profile = profile_of_costs(seconds / self.epochs, compute, int(memory * GB), cores, {})
             structure = SimulatedModel("", dict.fromkeys(self.kinds or kinds, base_profile), self.workload)
             structures.append(self.with_costs(structure, f"{self.name}/{number}"))
             arrivals.append(arrival)

@@ -128,7 +128,7 @@ def test_a_training_job_adds_to_what_was_measured() -> None:
 def test_of_two_runs_of_a_program_the_larger_demands_and_the_least_seconds_count(costs: Costs) -> None:
     key = FusionKey("program", "", 1, opaque=True)
     one, other = (
-        Profile({1: seconds}, 1, 0, base_memory=size, member_memory=0, compute=compute, cores=cores, sample=1)
+        Profile({1: seconds}, 1, 0, base_memory=size, member_memory=0, compute=compute, cores=cores, measured_members=1)
         for seconds, size, compute, cores in ((1.0, 100, 0.2, 0.5), (2.0, 50, 0.4, 0.1))
     )
     both = [Profiled("one", key, one), Profiled("two", key, other)]
@@ -140,7 +140,7 @@ EPOCH = replace(FUSES, step_seconds={1: 0.1, 2: 0.2}, epoch_steps=10, validation
 COMPILED = replace(EPOCH, compiled_gain={2: 3.0})
 
 
-UNTRIED = replace(EPOCH, step_seconds={1: 0.1}, pending=9)
+UNTRIED = replace(EPOCH, step_seconds={1: 0.1}, expected_epochs=9)
 
 
 def test_the_first_epochs_of_members_together_give_the_time_of_their_size() -> None:

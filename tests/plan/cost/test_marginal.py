@@ -46,7 +46,7 @@ SHARING = {
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_max_sharing(name):
+def test_max_jobs_per_device(name):
     times, threshold, expected = SHARING[name]
     assert max_jobs_per_device(times, threshold) == expected
 
