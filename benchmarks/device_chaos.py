@@ -11,7 +11,7 @@ lease of the agents, which then end their jobs.
 
 Its trials (config, state, epochs, every metric at every epoch) are then held against those of an undisturbed run, which
 is a local one, every epoch has to be there, and no process may be left that has a file of the study open. On the
-invented GPUs all that the journal says was promised to jobs is held against what there was.
+invented GPUs all that the journal says was reserved for jobs is held against what there was.
 
     python benchmarks/device_chaos.py [--backend ray] [--faults 30] [--trials 200] [--quick] [--seed 0]
 """
@@ -58,7 +58,7 @@ STUDIES_IN_VAIN = 5
 LAST = 0.85
 """Part of a study after which no fault is due; what is left of it may be too short."""
 TIGHT = 0.75
-"""With this part of the memory and cores too much would have been promised; else the devices were never full."""
+"""With this part of the memory and cores too much would have been reserved; else the devices were never full."""
 
 
 def engine(directory: Path, backend: str, trials: int) -> None:
@@ -154,7 +154,7 @@ def _waiting(directory: Path) -> str:
         )
 
 
-def promised_too_much(directory: Path, part: float = 1.0) -> list[str]:
+def reserved_too_much(directory: Path, part: float = 1.0) -> list[str]:
     """All moments at which it had been too much, had there been this part of what there is."""
     nodes = (
         replace(
@@ -232,10 +232,10 @@ def main() -> int:
     }
     missed = [name for name in ("differences", "missing", "left_behind") if figures[name]]
     if options.backend == "local":
-        figures["promised_too_much"] = [text for study in studies for text in promised_too_much(study)]
-        figures["promised_tightly"] = any(promised_too_much(study, TIGHT) for study in studies)
-        missed += ["promised_too_much"] if figures["promised_too_much"] else []
-        missed += [] if figures["promised_tightly"] else ["promised_tightly"]
+        figures["reserved_too_much"] = [text for study in studies for text in reserved_too_much(study)]
+        figures["reserved_tightly"] = any(reserved_too_much(study, TIGHT) for study in studies)
+        missed += ["reserved_too_much"] if figures["reserved_too_much"] else []
+        missed += [] if figures["reserved_tightly"] else ["reserved_tightly"]
     if options.keep:
         print(folder)
     else:

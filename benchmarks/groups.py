@@ -33,14 +33,14 @@ from groups_live import TRAININGS, compare
 from shoal.algorithms.base import Algorithm, Problem
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.scaling import Scaling
-from shoal.plan.grouping import Grouping
 from shoal.plan.packing.registry import make_packing
 from shoal.plan.schedule import make_policy
 from shoal.simulate.run import Simulation
 from shoal.simulate.scenario import DATA
 from shoal.simulate.slowdown import SLOWDOWNS
-from shoal.simulate.tables import profile
+from shoal.simulate.tables import profile_of_costs
 from shoal.simulate.workload import PowerLawCurves, SimulatedModel, SimulatedWorkload, TrialSource
 
 ROOT = Path(__file__).parents[1]
@@ -50,15 +50,15 @@ ASKED = 1.6
 SMALL = 27
 """Trials of a search that is tried with `--quick`."""
 DEVICES = 8
-SHARING = 4
+MAX_JOBS = 4
 SECONDS = 2.0
 PARTS = 4
 """Of an epoch, at the ends of which a trial reports and can be moved: else much would be done twice."""
 
 
-def scaling(part: float, sharing: int = SHARING, devices: int = DEVICES) -> Scaling:
+def scaling(part: float, max_jobs: int = MAX_JOBS, devices: int = DEVICES) -> Scaling:
     """Overheads that stand this part of the way to Fluid's bounds."""
-    return Scaling(1 + part / (SHARING - 1), 1 + part / DEVICES, sharing, devices, SECONDS)
+    return Scaling(1 + part / (MAX_JOBS - 1), 1 + part / DEVICES, max_jobs, devices, SECONDS)
 
 
 OVERHEADS = {
@@ -66,7 +66,7 @@ OVERHEADS = {
     "none": scaling(0.0),
     "dear": scaling(0.9),
     "sharing only": scaling(0.5, devices=1),
-    "spreading only": scaling(0.5, sharing=1),
+    "spreading only": scaling(0.5, max_jobs=1),
 }
 
 
@@ -120,8 +120,8 @@ class Rungs(TrialSource):
 def _structure(number: int, seconds: float, overheads: Scaling) -> SimulatedModel:
     """Of a trial, by the seconds of its epoch."""
     takes = replace(
-        profile(seconds / PARTS, 1.0, 10**9, 1.0, {}),
-        crowding={jobs: overheads.factor(1 / jobs) for jobs in range(2, overheads.sharing + 1)},
+        profile_of_costs(seconds / PARTS, 1.0, 10**9, 1.0, {}),
+        crowding={jobs: overheads.factor(1 / jobs) for jobs in range(2, overheads.max_jobs + 1)},
         spreading={width: overheads.factor(width) for width in range(2, overheads.devices + 1)},
     )
     return SimulatedModel(f"trial {number}", {"A100": takes}, "", overheads.alpha, SECONDS, SECONDS)
@@ -171,8 +171,8 @@ def cluster() -> Cluster:
 def makespan(policy: str, search: Halving, overheads: Scaling, seed: int) -> float:
     searches = SimulatedWorkload([Rungs(search, overheads, seed)])
     slowdown = SLOWDOWNS["none"]({each.name: each for each in searches.keys.values()}, Path())
-    grouping = Grouping(make_packing("none"))
-    run = Simulation(searches, cluster(), make_policy(policy), slowdown, grouping=grouping, fuse=False)
+    packer = ArrayPacker(make_packing("none"))
+    run = Simulation(searches, cluster(), make_policy(policy), slowdown, packer=packer, fuse=False)
     outcome = run.run()
     assert not outcome.waiting, f"{policy} left trials waiting: {outcome.waiting}"
     return outcome.makespan

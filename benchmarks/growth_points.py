@@ -32,8 +32,8 @@ from shoal.core.trial import Report, Trial, TrialState
 from shoal.host.fleet import Fleet
 from shoal.journal.view import JournalView
 from shoal.look.page.views import curves_view
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.schedule.registry import make_policy
 from shoal.run.virtual import Virtual, Workload
 from shoal.spec import StudySpec
@@ -116,7 +116,7 @@ def decisions(trials: int, devices: int, folder: Path) -> Seconds:
         policy=make_policy("auto"),
         history=history,
         devices=tracker,
-        grouping=Grouping(),
+        packer=ArrayPacker(),
         key=work.key,
     )
     core = StudyCore(config)

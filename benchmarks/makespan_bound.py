@@ -65,7 +65,7 @@ def best_makespan(jobs: Mapping[Alike, int], cluster: Cluster, curves: Mapping[s
 
     Every schedule gives such an x with its makespan as T: speeds between measured shares are linear, so time at such a
     share counts as time at the two next to it. The converse does not hold: a solution may split jobs over time and
-    devices at no cost, has no idle tail, and promises memory of all devices as if it were one. Jobs are taken to be
+    devices at no cost, has no idle tail, and reserves memory of all devices as if it were one. Jobs are taken to be
     there from the start, and start, switch and checkpoint costs to be none.
 
     Raises:

@@ -1,7 +1,7 @@
 """How full each policy packs a cluster, and how long it takes to decide (HyperSack's table of policies).
 
 1. The search spaces SP3 on 4 and SP4 on 16 devices: the jobs of `scenarios/sp3.toml` and `sp4.toml`, all waiting, the
-   cluster empty, one decision. Occupancy is compute in use as a part of what may be promised. HyperSack's own figures
+   cluster empty, one decision. Occupancy is compute in use as a part of what may be reserved. HyperSack's own figures
    stand beside ours; its demands are not published but for their range, 22 % to 50 % of an A100. Those of the scenarios
    are measured, and reach from 38 % to 72 %.
 2. 100,000 jobs on 10,000 devices (`scenarios/large.toml`), hardly two of the same demand: the first decision, and some
@@ -166,7 +166,7 @@ def decided(policy: Policy, jobs: Sequence[JobView], cluster: Cluster, rounds: i
 
 
 def occupancy(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> float:
-    """Compute in use, as a part of what may be promised."""
+    """Compute in use, as a part of what may be reserved."""
     demands = {job.id: job.demand for job in jobs}
     devices = {device.name: device for _, device in cluster}
     used = sum(demands[action.job][devices[action.devices[0]].kind].compute for action in plan.actions)

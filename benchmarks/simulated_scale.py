@@ -31,8 +31,8 @@ from shoal.core.job import Purpose, WorkerContext
 from shoal.core.space import Space, choice, uniform
 from shoal.core.trial import Report, Trial, TrialState, derive_seed
 from shoal.host.fleet import Fleet
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.schedule.registry import make_policy
 from shoal.run.virtual import Virtual, Workload
 from shoal.spec import StudySpec
@@ -126,7 +126,7 @@ class Simulation:
                 policy=make_policy("auto"),
                 history=History(folder / "history.sqlite"),
                 devices=DeviceTracker(Fleet(cluster_of(devices)), lambda names: Cluster(()), HangDetector(), folder),
-                grouping=Grouping(),
+                packer=ArrayPacker(),
             )
         )
         self.turns = 0

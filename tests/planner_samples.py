@@ -105,16 +105,16 @@ def numbers(array):
     return [member.trial.number for member in array.members]
 
 
-def classes_of(members, alone=frozenset(), limits=None):
+def classes_of(members, own_job_trials=frozenset(), oom_limits=None):
     """The classes of waiting members with their keys, in the order of their first members."""
-    found, limits = {}, limits or {}
+    found, oom_limits = {}, oom_limits or {}
     for each, key in members:
         number = each.trial.number
-        alike = key, each.start, each.target, number in alone, limits.get(number)
+        alike = key, each.start, each.target, number in own_job_trials, oom_limits.get(number)
         found.setdefault(alike, []).append(each)
     return [
-        WaitingClass(key, tuple(sorted(some, key=lambda each: each.trial.number)), 0, lone, limit)
-        for (key, _, _, lone, limit), some in found.items()
+        WaitingClass(key, tuple(sorted(some, key=lambda each: each.trial.number)), 0, own_job, oom_limit)
+        for (key, _, _, own_job, oom_limit), some in found.items()
     ]
 
 
@@ -137,7 +137,7 @@ class Turns:
         in_jobs = {each.trial.number for job, _ in self.tracker.suspended.values() for each in job.members}
         free = [(each, key) for each, key in members if each.trial.number not in in_jobs]
         self.arrived = {each.trial.number: self.arrived.get(each.trial.number, now) for each, _ in free}
-        classes = classes_of(free, changes.get("alone", frozenset()), changes.get("limits", {}))
+        classes = classes_of(free, changes.get("own_job_trials", frozenset()), changes.get("oom_limits", {}))
         given = replace(
             self.given,
             cluster=where,

@@ -97,12 +97,12 @@ def test_the_tree_of_the_readme_is_the_order() -> None:
 
 def test_only_who_measures_knows_the_fields_of_a_profile() -> None:
     """All others ask `Costs`. The virtual back end and its scenarios measure, too; the command line shows profiles."""
-    measuring = {"core", "cost", "fuse", "worker", "simulate", "testing"}
+    measuring = ("core", "plan.cost", "fuse", "train", "programs", "simulate", "testing")
     others = {"shoal.run.virtual", "shoal.run.virtual_job", "shoal.cli.history"}
     users = {
         name_of(path)
         for path in MODULES
-        if package_of(name_of(path)) not in measuring
+        if not name_of(path).startswith(tuple(f"shoal.{room}." for room in measuring))
         and any(isinstance(x, ast.alias) and x.name == "Profile" for x in ast.walk(ast.parse(path.read_text())))
     }
     assert users == others

@@ -13,7 +13,7 @@ from time_sharing import INTERVAL, POLICIES, STEPS, at_best, by_order, by_turns,
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.trial import Trial
 from shoal.plan import job_tracker
-from shoal.plan.grouping import Grouping
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.packing.registry import make_packing
 from shoal.run import virtual
 from shoal.simulate.run import Simulation
@@ -60,8 +60,8 @@ def test_turns_are_those_of_a_simulation(name: str, seed: int, monkeypatch: pyte
     listed = ListedJobs("job", structures, [0.0] * len(curves), curves=Recorded(curves, target), epochs=len(curves[0]))
     slowdown = SLOWDOWNS["none"]({each.name: each for each in structures}, Path())
     policy = POLICIES[name]
-    grouping = Grouping(make_packing("none"))
-    outcome = Simulation(SimulatedWorkload([listed]), ONE, policy, slowdown, grouping=grouping, fuse=False).run()
+    packer = ArrayPacker(make_packing("none"))
+    outcome = Simulation(SimulatedWorkload([listed]), ONE, policy, slowdown, packer=packer, fuse=False).run()
     assert by_turns(policy, curves, target, switch=0.0) == pytest.approx(sorted(outcome.reached.values()))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from shoal.plan.packing.base import Candidate, Packing, PackingContext
-from shoal.plan.packing.groups import fill_group, ordered_groups
+from shoal.plan.packing.packs import fill_pack, ordered_packs
 
 __all__ = ["BatchSize"]
 
@@ -19,14 +19,14 @@ class BatchSize(Packing):
     """
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """Greedy: group the first remaining candidate with all remaining ones that match and fit."""
+        """Greedy: pack the first remaining candidate with all remaining ones that match and fit."""
         left = list(range(len(candidates)))
-        groups: list[list[int]] = []
+        packs: list[list[int]] = []
         while left:
             first, *others = left
             size = candidates[first].key.batch_size
             same_batch_size = (index for index in others if candidates[index].key.batch_size == size)
-            groups.append(fill_group(first, same_batch_size, candidates, context))
-            taken = set(groups[-1])
+            packs.append(fill_pack(first, same_batch_size, candidates, context))
+            taken = set(packs[-1])
             left = [index for index in left if index not in taken]
-        return ordered_groups(groups, candidates)
+        return ordered_packs(packs, candidates)

@@ -9,7 +9,7 @@ from shoal.core.errors import PackError
 from shoal.core.space import flatten, is_number
 from shoal.core.trial import Config
 from shoal.plan.packing.base import Candidate, Packing, PackingContext
-from shoal.plan.packing.groups import fill_group, ordered_groups
+from shoal.plan.packing.packs import fill_pack, ordered_packs
 
 __all__ = ["KNN", "euclidean", "l1", "positions"]
 
@@ -83,10 +83,10 @@ configurations of the paper's space (Table 3), 7 and the root of 19. For "measur
 @final
 @dataclass(frozen=True)
 class KNN(Packing):
-    """A random array and the arrays nearest to it share a process; the rest is grouped in the same way.
+    """A random array and the arrays nearest to it share a process; the rest is packed in the same way.
 
     This is kNN Pack Hyperband (Liu et al. 2021, section 5.2). The distance of two arrays is that of their first
-    members. Memory and a largest distance limit a group.
+    members. Memory and a largest distance limit a pack.
 
     Args:
         threshold: Largest distance to the random array; None: 7 for "l1", 4.4 for "euclidean", 1 for "measured".
@@ -109,24 +109,24 @@ class KNN(Packing):
             raise PackError(f"`threshold` must be a number of at least 0, or None, got {threshold!r}")
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """Draw a centroid, group it with its nearest candidates, and repeat with the rest."""
+        """Draw a centroid, pack it with its nearest candidates, and repeat with the rest."""
         configs_positions = positions(
             [candidate.array.members[0].trial.config for candidate in candidates], context.axes
         )
         threshold = _THRESHOLDS[self.metric] if self.threshold is None else self.threshold
         generator = Random(context.seed)
         left = list(range(len(candidates)))
-        groups: list[list[int]] = []
+        packs: list[list[int]] = []
         while left:
             centroid = left.pop(generator.randrange(len(left)))
             distance_to = self._distance(centroid, candidates, context, configs_positions)
             same_data = [index for index in left if candidates[index].key.data == candidates[centroid].key.data]
             ranks = [(*distance_to(index), index) for index in same_data]
             nearest = sorted(rank for rank in ranks if rank[0] <= threshold)
-            groups.append(fill_group(centroid, (index for _, _, index in nearest), candidates, context))
-            taken = set(groups[-1])
+            packs.append(fill_pack(centroid, (index for _, _, index in nearest), candidates, context))
+            taken = set(packs[-1])
             left = [index for index in left if index not in taken]
-        return ordered_groups(groups, candidates)
+        return ordered_packs(packs, candidates)
 
     def _distance(
         self,

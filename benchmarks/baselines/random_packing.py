@@ -7,7 +7,7 @@ from typing import final
 
 from shoal.core.errors import PackError
 from shoal.plan.packing.base import Candidate, Packing, PackingContext
-from shoal.plan.packing.groups import fill_group, ordered_groups
+from shoal.plan.packing.packs import fill_pack, ordered_packs
 
 __all__ = ["RandomPacking"]
 
@@ -34,12 +34,12 @@ class RandomPacking(Packing):
             raise PackError(f"`size` must be an integer of at least 1, or None for no limit, got {self.size!r}")
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """In random order: group the first remaining candidate with the following ones that fit."""
+        """In random order: pack the first remaining candidate with the following ones that fit."""
         left = list(range(len(candidates)))
         Random(context.seed).shuffle(left)
-        groups: list[list[int]] = []
+        packs: list[list[int]] = []
         while left:
-            groups.append(fill_group(left[0], left[1:], candidates, context, self.size))
-            taken = set(groups[-1])
+            packs.append(fill_pack(left[0], left[1:], candidates, context, self.size))
+            taken = set(packs[-1])
             left = [index for index in left if index not in taken]
-        return ordered_groups(groups, candidates)
+        return ordered_packs(packs, candidates)

@@ -19,9 +19,9 @@ from shoal.core.event import Reported
 from shoal.core.trial import Report, Trial
 from shoal.host.discover import discover
 from shoal.journal.view import JournalView
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.costs import Costs
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.partition import partition
 from shoal.plan.waiting import WaitingClass
 from shoal.train.array_trainer import ArrayTrainer, WorkerState
@@ -61,16 +61,15 @@ class Chosen(Way):
             members.setdefault(keys[trial.number], []).append(Member(trial, 0, 1_000_000))
         worker_state = WorkerState(task, sets, TrialCache(), place, Path(tempfile.mkdtemp()))
         device = next(iter(discover(str(place) if place.type == "cuda" else "cpu:1")))[1]
-        profiles = {key: measure(worker_state, Array(key, tuple(some)), device.memory) for key, some in members.items()}
-        waiting = [WaitingClass(key, tuple(some)) for key, some in members.items()]
         history = History("")
-        for key, profile in profiles.items():
+        for key, some in members.items():
+            profile = measure(worker_state, Array(key, tuple(some)), device.memory)
             history.put(key.structure, key.data, key.batch_size, device.kind, profile)
-        costs = Costs(history)
-        arrays = partition(waiting, costs, [device], {}).arrays
-        groups = Grouping().groups(arrays, costs, [device], {}, frozenset())
+        waiting = [WaitingClass(key, tuple(some)) for key, some in members.items()]
+        arrays = partition(waiting, Costs(history), [device], {}).arrays
+        packs = ArrayPacker().packs(arrays, Costs(history), [device], {}, frozenset())
         self.packs = [
-            (LaneScheduler(place), [ArrayTrainer("pack", array, worker_state) for array in group]) for group in groups
+            (LaneScheduler(place), [ArrayTrainer("pack", array, worker_state) for array in pack]) for pack in packs
         ]
         while self.epochs < settled and not self.settled:
             self.run()

@@ -22,8 +22,8 @@ from shoal.host.discover import discover
 from shoal.host.fleet import Fleet
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.packing.registry import make_packing
 from shoal.plan.schedule.registry import make_policy
 from shoal.run.base import Ended, Event, JobControl, Profiled, Reported, SignaturesFound, WorkerContext
@@ -109,7 +109,7 @@ def gaps(starts: int, policy: str, folder: Path) -> list[Gap]:
     with closing(Journal.create(worker_context.directory, spec, task=b"", algorithm=b"")) as log:
         with closing(_Timed(worker_context)) as backend:
             history = History(folder / "history.sqlite")
-            config = EngineConfig(Fleet(cluster), make_policy(policy), history, Grouping(make_packing("none")))
+            config = EngineConfig(Fleet(cluster), make_policy(policy), history, ArrayPacker(make_packing("none")))
             engine = Engine(log, algorithm, backend, config)
             engine.begin()
             engine.run()

@@ -13,7 +13,7 @@ class Figures:
 
     Args:
         makespan: seconds from the call to the last result.
-        occupancy: mean part of the devices' compute that was promised to jobs.
+        occupancy: mean part of the devices' compute that was reserved for jobs.
         device_seconds: in which devices had jobs, whatever these did.
         looking: of those, seconds in which models were looked at, with the start of the processes that do it.
         profiling: of those, seconds in which models were measured.

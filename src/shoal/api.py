@@ -49,8 +49,8 @@ from shoal.look.progress import progress, summary
 from shoal.look.savings import savings
 from shoal.look.snapshot import Snapshot, snapshot
 from shoal.look.text import batch_text, epochs_text
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History, environment
-from shoal.plan.grouping import Grouping
 from shoal.plan.packing.base import Packing
 from shoal.plan.packing.registry import make_packing
 from shoal.plan.schedule.base import Policy
@@ -399,8 +399,8 @@ def _engine_config(
         ratio = f"oversubscription={devices.oversubscription:g}"
         raise PolicyError(f"{ratio} needs a process for each job; use backend='local', or leave it out")
     history = History(environment=environment())
-    grouping = Grouping(packing, history.relative_times, Space.from_json(spec.space).axes(), spec.seed)
-    return EngineConfig(devices, MeasureOnly() if measure else policy, history, grouping, trains=not measure)
+    packer = ArrayPacker(packing, history.relative_times, Space.from_json(spec.space).axes(), spec.seed)
+    return EngineConfig(devices, MeasureOnly() if measure else policy, history, packer, trains=not measure)
 
 
 def _run(

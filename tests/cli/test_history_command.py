@@ -110,7 +110,7 @@ def test_where_structures_come_from_and_why_one_size_was_measured(known):
     history = History(environment=environment())
     history.put_task(DIGEST, "d" * 32, 32, "Digits", [{"width": 64, "lr": 0.1}, {"width": 64, "lr": 0.2}])
     history.put_task(DIGEST, "d" * 32, 32, "Pa[b]", [{"lr": 0.2}])
-    for place, changes in enumerate([{"pending": 3}, {"sample": 1}, {}]):
+    for place, changes in enumerate([{"expected_epochs": 3}, {"measured_members": 1}, {}]):
         history.put(f"{place}" * 32, "", 8, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}, **changes))
     history.put(f"opaque train {DIGEST[:16]}", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}))
     _, below = shoal().stdout.split("\n\n")
@@ -148,8 +148,8 @@ def test_as_json(known):
         "compute": 0.5,
         "cores": 1.0,
         "mixing": 1.25,
-        "sample": 16,
-        "pending": None,
+        "measured_members": 16,
+        "expected_epochs": None,
         "share_speeds": {},
         "crowding": {"2": 1.5},
     }
@@ -173,7 +173,7 @@ def test_shares_are_shown_and_cleared(known):
 
 def test_nothing_is_known_yet(tmp_path):
     done = shoal()
-    assert (done.exit_code, done.stdout) == (0, f"no measurements yet in {tmp_path / 'history-7.sqlite'}\n")
+    assert (done.exit_code, done.stdout) == (0, f"no measurements yet in {tmp_path / 'history-8.sqlite'}\n")
     assert json.loads(shoal("--json").stdout)["records"] == []
 
 

@@ -62,7 +62,7 @@ def local(place: Path, script: Script, name: str = "mps") -> Iterator[Local]:
 
 def job(name: str, compute: float = 0.25, memory: int = GIB) -> Job:
     """A job in company, limited to its demand."""
-    return replace(scripted_job(name), demand=Demand(compute, memory, 1.0, 60.0), limit=compute)
+    return replace(scripted_job(name), demand=Demand(compute, memory, 1.0, 60.0), compute_limit=compute)
 
 
 def program(name: str, memory: int) -> Job:

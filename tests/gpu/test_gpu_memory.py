@@ -95,7 +95,7 @@ def test_a_profile_says_what_the_device_has_to_give(tmp_path: Path) -> None:
         Trial(n, {"kind": "plain", "width": 4, "batch_size": 8, "optimizer": "Adam", "lr": 0.01}, n, 7)
         for n in range(8)
     ]
-    array = Array(FusionKey("wide", "data", 8), tuple(Member(trial, 0, 2) for trial in trials), pending=1000)
+    array = Array(FusionKey("wide", "data", 8), tuple(Member(trial, 0, 2) for trial in trials), expected_epochs=1000)
     total = torch.cuda.get_device_properties(DEVICE).total_memory
     state = WorkerState(task, DataSets(task, DEVICE), TrialCache(), DEVICE, tmp_path)
     profile = measure(state, array, total, free_seconds=60.0)

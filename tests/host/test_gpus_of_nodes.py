@@ -34,7 +34,7 @@ class Idle(Backend):
     def poll(self, timeout: float) -> list[Event]:
         return []
 
-    def limits_shares(self, device: Device) -> bool:
+    def can_limit_compute(self, device: Device) -> bool:
         return device.name == "cuda:0"
 
 
@@ -70,7 +70,7 @@ def nodes(nvml: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr("shoal.run.nodes.agent._STATE_SECONDS", 0.05)
     nvml.cards = [Card("GPU-a"), Card("GPU-b")]
     with closing(OneNode(WorkerContext(tmp_path, b"", devices="cuda"))) as made:
-        until(made, lambda: made.limits_shares(Device(ASH, "H200", GB)))
+        until(made, lambda: made.can_limit_compute(Device(ASH, "H200", GB)))
         yield made
 
 
@@ -88,7 +88,7 @@ def test_gpus_have_the_names_of_their_node_and_their_uuids(nodes: OneNode) -> No
         ("ash/cuda:1", "GPU-b", "NVIDIA H200"),
     ]
     assert all(device.is_cuda and device.healthy for _, device in found)
-    assert not nodes.limits_shares(found.device("ash/cuda:1"))
+    assert not nodes.can_limit_compute(found.device("ash/cuda:1"))
 
 
 def test_a_gpu_that_is_lost_on_its_node_is_lost_in_the_study_and_its_use_is_known(nodes: OneNode, nvml: Any) -> None:

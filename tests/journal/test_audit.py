@@ -33,7 +33,7 @@ def end(name):
     return lambda journal: journal.record_job_end(name, "finished", failed=False)
 
 
-def promise(name, memory, cores=1.0):
+def reserve(name, memory, cores=1.0):
     return lambda journal: journal.record_reservations({name: Demand(0.5, memory, cores, 1.0)})
 
 
@@ -48,15 +48,15 @@ CASES = {
     "a job of no duration": ([(1, start("a", "cuda:0", 160)), (1, end("a"))], []),
     "on two devices": ([(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:1", 60))], []),
     "less is reserved in time": (
-        [(1, start("a", "cuda:0", 60)), (2, promise("a", 30)), (3, start("b", "cuda:0", 70))],
+        [(1, start("a", "cuda:0", 60)), (2, reserve("a", 30)), (3, start("b", "cuda:0", 70))],
         [],
     ),
     "less is reserved too late": (
-        [(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 70)), (3, promise("a", 30))],
+        [(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 70)), (3, reserve("a", 30))],
         [Overcommitment("cuda:0", "bytes", 2.0, 130, 100, ("a", "b"))],
     ),
     "too many join": (
-        [(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 10)), (3, promise("a", 95)), (4, promise("a", 99))],
+        [(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 10)), (3, reserve("a", 95)), (4, reserve("a", 99))],
         [
             Overcommitment("cuda:0", "bytes", 3.0, 105, 100, ("a", "b")),
             Overcommitment("cuda:0", "bytes", 4.0, 109, 100, ("a", "b")),

@@ -29,7 +29,7 @@ def test_one_row_a_trial():
             "epochs": [3, 0],
             "seconds": [1.25, 1.25],
             "device": ["cpu:0", "cpu:0"],
-            "array": ["12", "12"],
+            "job": ["12", "12"],
             "proof": ["", "fused: equal at 1 check, largest difference 0"],
             "reason": ["", "its model raised"],
         }
@@ -84,7 +84,7 @@ def test_a_metric_with_the_name_of_the_best_of_another_keeps_both(names, columns
 
 
 def test_no_trials():
-    columns = ["trial", "state", "epochs", "seconds", "device", "array", "proof", "reason"]
+    columns = ["trial", "state", "epochs", "seconds", "device", "job", "proof", "reason"]
     assert dataframe([]).columns.tolist() == columns
 
 

@@ -57,6 +57,6 @@ def test_status_of_a_running_study_tells_of_devices_and_of_failures(tmp_path):
         done = CliRunner().invoke(app, ["status", str(tmp_path), "--json"])
         shown = json.loads(done.stdout)
     assert [device["device"] for device in shown["devices"]] == ["cuda:0", "cuda:1"]
-    assert all(0 < device["promised"] <= device["memory"] for device in shown["devices"])
+    assert all(0 < device["reserved"] <= device["memory"] for device in shown["devices"])
     assert {len(device["jobs"]) for device in shown["devices"]} == {2}
     assert "waits to be tried again" in shown["failing"][0]["next"]

@@ -447,7 +447,7 @@ def test_json_is_strict_and_complete():
         "seconds": 1.25,
         "failures": 0,
         "device": "cpu:0",
-        "array": "12",
+        "job": "12",
         "reason": "its loss is NaN at step 7",
     }
 
@@ -481,7 +481,7 @@ def test_snapshot_json_is_strict_and_complete():
                 "healthy": True,
                 "reason": "",
                 "memory": 8 * 10**9,
-                "promised": 120_000_000,
+                "reserved": 120_000_000,
                 "occupancy": 0.95,
                 "jobs": [
                     {
@@ -503,7 +503,7 @@ def test_snapshot_json_is_strict_and_complete():
                 "healthy": True,
                 "reason": "",
                 "memory": 8 * 10**9,
-                "promised": 0,
+                "reserved": 0,
                 "occupancy": 0.0,
                 "jobs": [],
             },

@@ -1,4 +1,4 @@
-"""Short names for candidates and scenes in tables, and groupings tried one by one."""
+"""Short names for candidates and scenes in tables, and partitions tried one by one."""
 
 from planner_samples import GB
 
@@ -39,22 +39,22 @@ def relative_times(candidates, **measured):
     }
 
 
-def numbers(groups):
-    return [[candidate.array.members[0].trial.number for candidate in group] for group in groups]
+def numbers(packs):
+    return [[candidate.array.members[0].trial.number for candidate in pack] for pack in packs]
 
 
-def together(groups, where):
-    """Expected seconds until all groups are done."""
-    return makespan([predicted(group, where).together for group in groups], where.loads)
+def together(packs, where):
+    """Expected seconds until all packs are done."""
+    return makespan([predicted(pack, where).together for pack in packs], where.loads)
 
 
-def groupings(items):
-    """Every way to put things into groups."""
+def partitions(items):
+    """Every partition of things into packs."""
     if not items:
         yield []
         return
     first, *others = items
-    for groups in groupings(others):
-        yield [[first], *groups]
-        for index, group in enumerate(groups):
-            yield [*groups[:index], [first, *group], *groups[index + 1 :]]
+    for packs in partitions(others):
+        yield [[first], *packs]
+        for index, pack in enumerate(packs):
+            yield [*packs[:index], [first, *pack], *packs[index + 1 :]]

@@ -11,8 +11,8 @@ from shoal.core.array import Array, add_members
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.plan.admission import admit
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.cost import Cost
-from shoal.plan.grouping import Grouping
 from shoal.plan.packing import NoPacking
 
 DEAR = replace(FUSES, fuse_seconds={1: 0.0, 16: 1e4})
@@ -30,7 +30,7 @@ def host(count, name="job", first=100, key=A):
 
 def joined(arrays, running, free, costs, alone=frozenset()):
     """Who joins which job, where nobody comes in beside."""
-    return by_job(admit(arrays, running, free, costs, Grouping(NoPacking()), alone))
+    return by_job(admit(arrays, running, free, costs, ArrayPacker(NoPacking()), alone))
 
 
 def array(count, key=A, start=0):
@@ -157,7 +157,7 @@ def test_joining_invariants(waiting, present, step):
     for count, start, key in waiting:
         arrays.append(Array(key, tuple(member(first + m, start=start) for m in range(count))))
         first += count
-    found = admit(arrays, running, free, known(A=step, B=step), Grouping(NoPacking()))
+    found = admit(arrays, running, free, known(A=step, B=step), ArrayPacker(NoPacking()))
     joins = by_job(found)
     keys = {m.trial.number: each.key for each in arrays for m in each.members}
     taken = [m.trial.number for members in joins.values() for m in members]

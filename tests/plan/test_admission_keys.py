@@ -27,13 +27,13 @@ from shoal.core.array import Array
 from shoal.core.job import Job, Purpose
 from shoal.core.resources import Share
 from shoal.plan.admission import MAX_REFUSED, admit
-from shoal.plan.grouping import Grouping
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.schedule import Fifo
 
 
-def taken_in(arrays, running, grouping, costs, free, alone):
+def taken_in(arrays, running, packer, costs, free, alone):
     """Which arrays come into which job, where no member joins an array."""
-    return admit(arrays, running, free, costs, grouping, alone, fuse=False)
+    return admit(arrays, running, free, costs, packer, alone, fuse=False)
 
 
 def test_an_array_without_a_device_joins_a_running_job_if_that_saves_time():
@@ -58,14 +58,14 @@ def test_arrays_spread_over_the_running_jobs():
     waiting_arrays = [array(replace(B, batch_size=size), 10 + size) for size in range(8)]
     costs = known(A=KEPT, B=KEPT)
     free = room({device.name: 50 * GB for device in devices})
-    taken = taken_in(waiting_arrays, running, Grouping(), costs, free, frozenset())
+    taken = taken_in(waiting_arrays, running, ArrayPacker(), costs, free, frozenset())
     assert {job: len(arrays) for job, arrays in taken.items()} == {"x": 4, "y": 4}
 
 
 def test_without_fusing_an_array_of_the_same_key_stays_apart():
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0),)), device)]
-    taken = taken_in([array(A, 1)], running, Grouping(), known(A=KEPT), room({device.name: 50 * GB}), frozenset())
+    taken = taken_in([array(A, 1)], running, ArrayPacker(), known(A=KEPT), room({device.name: 50 * GB}), frozenset())
     (joined,) = taken["runs"]
     assert (numbers(joined), joined.separate) == ([1], True)
 
@@ -89,7 +89,7 @@ def test_an_array_joins_no_job_that_ends_after_the_next_device_is_free(other, co
     some = [*slots(1), *slots(1, "other", memory=100 if fits else 0)]
     running = list(zip([Job("long", (array(A, 0, target=100),)), other], some, strict=True))
     free = room({running[0][1].name: 50 * GB, running[1][1].name: 0})
-    taken = taken_in([array(B, 1)], running, Grouping(RandomPacking()), known(A=KEPT, B=KEPT), free, frozenset({7}))
+    taken = taken_in([array(B, 1)], running, ArrayPacker(RandomPacking()), known(A=KEPT, B=KEPT), free, frozenset({7}))
     assert taken.keys() == ({"long"} if comes or not fits else set())
 
 
@@ -98,7 +98,7 @@ def test_a_younger_array_does_not_join_before_a_refused_older_one():
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0),)), device)]
     free = room({device.name: 50 * GB})
-    assert taken_in([array(C, 1), array(B, 2)], running, Grouping(), costs, free, frozenset()) == {}
+    assert taken_in([array(C, 1), array(B, 2)], running, ArrayPacker(), costs, free, frozenset()) == {}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_array_at_the_same_epoch_joins_at_once(profile, incoming, comes):
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0, start=3),)), device)]
     free = room({device.name: 50 * GB})
-    found = taken_in([incoming], running, Grouping(), known(A=profile, B=profile), free, frozenset())
+    found = taken_in([incoming], running, ArrayPacker(), known(A=profile, B=profile), free, frozenset())
     assert found.keys() == ({"runs"} if comes else set())
     assert all(each.separate for arrays in found.values() for each in arrays), "also from those of its key"
 
@@ -128,7 +128,7 @@ def test_an_array_at_several_epochs_shares_no_stream(start):
     running = [(Job("runs", (Array(A, (member(0, 3), member(2, 0))),)), device)]
     free = room({device.name: 50 * GB})
     costs = known(A=FETCHES, B=FETCHES)
-    assert taken_in([array(B, 1, start=start)], running, Grouping(), costs, free, frozenset()) == {}
+    assert taken_in([array(B, 1, start=start)], running, ArrayPacker(), costs, free, frozenset()) == {}
 
 
 def test_admission_ends_after_many_refused_arrays():
@@ -137,7 +137,7 @@ def test_admission_ends_after_many_refused_arrays():
     free = room({device.name: 50 * GB})
     for refused, comes in ((MAX_REFUSED - 1, True), (MAX_REFUSED, False)):
         arrays = [*(array(B, number) for number in range(1, refused + 1)), array(B, 99, start=3)]
-        taken = taken_in(arrays, running, Grouping(), known(A=FETCHES, B=FETCHES), free, frozenset())
+        taken = taken_in(arrays, running, ArrayPacker(), known(A=FETCHES, B=FETCHES), free, frozenset())
         assert bool(taken) == comes
 
 
@@ -151,7 +151,7 @@ def test_an_array_joins_unless_it_ends_earlier_on_the_next_free_device(target, c
     )
     free = room({devices[0].name: 50 * GB, devices[1].name: 0})
     found = taken_in(
-        [array(B, 100, start=3, target=10)], running, Grouping(), known(A=FETCHES, B=FETCHES), free, frozenset()
+        [array(B, 100, start=3, target=10)], running, ArrayPacker(), known(A=FETCHES, B=FETCHES), free, frozenset()
     )
     assert found.keys() == ({"crowd"} if comes else set())
 
@@ -161,7 +161,7 @@ def test_an_array_that_shares_samples_joins_before_older_arrays():
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0, start=3),)), device)]
     waiting_arrays = [array(B, 1), array(C, 2), array(B, 3, start=3)]
-    found = taken_in(waiting_arrays, running, Grouping(), costs, room({device.name: 50 * GB}), frozenset())
+    found = taken_in(waiting_arrays, running, ArrayPacker(), costs, room({device.name: 50 * GB}), frozenset())
     assert {job: [numbers(each) for each in arrays] for job, arrays in found.items()} == {"runs": [[3]]}
 
 
@@ -178,7 +178,7 @@ def test_a_joining_array_takes_the_additional_demand_of_the_job(free, cores, com
     costs = known(A=KEPT, B=replace(KEPT, base_memory=2 * GB, cores=2.0))
     running = [(Job("runs", (array(A, 0),)), device)]
     left = room({device.name: free * GB}, cores)
-    taken = taken_in([array(B, 1)], running, Grouping(), costs, left, frozenset())
+    taken = taken_in([array(B, 1)], running, ArrayPacker(), costs, left, frozenset())
     assert taken.keys() == ({"runs"} if comes else set())
     assert left.memory(left[device.name]) == (0 if comes else free * GB)
 
@@ -200,6 +200,6 @@ def test_no_array_joins_if_the_cores_are_overdrawn():
 def test_jobs_that_admit_no_arrays(job, alone):
     (device,) = slots(1)
     taken = taken_in(
-        [array(B, 1)], [(job, device)], Grouping(), known(A=FETCHES, B=FETCHES), room({device.name: 9 * GB}), alone
+        [array(B, 1)], [(job, device)], ArrayPacker(), known(A=FETCHES, B=FETCHES), room({device.name: 9 * GB}), alone
     )
     assert taken == {}

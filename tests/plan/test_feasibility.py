@@ -25,7 +25,7 @@ def view(name, on=None, state=None, compute=0.4, memory=1, cores=1.0, share=None
     state = state or (JobState.WAITING if on is None else JobState.RUNNING)
     demand = {"cpu/1": Demand(compute, memory * GB, cores, 5.0)}
     where = () if on is None else (f"cpu/1:{on}",)
-    return JobView(name, demand, state, where, share, scaling=Scaling(sharing=4), preemptible=preemptible)
+    return JobView(name, demand, state, where, share, scaling=Scaling(max_jobs=4), preemptible=preemptible)
 
 
 def off(name, **changes):

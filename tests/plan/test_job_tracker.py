@@ -37,7 +37,7 @@ def told(name="job-1", *values, seconds=1.0):
 
 def views(tracker, now=0.0, known=lambda key, kind: None, groups=(), arrived=None):
     by_number = {x.number: group for group in groups for x in group.trials}
-    given = PlanInput(Fifo(), KnownCosts(known), cluster(DEVICE), now, groups=by_number, arrived=arrived or {})
+    given = PlanInput(Fifo(), KnownCosts(known), cluster(DEVICE), now, trial_groups=by_number, arrived=arrived or {})
     return JobViews(given, tracker, PlanCache())
 
 
@@ -280,12 +280,12 @@ def test_a_view_describes_the_members_of_a_job():
     groups = [TrialGroup((one.trial, two.trial), Budget(9), "rung 1"), TrialGroup((three.trial,), Budget(9))]
     shown = views(JobTracker(), groups=groups)
     view = shown.waiting("w", NEED, [Array(A, (member(1, start=2, target=9), member(2, start=5, target=9)))])
-    assert (view.group, view.epoch, view.budget) == ("rung 1", 2, 9)
-    assert (view.scaling.sharing, view.scaling.devices) == (2, 1), "0.4 of a device: two of them side by side"
-    assert shown.waiting("w", NEED, [Array(A, (one, three))]).group is None
-    assert shown.waiting("w", NEED, [Array(A, (three,))]).group is None
+    assert (view.trial_group, view.epoch, view.budget) == ("rung 1", 2, 9)
+    assert (view.scaling.max_jobs, view.scaling.devices) == (2, 1), "0.4 of a device: two of them side by side"
+    assert shown.waiting("w", NEED, [Array(A, (one, three))]).trial_group is None
+    assert shown.waiting("w", NEED, [Array(A, (three,))]).trial_group is None
     whole = {"cpu/1": Demand(1.0, 10, 1.0, 5.0), "other": Demand(0.2, 10, 1.0, 5.0)}
-    assert shown.waiting("w", whole, [Array(A, (one,))]).scaling.sharing == 1
+    assert shown.waiting("w", whole, [Array(A, (one,))]).scaling.max_jobs == 1
 
 
 def test_the_critical_path_includes_follow_up_training():
@@ -333,7 +333,7 @@ def test_follow_up_training_begins_at_the_end_of_its_trial(left, sharing, wanted
 
 
 @pytest.mark.parametrize(
-    ("crowding", "arrays", "sharing", "alpha"),
+    ("crowding", "arrays", "max_jobs", "alpha"),
     [
         ({}, 1, 2, 1.0),
         ({2: 1.0, 3: 1.0}, 1, 4, 1.0),
@@ -343,11 +343,11 @@ def test_follow_up_training_begins_at_the_end_of_its_trial(left, sharing, wanted
     ],
     ids=["not seen", "one more may be tried", "a third does not pay", "nor does a second", "not of a pack"],
 )
-def test_sharing_follows_measured_crowding(crowding, arrays, sharing, alpha):
+def test_sharing_follows_measured_crowding(crowding, arrays, max_jobs, alpha):
     known = profile({1: 1.0}, compute=0.4, crowding=crowding)
     some = [Array(A, (member(number),)) for number in range(arrays)]
     view = views(JobTracker(), known=lambda key, kind: known).waiting("w", NEED, some)
-    assert (view.scaling.sharing, view.scaling.alpha) == (sharing, pytest.approx(alpha))
+    assert (view.scaling.max_jobs, view.scaling.alpha) == (max_jobs, pytest.approx(alpha))
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_one_more_may_be_tried_where_nothing_is_known(known, arrays, target, tri
 def test_harm_is_known_once_two_were_measured():
     known = profile({1: 1.0}, compute=0.9, crowding={2: 2.5})
     view = views(JobTracker(), known=lambda key, kind: known).waiting("w", NEED, [Array(A, (member(1),))])
-    assert (view.scaling.sharing, view.scaling.alpha) == (1, pytest.approx(2.5))
+    assert (view.scaling.max_jobs, view.scaling.alpha) == (1, pytest.approx(2.5))
 
 
 def test_the_oldest_job_comes_first_whether_it_runs_or_is_suspended():

@@ -12,7 +12,7 @@ from shoal.plan.packing import (
     CostPacking,
     NoPacking,
     PackingContext,
-    check_groups,
+    check_packs,
     make_packing,
     predicted,
 )
@@ -53,8 +53,8 @@ class Fickle(NoPacking):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Forgetful, r"the groups are illegal: the array of trial 0.* is in no group"),
-        (Fickle, "a second call returns other groups"),
+        (Forgetful, r"the packs are illegal: the array of trial 0.* is in no pack"),
+        (Fickle, "a second call returns other packs"),
     ],
 )
 def test_the_suite_rejects_broken_packings(broken, message):
@@ -113,34 +113,34 @@ def test_a_packing_by_name_and_itself():
 
 A, B, C = candidate(0), candidate(1), candidate(2, data="other")
 ILLEGAL = {
-    "somebody is left out": ([[A]], "trial 1 is in no group"),
-    "somebody comes twice": ([[A], [A, B]], "trial 0 is in two groups"),
-    "somebody was not given": ([[A], [B], [candidate(7)]], "trial 7 is in two groups, or was never given"),
-    "nobody": ([[A], [], [B]], "a group is empty"),
-    "another order of groups": ([[B], [A]], "not in the order of their first candidates"),
-    "another order within": ([[B, A]], "the group of the array of trial 1 is not in the order"),
+    "somebody is left out": ([[A]], "trial 1 is in no pack"),
+    "somebody comes twice": ([[A], [A, B]], "trial 0 is in two packs"),
+    "somebody was not given": ([[A], [B], [candidate(7)]], "trial 7 is in two packs, or was never given"),
+    "nobody": ([[A], [], [B]], "a pack is empty"),
+    "another order of packs": ([[B], [A]], "not in the order of their first candidates"),
+    "another order within": ([[B, A]], "the pack of the array of trial 1 is not in the order"),
 }
 
 
-@pytest.mark.parametrize(("groups", "message"), ILLEGAL.values(), ids=ILLEGAL)
-def test_illegal_groups(groups, message):
+@pytest.mark.parametrize(("packs", "message"), ILLEGAL.values(), ids=ILLEGAL)
+def test_illegal_packs(packs, message):
     with pytest.raises(PackError, match=message):
-        check_groups(groups, [A, B], context())
+        check_packs(packs, [A, B], context())
 
 
-@pytest.mark.parametrize("groups", [None, [None], [("a",)], 3], ids=str)
-def test_an_answer_that_is_not_a_list_of_groups_is_refused(groups):
+@pytest.mark.parametrize("packs", [None, [None], [("a",)], 3], ids=str)
+def test_an_answer_that_is_not_a_list_of_packs_is_refused(packs):
     with pytest.raises(PackError, match="was given, got"):
-        check_groups(groups, [A, B], context())
+        check_packs(packs, [A, B], context())
 
 
-def test_groups_with_two_streams_or_too_much_memory_are_refused():
+def test_packs_with_two_streams_or_too_much_memory_are_refused():
     with pytest.raises(PackError, match="needs 2 streams of data; a process has one"):
-        check_groups([[A, C]], [A, C], context())
+        check_packs([[A, C]], [A, C], context())
     with pytest.raises(PackError, match="needs 2000000000 bytes, the smallest device has 1000000000"):
-        check_groups([[A, B]], [A, B], context(memory=1))
-    check_groups([[A], [B]], [A, B], context(memory=0))
-    check_groups([[A, A]], [A, A], context())
+        check_packs([[A, B]], [A, B], context(memory=1))
+    check_packs([[A], [B]], [A, B], context(memory=0))
+    check_packs([[A, A]], [A, A], context())
 
 
 BATCH_SIZES = {
@@ -163,7 +163,7 @@ def test_base_memory_counts_and_an_array_that_does_not_fit_is_skipped():
     assert numbers(BatchSize().pack(large, context(memory=9))) == [[0, 1, 2]]
 
 
-def test_random_groups_fill_memory_or_reach_the_size_limit():
+def test_random_packs_fill_memory_or_reach_the_size_limit():
     candidates = [candidate(number) for number in range(7)]
     assert sorted(map(len, RandomPacking().pack(candidates, context(memory=3)))) == [1, 3, 3]
     assert sorted(map(len, RandomPacking(2).pack(candidates, context()))) == [1, 2, 2, 2]
@@ -211,7 +211,7 @@ def configured(*configs):
     return [candidate(number, config=config) for number, config in enumerate(configs)]
 
 
-def test_the_nearest_arrays_are_grouped_first():
+def test_the_nearest_arrays_are_packed_first():
     """Clusters of three batch sizes each, and memory for three: whoever is the centroid, they come together."""
     candidates = configured(*({"batch_size": size} for size in (20, 65, 25, 70, 20, 65)))
     for seed in range(6):
@@ -231,7 +231,7 @@ def test_the_nearest_arrays_are_grouped_first():
     ],
     ids=repr,
 )
-def test_arrays_beyond_the_threshold_are_not_grouped(packing, expected):
+def test_arrays_beyond_the_threshold_are_not_packed(packing, expected):
     assert numbers(packing.pack(configured(ONE, OTHER), context(axes=PAPER))) == expected
 
 
@@ -262,24 +262,24 @@ PREDICTIONS = {
 }
 
 
-@pytest.mark.parametrize(("group", "measured", "apart", "expected"), PREDICTIONS.values(), ids=PREDICTIONS)
-def test_predictions(group, measured, apart, expected):
-    found = predicted(group, context(start=2.0, relative_times=relative_times(group, **measured)))
+@pytest.mark.parametrize(("pack", "measured", "apart", "expected"), PREDICTIONS.values(), ids=PREDICTIONS)
+def test_predictions(pack, measured, apart, expected):
+    found = predicted(pack, context(start=2.0, relative_times=relative_times(pack, **measured)))
     assert (found.apart, found.together) == pytest.approx((apart, expected))
     assert found.impv == pytest.approx((apart - expected) / apart)
 
 
 def test_arrays_of_one_key_have_a_relative_time():
-    group = [candidate(number, structure="A") for number in range(4)]
-    assert predicted(group, context(relative_times=relative_times(group, _01=0.5))).together == pytest.approx(20)
+    pack = [candidate(number, structure="A") for number in range(4)]
+    assert predicted(pack, context(relative_times=relative_times(pack, _01=0.5))).together == pytest.approx(20)
 
 
 def test_a_prediction_ignores_measurements_of_other_pairs():
-    group = [candidate(0), candidate(1)]
+    pack = [candidate(0), candidate(1)]
     others = [candidate(number) for number in range(2, 9)]
-    measured = {frozenset((one.key, other.key)): 3.0 for one in (*group, *others) for other in others}
-    where = context(relative_times=measured | relative_times(group, _01=0.5))
-    assert predicted(group, where).together == pytest.approx(10)
+    measured = {frozenset((one.key, other.key)): 3.0 for one in (*pack, *others) for other in others}
+    where = context(relative_times=measured | relative_times(pack, _01=0.5))
+    assert predicted(pack, where).together == pytest.approx(10)
 
 
 def test_a_candidate_of_zero_seconds_saves_nothing():

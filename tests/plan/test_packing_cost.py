@@ -1,4 +1,4 @@
-"""The cost model's groups: tables, what they never do, and how near they are to the best there are."""
+"""The cost model's packs: tables, what they never do, and how near they are to the best there are."""
 
 import random
 from itertools import combinations
@@ -6,10 +6,10 @@ from time import process_time
 
 import pytest
 from hypothesis import given
-from packing_samples import candidate, context, groupings, numbers, relative_times, together
+from packing_samples import candidate, context, numbers, partitions, relative_times, together
 
 from shoal.core.errors import PackError
-from shoal.plan.packing import CostPacking, check_groups, predicted
+from shoal.plan.packing import CostPacking, check_packs, predicted
 from shoal.plan.packing.cost import CandidateOrder, local_search
 from shoal.plan.packing.prediction import makespan
 from shoal.testing.strategies import packing_contexts
@@ -17,7 +17,7 @@ from shoal.testing.strategies import packing_contexts
 HALF = [candidate(number, 10.0, 5.0) for number in range(8)]
 """Half of the time is fetching."""
 
-GROUPS = {
+PACKS = {
     "nothing": ([], context(), []),
     "one": (HALF[:1], context(), [[0]]),
     "one device: all together": (HALF[:4], context(), [[0, 1, 2, 3]]),
@@ -31,8 +31,8 @@ GROUPS = {
     "a start is worth saving": ([candidate(0, 10), candidate(1, 10)], context(start=2.0), [[0, 1]]),
     "a short start is not": ([candidate(0, 10), candidate(1, 10)], context(start=0.5), [[0], [1]]),
     "as many devices as arrays": (HALF[:3], context(devices=3), [[0], [1], [2]]),
-    "a device for each of two groups": (HALF, context(devices=2), [[0, 1, 2, 3], [4, 5, 6, 7]]),
-    "no fewer groups than devices even where the longest decides": (
+    "a device for each of two packs": (HALF, context(devices=2), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    "no fewer packs than devices even where the longest decides": (
         [candidate(0, 100), candidate(1, 5, 4), candidate(2, 5, 4)],
         context(devices=3),
         [[0], [1], [2]],
@@ -42,7 +42,7 @@ GROUPS = {
         context(devices=2),
         [[0], [1, 2]],
     ),
-    "even groups where all fetch the same samples": (
+    "even packs where all fetch the same samples": (
         [candidate(number, 41, 40) for number in range(40)],
         context(devices=2),
         [list(range(20)), list(range(20, 40))],
@@ -86,14 +86,14 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize(("candidates", "where", "expected"), GROUPS.values(), ids=GROUPS)
-def test_groups(candidates, where, expected):
-    groups = CostPacking().pack(candidates, where)
-    check_groups(groups, candidates, where)
-    assert numbers(groups) == expected
+@pytest.mark.parametrize(("candidates", "where", "expected"), PACKS.values(), ids=PACKS)
+def test_packs(candidates, where, expected):
+    packs = CostPacking().pack(candidates, where)
+    check_packs(packs, candidates, where)
+    assert numbers(packs) == expected
 
 
-def test_a_group_must_save_the_part_worth():
+def test_a_pack_must_save_the_part_worth():
     candidates = [candidate(0, 10), candidate(1, 10)]
     where = context(start=1.0)  # saves 1 of 22 seconds
     assert numbers(CostPacking(0.04).pack(candidates, where)) == [[0, 1]]
@@ -101,12 +101,12 @@ def test_a_group_must_save_the_part_worth():
 
 
 @given(packing_contexts())
-def test_the_makespan_never_exceeds_no_packing_and_every_group_saves_enough(drawn):
+def test_the_makespan_never_exceeds_no_packing_and_every_pack_saves_enough(drawn):
     candidates, where = drawn
-    groups = CostPacking().pack(candidates, where)
+    packs = CostPacking().pack(candidates, where)
     alone = [(candidate,) for candidate in candidates]
-    assert together(groups, where) <= together(alone, where) * (1 + 1e-8)
-    assert all(predicted(group, where).impv >= 0.05 * (1 - 1e-9) for group in groups if len(group) > 1)
+    assert together(packs, where) <= together(alone, where) * (1 + 1e-8)
+    assert all(predicted(pack, where).impv >= 0.05 * (1 - 1e-9) for pack in packs if len(pack) > 1)
 
 
 @given(packing_contexts())
@@ -114,10 +114,10 @@ def test_the_candidate_order_agrees_with_predicted(drawn):
     candidates, where = drawn
     row = CandidateOrder(candidates, where, worth=0.0)
     cut = row.cut()
-    assert sorted(place for group in cut.groups for place in group) == list(range(len(candidates)))
-    for group, length, tail in zip(cut.groups, cut.lengths, cut.tails, strict=True):
-        assert length == pytest.approx(predicted([candidates[place] for place in group], where).together)
-        assert row.evaluate(group) == pytest.approx((length, tail))
+    assert sorted(place for pack in cut.packs for place in pack) == list(range(len(candidates)))
+    for pack, length, tail in zip(cut.packs, cut.lengths, cut.tails, strict=True):
+        assert length == pytest.approx(predicted([candidates[place] for place in pack], where).together)
+        assert row.evaluate(pack) == pytest.approx((length, tail))
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_the_makespan_includes_tails(lengths, loads, tails, seconds):
         ((1, 4), (20, 0), 12.5),
         ((1, 4), (20, 13), 13),
     ],
-    ids=["nothing follows", "the longer one", "done before the group is", "not quite", "of another"],
+    ids=["nothing follows", "the longer one", "done before the pack is", "not quite", "of another"],
 )
-def test_the_tail_of_a_group_begins_at_the_end_of_its_trial(epochs, tails, tail):
-    group = [candidate(number, 10, tail=tails[number], epochs=epochs[number]) for number in range(2)]
-    assert CandidateOrder(group, context(), worth=0.0).evaluate([0, 1]) == (20, tail)
+def test_the_tail_of_a_pack_begins_at_the_end_of_its_trial(epochs, tails, tail):
+    pack = [candidate(number, 10, tail=tails[number], epochs=epochs[number]) for number in range(2)]
+    assert CandidateOrder(pack, context(), worth=0.0).evaluate([0, 1]) == (20, tail)
 
 
 def drawn_at_random(seed, count, measured):
@@ -174,29 +174,29 @@ def drawn_at_random(seed, count, measured):
 
 
 def best_of_all(candidates, where):
-    """Least makespan of all legal groupings of which every group is worth it."""
+    """Least makespan of all legal partitions of which every pack is worth it."""
     lengths = {}
 
-    def length(group):
-        key = frozenset(each.array.members[0].trial.number for each in group)
+    def length(pack):
+        key = frozenset(each.array.members[0].trial.number for each in pack)
         if key not in lengths:
-            lengths[key] = predicted(group, where).together if is_legal(group, where) else None
+            lengths[key] = predicted(pack, where).together if is_legal(pack, where) else None
         return lengths[key]
 
-    found = ([length(group) for group in groups] for groups in groupings(candidates))
+    found = ([length(pack) for pack in packs] for packs in partitions(candidates))
     return min(makespan(each, where.loads) for each in found if None not in each)
 
 
-def is_legal(group, where):
+def is_legal(pack, where):
     try:
-        check_groups([group], group, where)
+        check_packs([pack], pack, where)
     except PackError:
         return False
-    return len(group) == 1 or predicted(group, where).impv >= 0.05
+    return len(pack) == 1 or predicted(pack, where).impv >= 0.05
 
 
 @pytest.mark.parametrize("measured", [0.0, 0.3, 1.0])
-def test_the_result_is_close_to_the_best_of_all_groupings(measured):
+def test_the_result_is_close_to_the_best_of_all_partitions(measured):
     """Of up to six arrays it is the best nine times in ten, and otherwise little worse."""
     excess = []
     for seed in range(60):
@@ -213,7 +213,7 @@ def test_local_search_ends_at_a_local_optimum():
     where = context(memory=2, relative_times=relative_times(HALF, _01=1.3, _02=0.7, _13=0.8, _23=1.2))
     row = CandidateOrder(candidates, where, worth=0.05)
     better = local_search(row.single(), row, where.loads)
-    assert sorted(map(sorted, better.groups)) == [[0, 2], [1, 3]]
+    assert sorted(map(sorted, better.packs)) == [[0, 2], [1, 3]]
     assert local_search(better, row, where.loads) is better
 
 
@@ -228,10 +228,10 @@ def test_a_thousand_arrays_are_balanced(devices, memory):
     spent = []
     for _ in range(3):
         begun = process_time()
-        groups = CostPacking().pack(candidates, where)
+        packs = CostPacking().pack(candidates, where)
         spent.append(process_time() - begun)
     assert min(spent) < 0.3  # 30 ms on an idle core
-    check_groups(groups, candidates, where)
-    total = sum(predicted(group, where).together for group in groups)
-    assert together(groups, where) <= 1.1 * total / devices
-    assert together(groups, where) < 0.8 * together([(each,) for each in candidates], where)
+    check_packs(packs, candidates, where)
+    total = sum(predicted(pack, where).together for pack in packs)
+    assert together(packs, where) <= 1.1 * total / devices
+    assert together(packs, where) < 0.8 * together([(each,) for each in candidates], where)

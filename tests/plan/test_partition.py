@@ -26,9 +26,9 @@ from planner_samples import (
 )
 
 from shoal.plan.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS, partition
-from shoal.plan.waiting import ResourceLimit
+from shoal.plan.waiting import OutOfMemoryLimit
 
-TRIED = replace(LINEAR, step_seconds={1: 1.0}, pending=60, first_size=8)
+TRIED = replace(LINEAR, step_seconds={1: 1.0}, expected_epochs=60, first_size=8)
 TRIED_WHOLE = replace(TRIED, first_size=None)
 """The time alone is all that is known."""
 
@@ -42,9 +42,9 @@ def sizes(arrays):
 
 
 SIZES = {
-    "one group on one device": (waiting((A, 8)), known(A=FUSES), slots(1), {}, [8]),
-    "one group on two devices": (waiting((A, 8)), known(A=FUSES), slots(2), {}, [4, 4]),
-    "one group on three devices, as even as can be": (waiting((A, 16)), known(A=FUSES), slots(3), {}, [5, 5, 6]),
+    "one cohort on one device": (waiting((A, 8)), known(A=FUSES), slots(1), {}, [8]),
+    "one cohort on two devices": (waiting((A, 8)), known(A=FUSES), slots(2), {}, [4, 4]),
+    "one cohort on three devices, as even as can be": (waiting((A, 16)), known(A=FUSES), slots(3), {}, [5, 5, 6]),
     "fusing gains nothing: one by one": (waiting((A, 3)), known(A=LINEAR), slots(1), {}, [1, 1, 1]),
     "it gains less than it takes to make an array": (
         waiting((A, 3)),
@@ -53,30 +53,30 @@ SIZES = {
         {},
         [1, 1, 1],
     ),
-    "one group on seven devices": (waiting((A, 16)), known(A=LITTLE), slots(7), {}, [2, 2, 2, 3, 2, 2, 3]),
+    "one cohort on seven devices": (waiting((A, 16)), known(A=LITTLE), slots(7), {}, [2, 2, 2, 3, 2, 2, 3]),
     "too dear to measure together: tried": (waiting((A, 20)), known(A=TRIED), slots(2), {}, [5, 5, 5, 5]),
     "tried with all that wait": (waiting((A, 20)), known(A=TRIED_WHOLE), slots(1), {}, [20]),
     "tried on many devices": (waiting((A, 6)), known(A=TRIED), slots(4), {}, [1, 2, 1, 2]),
     "more devices than members": (waiting((A, 3)), known(A=LINEAR), slots(8), {}, [1, 1, 1]),
     "members are free: cutting gains nothing": (waiting((A, 8)), known(A=CONSTANT), slots(2), {}, [8]),
     "fusing is slower: one by one": (waiting((A, 5)), known(A=SLOWER), slots(1), {}, [1, 1, 1, 1, 1]),
-    "two groups on two devices": (waiting((A, 8), (B, 8)), known(A=FUSES, B=FUSES), slots(2), {}, [8, 8]),
-    "two groups on four devices": (waiting((A, 8), (B, 8)), known(A=FUSES, B=FUSES), slots(4), {}, [4, 4, 4, 4]),
-    "three groups on four devices: one is cut": (
+    "two cohorts on two devices": (waiting((A, 8), (B, 8)), known(A=FUSES, B=FUSES), slots(2), {}, [8, 8]),
+    "two cohorts on four devices": (waiting((A, 8), (B, 8)), known(A=FUSES, B=FUSES), slots(4), {}, [4, 4, 4, 4]),
+    "three cohorts on four devices: one is cut": (
         waiting((A, 8), (B, 8), (C, 8)),
         known(A=FUSES, B=FUSES, C=FUSES),
         slots(4),
         {},
         [4, 4, 8, 8],
     ),
-    "a long group beside a short one is cut": (
+    "a long cohort beside a short one is cut": (
         waiting((A, 12), (B, 2)),
         known(A=FUSES, B=FUSES),
         slots(2),
         {},
         [6, 6, 2],
     ),
-    "many groups are left whole": (
+    "many cohorts are left whole": (
         waiting((A, 8), (B, 6), (C, 4)),
         known(A=LITTLE, B=LITTLE, C=LITTLE),
         slots(1),
@@ -176,7 +176,7 @@ def test_trials_that_failed_before_are_alone():
 
 @settings(deadline=None)
 @given(
-    groups=st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(1, 20), st.integers(0, 2)), max_size=5),
+    cohorts=st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(1, 20), st.integers(0, 2)), max_size=5),
     profiles=st.dictionaries(st.sampled_from("ABC"), st.sampled_from([LINEAR, FUSES, CONSTANT, SLOWER])),
     devices=st.integers(1, 5),
     memory_gb=st.integers(0, 30),
@@ -185,8 +185,8 @@ def test_trials_that_failed_before_are_alone():
     seed=st.integers(0, 9),
     elastic=st.booleans(),
 )
-def test_partition_invariants(groups, profiles, devices, memory_gb, busy, alone, seed, elastic):
-    members = waiting(*((key, count, {"start": start}) for key, count, start in groups))
+def test_partition_invariants(cohorts, profiles, devices, memory_gb, busy, alone, seed, elastic):
+    members = waiting(*((key, count, {"start": start}) for key, count, start in cohorts))
     random.Random(seed).shuffle(members)
     costs, machines = known(**profiles), slots(devices, memory=memory_gb)
     classes = classes_of(members, alone)
@@ -196,7 +196,7 @@ def test_partition_invariants(groups, profiles, devices, memory_gb, busy, alone,
     placed = [number for array in arrays for number in numbers(array)]
     assert len(placed) == len(set(placed))
     assert len(placed) + sum(len(array.members) * times for array, times in behind) == pytest.approx(len(keys))
-    by_group = {}
+    by_cohort = {}
     for array in arrays:
         assert {keys[number] for number in numbers(array)} == {array.key}
         starts = {held.start for held in array.members}
@@ -206,8 +206,8 @@ def test_partition_invariants(groups, profiles, devices, memory_gb, busy, alone,
             assert costs.of(array.key, "cpu/1").memory(len(array.members)) <= memory_gb * GB
             assert costs.profile(array.key, "cpu/1") is not SLOWER
         if not alone & set(numbers(array)) and not elastic:
-            by_group.setdefault((array.key, array.members[0].start), []).append(len(array.members))
-    for counts in by_group.values():
+            by_cohort.setdefault((array.key, array.members[0].start), []).append(len(array.members))
+    for counts in by_cohort.values():
         assert max(counts) - min(counts) <= 1
 
 
@@ -254,8 +254,8 @@ def test_arrays_of_a_lower_rank_come_first():
 
 
 def test_trials_that_wait_for_a_larger_device_do_not_hide_the_others():
-    """They are of one group, since each trains alone."""
+    """They are of one cohort, since each trains alone."""
     members = waiting((A, 60))
-    limits = {number: ResourceLimit(1, 200 * GB) for number in range(59)}
+    limits = {number: OutOfMemoryLimit(1, 200 * GB) for number in range(59)}
     found = partition(classes_of(members, {59}, limits), known(A=LINEAR), slots(1), {})
     assert [59] in [numbers(array) for array in found.arrays]

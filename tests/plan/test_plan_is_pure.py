@@ -34,8 +34,8 @@ from shoal.core.job import Job
 from shoal.core.resources import Ledger, Share
 from shoal.plan import admission
 from shoal.plan.admission import admit
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cache import PlanCache
-from shoal.plan.grouping import Grouping
 from shoal.plan.plan_input import Placement, PlanInput
 from shoal.plan.planner import plan
 from shoal.plan.schedule import JobView, refusals
@@ -116,10 +116,10 @@ def test_members_join_where_they_would_if_every_job_were_looked_at(hosts: list[A
         first += members
     arrays = [array(A, *range(10 * place, 10 * place + count)) for place, count in enumerate(joining)]
     free = {device.name: gigabytes * GB for device, (_, _, gigabytes) in zip(devices, hosts, strict=True)}
-    found = admit(arrays, running, room(free), known(A=FUSES), Grouping())
+    found = admit(arrays, running, room(free), known(A=FUSES), ArrayPacker())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(admission._Opening, "offer", property(lambda opening: (opening.position, *_offer(opening))))
-        assert admit(arrays, running, room(free), known(A=FUSES), Grouping()) == found
+        assert admit(arrays, running, room(free), known(A=FUSES), ArrayPacker()) == found
 
 
 def _offer(opening: Any) -> tuple[object, ...]:

@@ -92,7 +92,7 @@ def test_without_fusion_one_member_is_profiled_once():
     turns = Turns(WFD(), known(), fuse=False)
     ((job, _),) = turns.plan(members, [], cluster(*slots(1)), 0.0).starts
     assert (job.purpose, [numbers(each) for each in job.arrays]) == (Purpose.PROFILE, [[0]])
-    turns = Turns(WFD(), known(A=replace(CONSTANT, sample=1)), fuse=False)
+    turns = Turns(WFD(), known(A=replace(CONSTANT, measured_members=1)), fuse=False)
     ((job, _),) = turns.plan(members, [], cluster(*slots(1)), 1.0).starts
     assert (job.purpose, [numbers(each) for each in job.arrays]) == (Purpose.TRAIN, [[0]])
 
@@ -103,15 +103,15 @@ def test_idle_devices_divide_the_keys_to_profile():
     assert held == [([A, C], "cpu/1:0"), ([B], "cpu/1:1")]
 
 
-@pytest.mark.parametrize(("sample", "again"), [(16, False), (5, False), (4, True), (1, True)])
-def test_a_key_profiled_for_few_members_is_profiled_again_for_many(sample, again):
-    costs = known(A=replace(CONSTANT, sample=sample))
+@pytest.mark.parametrize(("measured_members", "again"), [(16, False), (5, False), (4, True), (1, True)])
+def test_a_key_profiled_for_few_members_is_profiled_again_for_many(measured_members, again):
+    costs = known(A=replace(CONSTANT, measured_members=measured_members))
     placement = planner(costs).plan(waiting((A, 12)), [], cluster(*slots(1)), 0.0)
     assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
 
 
 @pytest.mark.parametrize(
-    ("pending", "wait", "done", "fuse", "again"),
+    ("expected", "wait", "done", "fuse", "again"),
     [
         pytest.param(None, 12, 0, True, False, id="nothing was too dear"),
         pytest.param(9, 12, 0, True, False, id="little more waits"),
@@ -122,14 +122,14 @@ def test_a_key_profiled_for_few_members_is_profiled_again_for_many(sample, again
         pytest.param(1, 12, 99, False, False, id="nothing is fused"),
     ],
 )
-def test_larger_sizes_are_profiled_once_many_epochs_are_pending(pending, wait, done, fuse, again):
-    costs = known(A=replace(CONSTANT, step_seconds={1: 1.0, 4: 1.0}, sample=12, pending=pending))
+def test_larger_sizes_are_profiled_once_many_epochs_are_expected(expected, wait, done, fuse, again):
+    costs = known(A=replace(CONSTANT, step_seconds={1: 1.0, 4: 1.0}, measured_members=12, expected_epochs=expected))
     planned = Turns(WFD(), costs, fuse=fuse, trained_epochs=lambda key: done).plan(
         waiting((A, wait, {"target": 2})), [], cluster(*slots(1)), 0.0
     )
     assert planned.starts[0][0].purpose is (Purpose.PROFILE if again else Purpose.TRAIN)
     if again:
-        assert [array.pending for array in planned.starts[0][0].arrays] == [2 * wait + done]
+        assert [array.expected_epochs for array in planned.starts[0][0].arrays] == [2 * wait + done]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,8 @@ def test_larger_sizes_are_profiled_once_many_epochs_are_pending(pending, wait, d
 )  # fmt: skip
 def test_little_work_of_a_gpu_is_not_measured_again(step, first_size, again):
     """It is three times the members of the first profile, of 12 epochs of 20 steps."""
-    once = replace(CONSTANT, step_seconds={1: step}, epoch_steps=20, sample=4, pending=4, first_size=first_size)
+    seen = {"measured_members": 4, "expected_epochs": 4, "first_size": first_size}
+    once = replace(CONSTANT, step_seconds={1: step}, epoch_steps=20, **seen)
     placement = planner(known(A=once)).plan(waiting((A, 12, {"target": 1})), [], cluster(*slots(1)), 0.0)
     assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
 
@@ -208,10 +209,10 @@ def test_trials_that_failed_before_are_alone_and_not_measured():
     where = cluster(*slots(1))
     turns = planner(known(A=CONSTANT))
     members = waiting((A, 3), (B, 1))
-    placement = turns.plan(members, [], where, 0.0, alone={1, 3})
+    placement = turns.plan(members, [], where, 0.0, own_job_trials={1, 3})
     assert summary(placement) == [("job-00001", "train", "A", [0, 2], "cpu/1:0")]
     assert placement.refusals == {1: BUSY, 3: BUSY}
-    again = turns.plan([members[3]], [], where, 1.0, alone={1, 3})
+    again = turns.plan([members[3]], [], where, 1.0, own_job_trials={1, 3})
     assert summary(again) == [("job-00002", "train", "B", [3], "cpu/1:0")]
 
 

@@ -1,4 +1,4 @@
-"""What running jobs are promised, as members leave and join."""
+"""What is reserved for running jobs, as members leave and join."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def context(profile):
     return PlanningContext(PlanInput(Fifo(), KnownCosts(profile), Cluster((Node("one", 4, (DEVICE,)),))), PlanCache())
 
 
-def promised(job, join=(), profile=PROFILE):
+def reserved(job, join=(), profile=PROFILE):
     turn = context(lambda key, kind: profile if key == KEY else None)
     found = reservations([(job, DEVICE)], {job.id: join} if join else {}, turn)
     assert set(found) <= {job.id}
@@ -62,20 +62,20 @@ def job(*arrays, demand=BEGUN, purpose=Purpose.TRAIN):
         ),
         pytest.param({"job": job(array(0, 1), demand=WHOLE)}, 120, id="it has become known"),
         pytest.param({"job": job(array(0, key=UNKNOWN), demand=WHOLE)}, None, id="it is still unknown"),
-        pytest.param({"job": job(array(0, 1), demand=None)}, 120, id="nothing was promised"),
+        pytest.param({"job": job(array(0, 1), demand=None)}, 120, id="nothing was reserved"),
         pytest.param({"job": job(array(0), demand=None, purpose=Purpose.PROFILE)}, None, id="it measures"),
     ],
 )
 def test_memory(changes, memory):
-    demand = promised(**changes)
+    demand = reserved(**changes)
     assert (demand and demand.memory) == memory
 
 
 def test_a_job_keeps_its_initial_share_of_compute():
     small = replace(BEGUN, compute=0.25)
-    assert promised(job(array(0, 1), demand=small)).compute == 0.25
-    assert promised(job(array(0), demand=small), join=[array(1)]).compute == 0.25
-    assert promised(job(array(0, 1), demand=replace(BEGUN, compute=1.0))).compute == 0.5
+    assert reserved(job(array(0, 1), demand=small)).compute == 0.25
+    assert reserved(job(array(0), demand=small), join=[array(1)]).compute == 0.25
+    assert reserved(job(array(0, 1), demand=replace(BEGUN, compute=1.0))).compute == 0.5
 
 
 def test_a_job_without_members_holds_its_memory():

@@ -37,8 +37,8 @@ def test_jobs_that_share_a_device_are_limited_and_a_job_alone_is_not(name):
     placed, held, limits = STARTS[name]
     jobs = [(train(each, compute), GPU) for each, compute in placed]
     others = [(train(each), GPU) for each in held] + [(train("elsewhere"), OTHER)]
-    assert [job.limit for job, _ in limit_placed(jobs, others, lambda device: True)] == limits
-    assert [job.limit for job, _ in limit_placed(jobs, others, lambda device: False)] == [None] * len(jobs)
+    assert [job.compute_limit for job, _ in limit_placed(jobs, others, lambda device: True)] == limits
+    assert [job.compute_limit for job, _ in limit_placed(jobs, others, lambda device: False)] == [None] * len(jobs)
 
 
 WHOLE = replace(GPU, name="cuda:0", uuid="GPU-0")
@@ -82,7 +82,7 @@ def test_a_limited_job_that_is_left_alone_is_restarted_where_that_pays(name):
     """It has 100 s to go on the whole device, four times as many on a quarter of it, and a restart takes 5 s."""
     seen, changes, restarts = LEFT_ALONE[name]
     found = profile({1: 1.0}, share_speeds=changes.get("speeds", {}))
-    job = Job("a", (Array(A, (member(1),), found),), limit=changes.get("limit", 0.25))
+    job = Job("a", (Array(A, (member(1),), found),), compute_limit=changes.get("limit", 0.25))
     demand = {"H200": Demand(1.0, GB, 1.0, seen.get("seconds", 100.0))}
     scaling = Scaling(seen.get("alpha", 4 ** (1 / 3)))
     view = JobView("a", demand, JobState.RUNNING, ("H200:0",), scaling=scaling, switch_seconds=5.0)
@@ -107,7 +107,7 @@ class Scripted(Policy):
 
 
 def planner(costs, policy, limits=lambda device: True):
-    return Turns(policy, costs, limits_shares=limits)
+    return Turns(policy, costs, can_limit_compute=limits)
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -121,7 +121,8 @@ def test_another_share_of_a_running_job_is_another_reservation(limited):
     )
     turns, where = planner(known(A=small, B=small), policy, lambda device: limited), cluster(GPU)
     first, second = turns.plan(waiting((A, 1), (B, 1)), [], where, 0.0).starts
-    assert [(job.demand.compute, job.limit) for job, _ in (first, second)] == [(0.25, 0.25 if limited else None)] * 2
+    found = [(job.demand.compute, job.compute_limit) for job, _ in (first, second)]
+    assert found == [(0.25, 0.25 if limited else None)] * 2
     turns.tracker.on_report(Reported("job-00001", (Report(0, 1),), TurnStats(2.0, 1.0, 1.0, 3, 0.5)), 1.0)
     wider = turns.plan([], [first, second], where, 2.0)
     assert {name: demand.compute for name, demand in wider.reservations.items()} == {"job-00001": 0.75}
@@ -140,17 +141,17 @@ def test_shares_are_measured_before_much_is_trained_one_after_another():
     turns, where = planner(KnownCosts(look_up), WFD()), cluster(GPU, OTHER)
     members = waiting((A, 20))
     begun = turns.plan(members, [], where, 0.0).starts
-    assert [(job.purpose, job.limit, device.name) for job, device in begun] == [
+    assert [(job.purpose, job.compute_limit, device.name) for job, device in begun] == [
         (Purpose.PROFILE, 0.5, "H200:0"), (Purpose.TRAIN, None, "H200:1")
     ]  # fmt: skip
     measured["A"] = replace(measured["A"], share_speeds={1: {0.5: 1.0}})
     wait = [(each, A) for each, _ in members if each not in begun[1][0].members]
-    profiled = [(job.limit, device.name) for job, device in turns.plan(wait, begun[1:], where, 1.0).starts[:1]]
+    profiled = [(job.compute_limit, device.name) for job, device in turns.plan(wait, begun[1:], where, 1.0).starts[:1]]
     assert profiled == [(0.25, "H200:0")]
     measured["A"] = replace(measured["A"], share_speeds={1: {0.5: 1.0, 0.25: 0.5}})
     after = turns.plan(wait, begun[1:], where, 2.0).starts
     assert {(job.purpose, job.demand.compute) for job, _ in after} == {(Purpose.TRAIN, 0.5)}
-    assert {(device.name, job.limit) for job, device in after} >= {("H200:1", 0.5)}, "in company it is limited"
+    assert {(device.name, job.compute_limit) for job, device in after} >= {("H200:1", 0.5)}, "in company it is limited"
 
 
 @pytest.mark.parametrize(

@@ -146,4 +146,4 @@ def test_a_job_on_a_share_is_shown_with_it():
     assert context.plan(2.0).preemptions == {}
     context.plan(3.0)
     assert [seen["job-00001"].share for seen in policy.seen[1:]] == [0.25, 0.75]
-    assert policy.seen[0]["waiting-0"].scaling.sharing == 5
+    assert policy.seen[0]["waiting-0"].scaling.max_jobs == 5

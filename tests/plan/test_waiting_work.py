@@ -44,6 +44,6 @@ def test_later_rungs_count(size: int, later: dict[int, float]) -> None:
     group = TrialGroup(trials, Budget(2), epochs_ahead=26, work_ahead=54)
     work = WaitingWork(
         [(each,) for each in arrays],
-        groups=dict.fromkeys((x.trial.number for each in arrays for x in each.members), group),
+        trial_groups=dict.fromkeys((x.trial.number for each in arrays for x in each.members), group),
     )
     assert work.besides(arrays[0]) == pytest.approx(later)

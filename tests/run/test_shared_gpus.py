@@ -39,7 +39,7 @@ class TestBinding:
             assert (quarter["percentage"], quarter.get("megabytes")) == (25, None)
             most = begin(backend, job("most", compute=0.601))
             assert (most["percentage"], most.get("megabytes")) == (61, None)
-            alone = begin(backend, replace(program("alone"), limit=None, memory_limit=0))
+            alone = begin(backend, replace(program("alone"), compute_limit=None, memory_limit=0))
             assert (alone["percentage"], alone.get("megabytes")) == (100, None)
             beside = begin(backend, program("beside"))
             assert (beside["percentage"], beside["megabytes"]) == (25, 1536)
@@ -50,7 +50,7 @@ class TestBinding:
             assert stopped(backend, "quarter", "most", "alone", "beside", "elsewhere")
 
     def test_one_process_finds_signatures_measures_and_trains(self, place: Path) -> None:
-        trained = replace(job("trains", compute=1.0, memory=4 * GIB), limit=None)
+        trained = replace(job("trains", compute=1.0, memory=4 * GIB), compute_limit=None)
         jobs = [
             replace(scripted_job("signatures"), purpose=Purpose.SIGNATURE),
             replace(scripted_job("measures"), purpose=Purpose.PROFILE),
@@ -119,16 +119,16 @@ class TestWithoutMps:
     @pytest.mark.parametrize(("name", "limited"), [("mps", True), ("plain", False)])
     def test_whether_processes_are_limited(self, name: str, limited: bool, place: Path) -> None:
         with local(place, fakes.uses_gpu, name) as backend:
-            assert backend.limits_shares(GPU) is limited
-            assert not backend.limits_shares(CPU)
-            assert not backend.limits_shares(MIG)
+            assert backend.can_limit_compute(GPU) is limited
+            assert not backend.can_limit_compute(CPU)
+            assert not backend.can_limit_compute(MIG)
 
     def test_no_process_is_limited_once_mps_has_failed(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(place), prepend=":")
         with local(place, fakes.uses_gpu, "auto", command="no-such-program") as backend:
-            assert backend.limits_shares(GPU)
+            assert backend.can_limit_compute(GPU)
             begin(backend, job("one"))
-            assert not backend.limits_shares(GPU)
+            assert not backend.can_limit_compute(GPU)
             assert stopped(backend, "one")
 
     def test_mps_is_an_error(self, place: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from shoal.core.device import Cluster, Device, Node
 from shoal.simulate.run import Simulation
 from shoal.simulate.slowdown import SLOWDOWNS
-from shoal.simulate.tables import profile
+from shoal.simulate.tables import profile_of_costs
 from shoal.simulate.workload import ListedJobs, SimulatedModel, SimulatedWorkload
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def tables(folder):
 
 
 def structure(name, workload="", *, compute=1.0, seconds=10.0, memory=1.0, cores=1.0, kind="A100", fused=None, **costs):
-    takes = profile(seconds, compute, int(memory * GB), cores, fused or {})
+    takes = profile_of_costs(seconds, compute, int(memory * GB), cores, fused or {})
     return SimulatedModel(name, {kind: takes}, workload, **{"start_seconds": 0.0, "switch_seconds": 0.0, **costs})
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from simulate_samples import cluster, simulation, structure
 
-from shoal.plan.grouping import Grouping
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.packing.registry import make_packing
 from shoal.plan.schedule import Auto, Fifo, WaterFilling
 
@@ -23,7 +23,7 @@ def ran(policy, spreading, devices=3, jobs=2):
     """
     some = [structure("net", seconds=1.0), structure("long", seconds=3.0)][-jobs:]
     some = [replace(x, profiles={k: replace(p, spreading=spreading) for k, p in x.profiles.items()}) for x in some]
-    apart = {"grouping": Grouping(make_packing("none")), "fuse": False}
+    apart = {"packer": ArrayPacker(make_packing("none")), "fuse": False}
     return simulation(some, cluster(devices), policy, epochs=EPOCHS, measured=False, **apart).run()
 
 

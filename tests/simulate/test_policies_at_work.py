@@ -6,15 +6,20 @@ import pytest
 from baselines import RoundRobin, Slaq
 from simulate_samples import ROOT, cluster, simulation, structure
 
-from shoal.plan.grouping import Grouping
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.packing.registry import make_packing
 from shoal.plan.schedule import Auto, Convergence, ExpectedFinish, WaterFilling
 from shoal.run.virtual import STOP_SECONDS
 from shoal.simulate.scenario import load
 from shoal.simulate.workload import Curves, ListedJobs
 
-TURNS = {"convergence": Convergence(), "promise": ExpectedFinish(), "round_robin": RoundRobin(10.0), "slaq": Slaq(10.0)}
-APART = {"grouping": Grouping(make_packing("none")), "fuse": False}
+TURNS = {
+    "convergence": Convergence(),
+    "expected_finish": ExpectedFinish(),
+    "round_robin": RoundRobin(10.0),
+    "slaq": Slaq(10.0),
+}
+APART = {"packer": ArrayPacker(make_packing("none")), "fuse": False}
 
 
 class Recorded(Curves):

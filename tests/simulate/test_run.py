@@ -12,7 +12,7 @@ from simulate_samples import GB, cluster, simulation, structure
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import PolicyError
 from shoal.core.job import Purpose
-from shoal.plan.grouping import Grouping
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.packing.registry import make_packing
 from shoal.plan.schedule import (
     WFD,
@@ -66,9 +66,9 @@ def halved(device, jobs):
 
 
 def outcome(given, where=None, policy=None, **settings):
-    grouping = Grouping(make_packing("none"))
+    packer = ArrayPacker(make_packing("none"))
     where = where or Cluster((node(),))
-    return simulation(given, where, policy or Fifo(), grouping=grouping, **settings).run()
+    return simulation(given, where, policy or Fifo(), packer=packer, **settings).run()
 
 
 def start(*devices):
@@ -219,11 +219,11 @@ def test_arrays_of_several_structures_are_packed_into_a_job_and_take_turns(monke
     """Each array's epoch of 2 s is followed by one of the other: 4 epochs of both are 16 s, of one process."""
     trained = Trained(monkeypatch)
     both = [structure(name, seconds=1.0, fused={4: 2.0}, start_seconds=1.0) for name in "ab"]
-    found = searched(both, 4, 4, cluster=cluster(), grouping=Grouping(BatchSize()))
+    found = searched(both, 4, 4, cluster=cluster(), packer=ArrayPacker(BatchSize()))
     assert [[len(array) for array in job] for job in trained.jobs] == [[4, 4]]
     assert found.makespan == pytest.approx(1 + 16)
     assert [stay.trials for stay in found.intervals] == [8]
-    apart = searched(both, 4, 4, cluster=cluster(), grouping=Grouping(make_packing("none")))
+    apart = searched(both, 4, 4, cluster=cluster(), packer=ArrayPacker(make_packing("none")))
     assert apart.makespan == pytest.approx(2 * (1 + 8)), "one process after the other"
 
 

@@ -34,7 +34,7 @@ name = "grid"
 learning_rates = 3
 epochs = 2
 alpha = 1.5
-sharing = 2
+max_jobs = 2
 
 [[jobs]]
 name = "other"

@@ -3,7 +3,7 @@
 import pytest
 from simulate_samples import cluster, simulation, structure
 
-from shoal.plan.grouping import Grouping
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.packing.registry import make_packing
 from shoal.plan.schedule import Fifo, WaterFilling
 
@@ -23,7 +23,7 @@ def makespan(policy, slowdown, devices=2, jobs=12):
     def speeds(device, here):
         return [1 / slowdown[min(len(here), 3)]] * len(here)
 
-    apart = {"grouping": Grouping(make_packing("none")), "fuse": False}
+    apart = {"packer": ArrayPacker(make_packing("none")), "fuse": False}
     some = [structure("net", compute=0.9, seconds=1.0)] * jobs
     found = simulation(some, cluster(devices), policy, epochs=EPOCHS, slowdown=speeds, **apart).run()
     assert len(found.completion) == jobs

@@ -28,8 +28,8 @@ def speeds(model, tenants, data=None):
         structures[name] = each
         takes = each.profiles["A100"]
         array = Array(FusionKey(name, "", 1), (Member(Trial(number, {}, 0, 0), 0, 1),), takes)
-        promised = Demand(takes.compute if share is None else share, 0, 1.0, 10.0)
-        jobs.append(VirtualJob(Job(name, (array,), demand=promised), DEVICE))
+        reserved = Demand(takes.compute if share is None else share, 0, 1.0, 10.0)
+        jobs.append(VirtualJob(Job(name, (array,), demand=reserved), DEVICE))
     return SLOWDOWNS[model](structures, data)(DEVICE, jobs)
 
 

@@ -11,8 +11,8 @@ from shoal.core.event import Reported
 from shoal.core.space import Space, grid
 from shoal.core.trial import Report
 from shoal.host.fleet import Fleet
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.schedule.registry import make_policy
 from shoal.spec import StudySpec
 from shoal.study.core import StudyCore
@@ -36,7 +36,7 @@ class Machine:
             CoreConfig(
                 Path("study"), StudySpec(metric="loss", mode="min"), {}, algorithm, make_policy("fifo"), history,
                 DeviceTracker(Fleet(GPU), lambda names: GPU, None, Path("study")),
-                grouping=Grouping(), key=lambda _: FusionKey("net", "data", 32),
+                packer=ArrayPacker(), key=lambda _: FusionKey("net", "data", 32),
             )
         )  # fmt: skip
         self.plan(0.0)

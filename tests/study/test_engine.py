@@ -41,8 +41,8 @@ from shoal.host.fleet import Fleet
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.look.failures import first_failed
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.packing import Packing
 from shoal.plan.schedule.base import JobState, JobView, Plan, Policy, Refusal
 from shoal.plan.schedule.knapsack import Fifo
@@ -318,8 +318,8 @@ class Stage:
         algorithm = self.make()
         algorithm.bind(self.space, metric="loss", mode="min", seed=0, data_seed=0)
         history = History(self.directory / "history.sqlite")
-        grouping = Grouping(packing)
-        config = EngineConfig(Fleet(cluster(self.slots)), policy or Fifo(), history, grouping)
+        packer = ArrayPacker(packing)
+        config = EngineConfig(Fleet(cluster(self.slots)), policy or Fifo(), history, packer)
         journal.spec = replace(journal.spec, retries=retries, **{x: others.pop(x) for x in IN_SPEC if x in others})
         return Engine(journal, algorithm, backend, replace(config, **others))
 

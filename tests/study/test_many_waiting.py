@@ -17,8 +17,8 @@ from shoal.core.rows import TrialRow
 from shoal.core.space import Space, grid
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.host.fleet import Fleet
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.packing import NoPacking
 from shoal.plan.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS
 from shoal.plan.schedule.base import JobState, JobView, Plan
@@ -62,7 +62,7 @@ class Study:
         self.core = StudyCore(
             CoreConfig(
                 Path("study"), StudySpec(metric="loss", mode="min"), {}, algorithm, self.policy, history, devices,
-                grouping=Grouping(NoPacking()), key=key,
+                packer=ArrayPacker(NoPacking()), key=key,
             )
         )  # fmt: skip
         self.asked = 0

@@ -189,7 +189,7 @@ def test_programs_that_are_suspended_go_on_where_they_were(kind: str, tmp_path: 
         assert found == pytest.approx([row.config["rate"] ** epoch for epoch in range(4)])
 
 
-@pytest.mark.parametrize("name", ["convergence", "promise"])
+@pytest.mark.parametrize("name", ["convergence", "expected_finish"])
 def test_without_a_loss_a_policy_that_compares_losses_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=f"{name!r} compares losses.*loss=, --loss"):
         programs.search(

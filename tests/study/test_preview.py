@@ -18,8 +18,8 @@ from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.errors import ShoalError, StudyInterrupted, TaskError
 from shoal.core.trial import Trial
+from shoal.plan.array_packer import START_SECONDS, ArrayPacker
 from shoal.plan.cost.history import History, environment
-from shoal.plan.grouping import START_SECONDS, Grouping
 from shoal.plan.packing.cost import CostPacking
 from shoal.study.preview import _Jobs
 
@@ -40,8 +40,8 @@ def array(numbers, known, structure="mlp", data="data"):
 
 def plan(*jobs, relative_times=None, fuse=True):
     profiles = {array.key: array.profile for arrays in jobs for array in arrays}
-    grouping = Grouping(CostPacking(), lambda kind: relative_times or {})
-    return _Jobs(DEVICE, KnownCosts(lambda key, kind: profiles[key]), grouping, fuse, list(jobs))
+    packer = ArrayPacker(CostPacking(), lambda kind: relative_times or {})
+    return _Jobs(DEVICE, KnownCosts(lambda key, kind: profiles[key]), packer, fuse, list(jobs))
 
 
 SLOW = profile(0.001, fetch=0.05, sharing="window")

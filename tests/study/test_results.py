@@ -69,7 +69,7 @@ def test_the_data_frame_has_a_row_a_trial(tmp_path: Path) -> None:
     frame = study.dataframe()
     assert list(frame.columns) == [
         "trial", "state", "config.lr", "config.nested.depth", "valid_loss", "valid_loss.best", "accuracy",
-        "accuracy.best", "epochs", "seconds", "device", "array", "proof", "reason",
+        "accuracy.best", "epochs", "seconds", "device", "job", "proof", "reason",
     ]  # fmt: skip
     assert list(frame["trial"]) == [0, 1]
     assert list(frame["state"]) == ["complete", "failed"]

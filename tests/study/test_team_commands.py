@@ -20,8 +20,8 @@ from shoal.core.space import Space, grid
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.host.fleet import Fleet
 from shoal.host.monitor import Condition
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.packing import NoPacking
 from shoal.plan.planner import plan
 from shoal.plan.schedule.base import Action, JobState, JobView, Plan, Policy, Refusal, Resize, Start, Suspend
@@ -74,7 +74,7 @@ class Machine:
         self.core = StudyCore(
             CoreConfig(
                 Path("study"), StudySpec(metric="loss", mode="min", fuse=False), self.study, algorithm, self.policy,
-                history, tracker, grouping=Grouping(NoPacking()), key=key_of, teams=True,
+                history, tracker, packer=ArrayPacker(NoPacking()), key=key_of, teams=True,
             )
         )  # fmt: skip
         self.rows: list[Row] = []

@@ -9,7 +9,7 @@ from planner_samples import place
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.plan.waiting import ResourceLimit
+from shoal.plan.waiting import OutOfMemoryLimit
 from shoal.study.trials import TrialRecord, TrialTable
 
 
@@ -167,7 +167,7 @@ def test_the_classes_are_those_of_all_trials_that_wait(changes: list[tuple[str, 
             case "is alone":
                 trials.isolate(record)
             case "is limited":
-                trials.limit(record, ResourceLimit(2))
+                trials.set_oom_limit(record, OutOfMemoryLimit(2))
             case "is suspended":
                 suspended ^= {number}
                 members = tuple(trials[each].member for each in sorted(suspended))
@@ -179,10 +179,10 @@ def test_the_classes_are_those_of_all_trials_that_wait(changes: list[tuple[str, 
         for each in found:
             records = [trials[member.trial.number] for member in each.members]
             assert [x.number for x in records] == sorted(x.number for x in records)
-            assert {(2 * x.failures, x.key, x.number in trials.train_alone) for x in records} == {
-                (each.rank, each.key, each.alone)
+            assert {(2 * x.failures, x.key, x.number in trials.own_job_trials) for x in records} == {
+                (each.rank, each.key, each.own_job)
             }
-            assert {trials.limits.get(x.number) for x in records} == {each.limit}
+            assert {trials.oom_limits.get(x.number) for x in records} == {each.oom_limit}
             assert {(x.epoch, x.target - x.epoch) for x in records} == {(each.start, each.epochs)}
             assert each.members == tuple(x.member for x in records)
         assert trials.arrived.keys() == {x.number for x in expected}

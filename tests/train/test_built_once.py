@@ -256,7 +256,7 @@ def test_a_profile_and_the_training_after_it_build_each_trial_once(waiting: int,
 
 def test_what_is_not_measured_is_not_built(tmp_path: Path) -> None:
     state = state_of(task := Counted(), tmp_path)
-    assert measured(state, 8, free_seconds=0.0, pending=1).step_seconds.keys() == {1}
+    assert measured(state, 8, free_seconds=0.0, expected_epochs=1).step_seconds.keys() == {1}
     assert task.builds == 1
 
 
@@ -379,7 +379,7 @@ def test_building_counts_as_a_cost_of_measuring(
             return super().model(config)
 
     state = state_of(task := Slow(), tmp_path)
-    assert measured(state, 5, free_seconds=0.6, pending=1).step_seconds.keys() == sizes
+    assert measured(state, 5, free_seconds=0.6, expected_epochs=1).step_seconds.keys() == sizes
     assert task.builds == builds, "the first build may load code, so a second one says what a build takes"
 
 
@@ -392,12 +392,12 @@ def test_on_a_gpu_little_work_begins_at_once_with_all_that_wait(
 ) -> None:
     Clock(monkeypatch)
     state = state_of(task := Counted(), tmp_path)
-    found = measured(state, 32, free_seconds=0.0, pending=work / 0.001 / 3)
+    found = measured(state, 32, free_seconds=0.0, expected_epochs=work / 0.001 / 3)
     assert found.epoch_steps == 3
     assert found.step_seconds.keys() == sizes
     assert task.builds == (1 if sizes == {1} else 32)
     assert Cost(found).best_size(32) == 32
-    assert (found.pending is None) == (sizes != {1})
+    assert (found.expected_epochs is None) == (sizes != {1})
 
 
 def test_a_profile_neither_captures_nor_compiles_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

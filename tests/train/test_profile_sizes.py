@@ -64,7 +64,7 @@ def enough(members: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("pending", "free_seconds", "sizes", "noted"),
+    ("expected_epochs", "free_seconds", "sizes", "noted"),
     [
         (5, FREE_SECONDS, {1}, 5),
         (enough(5) / 2, FREE_SECONDS, {1, 4}, int(enough(5) / 2)),
@@ -75,17 +75,17 @@ def enough(members: int) -> float:
     ids=["little waits", "some", "much", "not said", "time is given"],
 )
 def test_sizes_are_measured_that_the_waiting_work_is_worth(
-    pending: float, free_seconds: float, sizes: set[int], noted: int | None, monkeypatch: pytest.MonkeyPatch
+    expected_epochs: float, free_seconds: float, sizes: set[int], noted: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.train.profile._step_seconds", milliseconds)
     task = Small()
     members = tuple(
         Member(Trial(b, {"lr": 0.01 * (b + 1), "batch_size": 4}, seed=b, data_seed=0), 0, 2) for b in range(5)
     )
-    array = Array(FusionKey("", "", 4), members, pending=pending)
+    array = Array(FusionKey("", "", 4), members, expected_epochs=expected_epochs)
     profile = measure(state_of(task), array, 10**9, free_seconds)
     assert profile.step_seconds.keys() == sizes
-    assert (profile.sample, profile.pending) == (5, noted)
+    assert (profile.measured_members, profile.expected_epochs) == (5, noted)
 
 
 class Kept(Small):
@@ -146,10 +146,10 @@ def test_other_classes_are_measured_where_a_larger_size_is_too_dear(monkeypatch:
         Member(Trial(number, {"lr": 0.01, "optimizer": name}, seed=0, data_seed=0), 0, 1)
         for number, name in enumerate(["SGD", "Adam"] * 8)
     )
-    array = Array(FusionKey("", "", 4), members, pending=7)
+    array = Array(FusionKey("", "", 4), members, expected_epochs=7)
     profile = measure(state_of(task), array, 10**9, 0.2)
     assert profile.step_seconds == {1: pytest.approx(0.0015), 4: 0.003}
-    assert profile.pending == 7
+    assert profile.expected_epochs == 7
 
 
 def test_the_load_of_a_gpu_is_the_mean_over_the_steps_of_the_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:

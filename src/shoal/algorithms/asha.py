@@ -28,7 +28,7 @@ _RankKey = tuple[float, int]
 
 
 @dataclass
-class _Rung:
+class _AsyncRung:
     epochs: int
     ranking: list[_RankKey] = field(default_factory=list)  # ascending
     paused: list[_RankKey] = field(default_factory=list)  # a heap
@@ -104,7 +104,7 @@ class ASHA(ConcurrentAlgorithm):
         """
         super().begin(problem)
         budgets = milestones(self.min_epochs, self.max_epochs, self.eta)
-        self._rungs = [_Rung(epochs) for epochs in budgets]
+        self._rungs = [_AsyncRung(epochs) for epochs in budgets]
         self._projection = None if self.sampler is None else projection(problem, self.sampler, budgets, self.n)
         self._has_final_value = False  # whether a trial has a metric other than NaN at `max_epochs`
 
@@ -140,7 +140,7 @@ class ASHA(ConcurrentAlgorithm):
     def _proposed_config(self) -> Config | None:
         return None if self._projection is None else self._projection.propose()
 
-    def _may_promote(self, rung: _Rung) -> bool:
+    def _may_promote(self, rung: _AsyncRung) -> bool:
         return bool(rung.paused) and rung.rank(rung.paused[0]) < len(rung.ranking) // self.eta
 
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
@@ -156,7 +156,7 @@ class ASHA(ConcurrentAlgorithm):
             self._projection.mark_failed(number)
         return self._end_if_exhausted()
 
-    def _rank(self, number: int, value: float, rung: _Rung) -> list[Decision]:
+    def _rank(self, number: int, value: float, rung: _AsyncRung) -> list[Decision]:
         if rung is self._rungs[-1]:
             self._has_final_value = self._has_final_value or not math.isnan(value)
             return [Decision(number, TrialState.COMPLETE)]
@@ -189,7 +189,7 @@ class ASHA(ConcurrentAlgorithm):
             rung.paused.clear()
         return decisions
 
-    def _stopped(self, key: _RankKey, rung: _Rung) -> Decision:
+    def _stopped(self, key: _RankKey, rung: _AsyncRung) -> Decision:
         count = len(rung.ranking)
         promotions = count // self.eta
         if promotions:

@@ -99,15 +99,15 @@ class Problem:
 
     def samples(self, numbers: Sequence[int]) -> list[Config]:
         """The random configurations of trials that may begin together, ordered by `group_by`."""
-        return self.grouped([self.sample(number) for number in numbers])
+        return self.sorted_by_group([self.sample(number) for number in numbers])
 
-    def grouped(self, configs: Sequence[Config]) -> list[Config]:
+    def sorted_by_group(self, configs: Sequence[Config]) -> list[Config]:
         """The same configurations, reordered so that those with equal `group_by` parameters are adjacent."""
-        groups: dict[str, list[Config]] = {}
+        by_value: dict[str, list[Config]] = {}
         for config in configs:
             row = flatten(config)
-            groups.setdefault(json.dumps([row.get(name) for name in self.group_by]), []).append(config)
-        return [config for group in groups.values() for config in group]
+            by_value.setdefault(json.dumps([row.get(name) for name in self.group_by]), []).append(config)
+        return [config for equal in by_value.values() for config in equal]
 
     def random_trials(self, numbers: Sequence[int]) -> list[Trial]:
         """Trials of random configurations that may begin together."""

@@ -30,5 +30,7 @@ class Grid(BracketedAlgorithm):
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """One bracket with a single rung."""
-        trials = [problem.trial(number, config) for number, config in enumerate(problem.grouped(problem.space.grid()))]
+        trials = [
+            problem.trial(number, config) for number, config in enumerate(problem.sorted_by_group(problem.space.grid()))
+        ]
         return [Bracket("grid", [Rung(len(trials), self.epochs)], trials, problem)]

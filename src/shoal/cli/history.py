@@ -13,7 +13,7 @@ from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
 from shoal.core.resources import bytes_text
 from shoal.look.text import config_text, rounded, structure_text
-from shoal.plan.cost.history import Record, delete_records, environment, history_path, records
+from shoal.plan.cost.history import HistoryRecord, delete_records, environment, history_path, records
 
 __all__ = ["history_app", "history_table", "record_json", "tasks_table"]
 
@@ -76,7 +76,7 @@ def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
     )
 
 
-def history_table(records: Sequence[Record], current: str) -> Table:
+def history_table(records: Sequence[HistoryRecord], current: str) -> Table:
     """A row for each record; records of another environment are dim, marked with a star and explained below.
 
     If a structure was measured with several data sets, these stand below it, as another column would not fit.
@@ -103,7 +103,7 @@ def history_table(records: Sequence[Record], current: str) -> Table:
     return table
 
 
-def tasks_table(records: Sequence[Record]) -> Table:
+def tasks_table(records: Sequence[HistoryRecord]) -> Table:
     """For each structure and batch size its tasks, why one number of members was measured, and its speed when sharing.
 
     These are indented below the structure, a row each, so that a row has the whole width. A structure that was measured
@@ -138,7 +138,7 @@ def _sharing_text(profile: Profile | None) -> str:
     return "; ".join(filter(None, [", ".join(texts), ", ".join(beside)]))
 
 
-def _name(record: Record, ambiguous: set[tuple[str, str, str, int]]) -> str:
+def _name(record: HistoryRecord, ambiguous: set[tuple[str, str, str, int]]) -> str:
     """Return the structure of a record with its data, if the structure was measured with others, and its batch size."""
     data = _data_text(record, ambiguous)
     name = f"{structure_text(record.structure)} and {data}" if data else structure_text(record.structure)
@@ -149,7 +149,7 @@ def _is_program(structure: str) -> bool:
     return structure.startswith("opaque ")
 
 
-def _why_one_measurement(record: Record) -> str:
+def _why_one_measurement(record: HistoryRecord) -> str:
     """Return why steps were measured with one number of members only; "" if they were with several."""
     profile = record.profile
     if profile is None or len(profile.step_seconds) != 1:
@@ -158,14 +158,14 @@ def _why_one_measurement(record: Record) -> str:
     measured = f"{size} {'member' if size == 1 else 'members'} measured"
     if _is_program(record.structure):
         return f"{measured}: programs are not fused"
-    if profile.sample == 1:
+    if profile.measured_members == 1:
         return f"{measured}: no array had more"
-    if profile.pending is not None:
-        return f"{measured}: only {profile.pending:g} {'epoch' if profile.pending == 1 else 'epochs'} waited"
+    if (epochs := profile.expected_epochs) is not None:
+        return f"{measured}: only {epochs:g} {'epoch' if epochs == 1 else 'epochs'} waited"
     return f"{measured}: more take over half of the memory"
 
 
-def record_json(record: Record, current: str) -> dict[str, Any]:
+def record_json(record: HistoryRecord, current: str) -> dict[str, Any]:
     """Return a record as plain values, with bytes and seconds; "profile" is None if the record cannot be read."""
     profile = record.profile
     return {
@@ -184,8 +184,8 @@ def record_json(record: Record, current: str) -> dict[str, Any]:
             "compute": profile.compute,
             "cores": profile.cores,
             "mixing": profile.mixing,
-            "sample": profile.sample,
-            "pending": profile.pending,
+            "measured_members": profile.measured_members,
+            "expected_epochs": profile.expected_epochs,
             "share_speeds": {
                 str(size): {str(share): speed for share, speed in sorted(speeds.items())}
                 for size, speeds in sorted(profile.share_speeds.items())
@@ -195,7 +195,7 @@ def record_json(record: Record, current: str) -> dict[str, Any]:
     }
 
 
-def _measured(record: Record) -> tuple[str, ...]:
+def _measured(record: HistoryRecord) -> tuple[str, ...]:
     profile = record.profile
     if profile is None:
         return ("cannot be read by this version", "", "", "", "", "")
@@ -214,7 +214,7 @@ def _steps(step_seconds: Mapping[int, float]) -> str:
     return ", ".join(f"{size}:{rounded(1000 * seconds, 3)}" for size, seconds in sorted(step_seconds.items()))
 
 
-def _with_several_data_sets(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:
+def _with_several_data_sets(records: Sequence[HistoryRecord]) -> set[tuple[str, str, str, int]]:
     """Return the structures, with batch size and device, that were measured with several data sets."""
     seen: dict[tuple[str, str, str, int], set[str]] = {}
     for record in records:
@@ -222,7 +222,7 @@ def _with_several_data_sets(records: Sequence[Record]) -> set[tuple[str, str, st
     return {what for what, data in seen.items() if len(data) > 1}
 
 
-def _data_text(record: Record, ambiguous: set[tuple[str, str, str, int]]) -> str:
+def _data_text(record: HistoryRecord, ambiguous: set[tuple[str, str, str, int]]) -> str:
     """Return the name of a record's data set; "" if its structure was measured with no other."""
     shown = (record.environment, record.kind, record.structure, record.batch_size) in ambiguous
     return structure_text(record.data) if shown else ""

@@ -73,7 +73,7 @@ class Array:
     Args:
         members: At least one, but none if all members of the job are done.
         profile: Profile of the key on the device of the array; None if unknown.
-        pending: Trained and remaining epochs of all trials of the key, which bound the useful cost of profiling.
+        expected_epochs: Trained and remaining epochs of all trials of the key, which bound what profiling may cost.
         separate: Whether it stays a separate array when it joins a job with an array of the same key.
         later: Epochs -> expected number of other arrays of this key and size that train as many epochs later, on any
             device; they can reuse what this array compiles. Equality ignores it.
@@ -85,7 +85,7 @@ class Array:
     key: FusionKey
     members: tuple[Member, ...]
     profile: Profile | None = None
-    pending: float = inf
+    expected_epochs: float = inf
     separate: bool = False
     later: Mapping[int, float] = field(default_factory=dict, compare=False, repr=False)
     epochs: tuple[int, ...] = field(init=False, compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""Causes of failures, parsed from messages and grouped over trials."""
+"""Causes of failures, parsed from messages and counted over trials."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -96,8 +96,8 @@ class Profile:
         spreading: Devices -> duration of a step on all of them, relative to one device. 1 for two devices says that
             steps cannot be divided. The least number that was not measured may be tried, if all below have paid.
         fetch_seconds: Seconds to fetch and prepare the samples of a batch that are not in memory.
-        sample: Number of members for which it was measured; it does not extrapolate to much larger arrays.
-        pending: Epochs that waited for the measurement, if they were too few to measure all sizes; else None.
+        measured_members: Number of members for which it was measured; it does not extrapolate to much larger arrays.
+        expected_epochs: `Array.expected_epochs` when it was measured, if too few to measure all sizes; else None.
         first_size: Largest size of the first array if only single members were timed; None: no limit.
 
     Raises:
@@ -124,8 +124,8 @@ class Profile:
     spreading: Mapping[int, float] = field(default_factory=dict, metadata=_merge("measured"))
     fetch_seconds: float = field(default=0.0, metadata=_merge())
     sample_sharing: SampleSharing = field(default="resident", metadata=_merge())
-    sample: int = field(default=16, metadata=_merge("largest"))
-    pending: float | None = field(default=None, metadata=_merge())
+    measured_members: int = field(default=16, metadata=_merge("largest"))
+    expected_epochs: float | None = field(default=None, metadata=_merge())
     first_size: int | None = field(default=None, metadata=_merge())
 
     def __post_init__(self) -> None:

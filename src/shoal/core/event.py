@@ -135,13 +135,13 @@ class Profiled:
     """Profile of an array that a profile job measured, or that a training job refined for one of its arrays.
 
     Args:
-        limit: Part of the compute of the device that its process could use (see `Job.limit`); None: all of it.
+        compute_limit: `Job.compute_limit` as it held for its process; None: all of the compute.
     """
 
     job: str
     key: FusionKey
     profile: Profile
-    limit: float | None = None
+    compute_limit: float | None = None
 
 
 @dataclass(frozen=True)

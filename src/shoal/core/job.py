@@ -34,7 +34,7 @@ class Job:
     Args:
         demand: Reservation on its device; None if its demand is unknown.
         resumes: Id of the suspended job that it continues; "" of a new job.
-        limit: Largest part of the compute of its device that its process may use, by MPS; None: all of it.
+        compute_limit: Largest part of the compute of its device that its process may use, by MPS; None: all of it.
         memory_limit: Bytes of its GPU that it may use; 0: no limit.
         assists: Id of the job for which a job with the purpose `ASSIST` computes gradients; "" of other jobs.
     """
@@ -44,7 +44,7 @@ class Job:
     purpose: Purpose = Purpose.TRAIN
     demand: Demand | None = None
     resumes: str = ""
-    limit: float | None = None
+    compute_limit: float | None = None
     memory_limit: int = 0
     assists: str = ""
 

@@ -150,7 +150,7 @@ class _Ref(int):
     """The number of a node among those of its graph."""
 
 
-class _Function(str):
+class _GraphFunction(str):
     """The name of a function in `torch.ops`, which itself cannot be pickled."""
 
     __slots__ = ()
@@ -162,7 +162,7 @@ def _nodes(graph: GraphModule) -> list[tuple[Any, ...]]:
     return [
         (
             node.op,
-            _Function(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target,
+            _GraphFunction(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target,
             *map_arg((node.args, node.kwargs), numbers.__getitem__),
             node.name,
         )
@@ -174,7 +174,7 @@ def _graph(nodes: Sequence[tuple[Any, ...]]) -> GraphModule:
     """The graph of `_nodes`."""
     graph, made = Graph(), list[Node]()
     for op, target, args, kwargs, name in nodes:
-        if isinstance(target, _Function):
+        if isinstance(target, _GraphFunction):
             target = attrgetter(target)(torch.ops)
         args, kwargs = tree_map_only(_Ref, made.__getitem__, (args, kwargs))
         made.append(graph.create_node(op, target, args, kwargs, name))

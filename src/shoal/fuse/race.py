@@ -43,7 +43,7 @@ class RaceRules:
 
 
 @dataclass
-class _Candidate:
+class _CandidateRuns:
     margin: float
     run_count: int = 0
     bursts: int = 0
@@ -69,13 +69,13 @@ class Race(Generic[C]):
 
     def __init__(self, candidates: Iterable[C], rules: RaceRules | None = None) -> None:
         self._rules = RaceRules() if rules is None else rules
-        self._contenders = list(candidates)
-        if not self._contenders:
+        self._remaining = list(candidates)
+        if not self._remaining:
             raise ValueError("a race must have at least one candidate")
-        self._incumbent = self._contenders[0]
-        self._timed = {each: _Candidate(self._rules.margin) for each in self._contenders}
+        self._incumbent = self._remaining[0]
+        self._timed = {each: _CandidateRuns(self._rules.margin) for each in self._remaining}
         self._timed[self._incumbent].margin = 1.0
-        self._open = list(self._contenders)
+        self._open = list(self._remaining)
         self._current = self._open[0]
         self._burst_runs = 0
         self._spent = 0.0
@@ -91,7 +91,7 @@ class Race(Generic[C]):
         """The fastest candidate so far; the first one before any was timed."""
         timed = [each for each, runs in self._timed.items() if runs.costs]
         if not timed:
-            return self._contenders[0]
+            return self._remaining[0]
         best = min(timed, key=lambda each: min(self._timed[each].costs) * self._timed[each].margin)
         incumbent_costs = self._timed[self._incumbent].costs
         return (
@@ -133,16 +133,16 @@ class Race(Generic[C]):
     def add(self, candidate: C, margin: float | None = None) -> None:
         """Add a candidate that races against the leader, which is timed again: first runs of a process are slower."""
         leader = self._incumbent = self.leader
-        self._timed[leader] = _Candidate(self._timed[leader].margin)
-        self._timed[candidate] = _Candidate(self._rules.margin if margin is None else margin)
-        self._contenders = [leader, candidate]
-        self._open = list(self._contenders)
+        self._timed[leader] = _CandidateRuns(self._timed[leader].margin)
+        self._timed[candidate] = _CandidateRuns(self._rules.margin if margin is None else margin)
+        self._remaining = [leader, candidate]
+        self._open = list(self._remaining)
         self._begin_burst()
 
     def drop(self, candidate: C) -> None:
         """Remove a candidate that cannot run."""
         self._timed[candidate].costs.clear()
-        self._contenders.remove(candidate)
+        self._remaining.remove(candidate)
         self._open = [each for each in self._open if each != candidate]
         self._close_finished()
         self._begin_burst()
@@ -160,11 +160,11 @@ class Race(Generic[C]):
             if not runs.costs:
                 continue
             if min(runs.costs) > rules.drop_ratio * fastest and runs.seconds >= rules.drop_after_seconds:
-                self._contenders.remove(each)
+                self._remaining.remove(each)
                 self._open.remove(each)
             elif runs.has_enough_runs(rules) or self._spent > rules.budget_seconds:
                 self._open.remove(each)
-        if len(self._contenders) == 1 < len(self._timed):
+        if len(self._remaining) == 1 < len(self._timed):
             self._open.clear()
 
     def _begin_burst(self) -> None:

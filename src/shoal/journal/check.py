@@ -53,20 +53,20 @@ class _Source(Struct):
     text: str | None
 
 
-class _Fleet(Struct):
+class _FleetSpec(Struct):
     devices: str | list[str]
     added: list[str]
     removed: list[str]
 
 
-class _Edit(Struct):
+class _EditSpec(Struct):
     time: float
     files: dict[str, str]
     open: list[int]
     next: int
 
 
-class _Savings(Struct):
+class _SavingsSpec(Struct):
     epochs: int
     together: _NotNegative
     alone: _NotNegative
@@ -89,9 +89,9 @@ _VALUES: dict[str, tuple[object, str]] = {
     "sources": (dict[str, _Source], "files and their digests"),
     "paused_trials": _TRIAL_NUMBERS,
     "common_failure_trials": _TRIAL_NUMBERS,
-    "fleet": (_Fleet, "devices, with those that were added and removed"),
-    "edits": (list[_Edit], "a list of edits of the task"),
-    "savings": (_Savings | None, "epochs and seconds, or null"),
+    "fleet": (_FleetSpec, "devices, with those that were added and removed"),
+    "edits": (list[_EditSpec], "a list of edits of the task"),
+    "savings": (_SavingsSpec | None, "epochs and seconds, or null"),
     "stopped": (Cause | None, "the common failure of the first trials"),
 }
 """Key of a value -> its type, and the type in words."""

@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 
-class _Group(Struct):
+class _TrialGroupRow(Struct):
     name: str
     epochs: int
     trials: list[int]
 
 
-_NUMBERS, _TEXTS, _GROUPS = Decoder(list[int]), Decoder(list[str]), Decoder(list[_Group])
+_NUMBERS, _TEXTS, _GROUPS = Decoder(list[int]), Decoder(list[str]), Decoder(list[_TrialGroupRow])
 _OBJECT = Decoder(dict[str, Any])
 _MEMBERS, _JOINED = Decoder(dict[str, list[int]]), Decoder(list[tuple[str, int]])
 _ACTIVITIES = Decoder(dict[Activity, float])

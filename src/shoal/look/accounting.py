@@ -13,7 +13,7 @@ from shoal.core.activity import Activity
 from shoal.core.job import Purpose
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.look.overview import Bar, Elapsed, grouped, timed_jobs
+from shoal.look.overview import Bar, Elapsed, by_key, timed_jobs
 from shoal.look.text import rounded
 
 __all__ = ["Accounting", "account", "accounting", "accounting_json", "accounting_table"]
@@ -76,7 +76,7 @@ def account(journal: JournalView, elapsed: Elapsed, bars: Sequence[Bar]) -> Acco
     results = [elapsed(moment) for moment in StudyStatistics(journal).results()]
     idle = _IdleTime(bars, [0.0, *elapsed.resumes], results)
     devices: dict[str, dict[Activity, float]] = {}
-    of_devices = grouped(bars, lambda bar: bar.job.device)
+    of_devices = by_key(bars, lambda bar: bar.job.device)
     for device in journal.devices(all_runs=True):
         own = of_devices.get(device.name, [])
         spent = devices.setdefault(device.name, {})

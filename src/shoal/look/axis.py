@@ -83,7 +83,7 @@ def axes(space: Space) -> tuple[Axis, ...]:
 
 
 @dataclass(frozen=True)
-class _Range:
+class _AxisRange:
     """Numbers from `low` to `high`; for whole numbers, `high` is excluded."""
 
     low: float
@@ -122,16 +122,16 @@ def _listed_values(value: Any) -> Sequence[Any] | None:
     return listed if len(listed) <= _MAX_LISTED else None
 
 
-def _range(domain: Domain) -> _Range:
+def _range(domain: Domain) -> _AxisRange:
     integer = isinstance(domain, RandInt | LogRandInt)
-    return _Range(*_bounds(domain), log=isinstance(domain, LogUniform | LogRandInt), integer=integer)
+    return _AxisRange(*_bounds(domain), log=isinstance(domain, LogUniform | LogRandInt), integer=integer)
 
 
 def _bounds(domain: Any) -> tuple[float, float]:
     return domain.low, domain.high
 
 
-def _binned(ranges: Sequence[_Range]) -> tuple[tuple[float, ...], list[str]]:
+def _binned(ranges: Sequence[_AxisRange]) -> tuple[tuple[float, ...], list[str]]:
     """Return the edges and labels of bins of about equal width on the scale of the ranges, all of which they cover."""
     low, high = min(each.low for each in ranges), max(each.high for each in ranges)
     log, integer = (all(getattr(each, name) for each in ranges) for name in ("log", "integer"))

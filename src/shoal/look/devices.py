@@ -46,7 +46,7 @@ def device_json(use: DeviceUse) -> dict[str, Any]:
         "healthy": device.healthy,
         "reason": device.reason,
         "memory": device.memory,
-        "promised": use.reserved,
+        "reserved": use.reserved,
         "occupancy": use.occupancy,
         "jobs": [
             {

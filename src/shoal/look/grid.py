@@ -172,18 +172,18 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _explained(positions: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Share of the variance of ranks that the means of groups explain: 1 - (1 - eta squared) (n - 1) / (n - k)."""
-    groups = defaultdict(list)
+    """Part of the variance of ranks that the means of values explain: 1 - (1 - eta squared) (n - 1) / (n - k)."""
+    ranks_by_value = defaultdict(list)
     for position, rank in zip(positions, ranks, strict=True):
-        groups[position].append(rank)
-    if len(ranks) < max(_MIN_VALUES, len(groups) + 1):
+        ranks_by_value[position].append(rank)
+    if len(ranks) < max(_MIN_VALUES, len(ranks_by_value) + 1):
         return None
     mean_rank = fmean(ranks)
     total = sum((rank - mean_rank) ** 2 for rank in ranks)
     if not total:
         return None
-    between = sum(len(group) * (fmean(group) - mean_rank) ** 2 for group in groups.values())
-    return max(0.0, 1 - (1 - between / total) * (len(ranks) - 1) / (len(ranks) - len(groups)))
+    between = sum(len(equal) * (fmean(equal) - mean_rank) ** 2 for equal in ranks_by_value.values())
+    return max(0.0, 1 - (1 - between / total) * (len(ranks) - 1) / (len(ranks) - len(ranks_by_value)))
 
 
 def _merged_cell(cells: Sequence[Cell], mode: str) -> Cell:
@@ -221,7 +221,7 @@ _Column = list[Text]
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _GridLayout:
     digits: int
     heading: int
     lines: int
@@ -229,11 +229,11 @@ class _Layout:
 
 
 _LAYOUTS = (
-    _Layout(4, 1, 1, 14),
-    _Layout(4, 2, 1, 14),
-    _Layout(3, 2, 1, 14),
-    _Layout(4, 2, 2, 14),
-    _Layout(3, 2, 3, 8),
+    _GridLayout(4, 1, 1, 14),
+    _GridLayout(4, 2, 1, 14),
+    _GridLayout(3, 2, 1, 14),
+    _GridLayout(4, 2, 2, 14),
+    _GridLayout(3, 2, 3, 8),
 )
 """From wide to narrow; a map that is too wide even in the last form is cut into blocks below each other."""
 
@@ -284,7 +284,7 @@ class HeatMap:
                 block.append(columns.pop(0))
             yield block
 
-    def _row_labels(self, layout: _Layout, widest: int) -> _Column:
+    def _row_labels(self, layout: _GridLayout, widest: int) -> _Column:
         down = self.grid.axes[:-1]
         name, labels = (printable(down[0].name), down[0].labels) if down else ("", ("",))
         width = min(max(map(cell_len, (name, *labels))), _MAX_LABEL_WIDTH, widest)
@@ -295,7 +295,7 @@ class HeatMap:
             *(Text(_fit_width(text, width) + " ") for text in lines),
         ]
 
-    def _column(self, position: int, layout: _Layout, styles: Mapping[float, Style]) -> _Column:
+    def _column(self, position: int, layout: _GridLayout, styles: Mapping[float, Style]) -> _Column:
         across, down = self.grid.axes[-1], self.grid.axes[:-1]
         rows = [(row,) for row in range(len(down[0].labels))] if down else [()]
         cells = [self.grid.cells.get((*row, position), _EMPTY) for row in rows]
@@ -334,7 +334,7 @@ def _width(block: Sequence[_Column]) -> int:
     return sum(column[0].cell_len for column in block)
 
 
-def _heading(axis: Axis, position: int, layout: _Layout) -> list[str]:
+def _heading(axis: Axis, position: int, layout: _GridLayout) -> list[str]:
     label = axis.labels[position]
     if layout.heading == 2 and position in axis.bins:
         start, dots, end = label.partition("..")

@@ -39,8 +39,8 @@ __all__ = [
     "Elapsed",
     "Overview",
     "Usage",
+    "by_key",
     "failed_job_json",
-    "grouped",
     "notebook_html",
     "overview",
     "overview_json",
@@ -142,8 +142,8 @@ def overview(journal: JournalView, now: float) -> Overview:
     elapsed, bars = timed_jobs(journal, now)
     goals, rows = journal.objectives, journal.trials()
     valued = [row for row in ranked(rows, goals) if row.objective is not None]
-    reservations, telemetry = journal.reservations(), grouped(journal.telemetry(), lambda row: row.device)
-    of_devices = grouped(bars, lambda bar: bar.job.device)
+    reservations, telemetry = journal.reservations(), by_key(journal.telemetry(), lambda row: row.device)
+    of_devices = by_key(bars, lambda bar: bar.job.device)
     return Overview(
         name=journal.directory.resolve().name,
         objectives=goals,
@@ -206,7 +206,7 @@ def overview_json(study: Overview) -> dict[str, Any]:
     }
 
 
-def grouped(items: Iterable[_T], key: Callable[[_T], str]) -> dict[str, list[_T]]:
+def by_key(items: Iterable[_T], key: Callable[[_T], str]) -> dict[str, list[_T]]:
     """Items by their key, those of a key in their order."""
     found: dict[str, list[_T]] = {}
     for item in items:

@@ -71,7 +71,7 @@ _COLOURS = {
     TrialState.COMPLETE: "green",
     TrialState.FAILED: "red",
 }
-_LAST_COLUMNS = ("epochs", "seconds", "device", "array", "proof", "reason")
+_LAST_COLUMNS = ("epochs", "seconds", "device", "job", "proof", "reason")
 _BAR_WIDTH = 30
 _GAP = 2
 """Spaces between two columns of trials."""
@@ -247,7 +247,7 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
         "seconds": row.seconds,
         "failures": row.failures,
         "device": row.device,
-        "array": row.job,
+        "job": row.job,
         "reason": row.reason,
     }
 
@@ -258,7 +258,7 @@ def dataframe(
     """Return a pandas data frame with a row for each trial.
 
     Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
-    value) and `<name>.best`, `epochs`, `seconds`, `device`, `array`, `proof`, `reason`. A config value that a trial
+    value) and `<name>.best`, `epochs`, `seconds`, `device`, `job`, `proof`, `reason`. A config value that a trial
     does not have, like a metric it has not reported, is NaN. A metric whose name is that of another column, or of the
     best of another metric, is called `metric.<name>`. `proof` holds the verdicts of trials that were in an array.
     """
@@ -284,7 +284,7 @@ def dataframe(
     columns["epochs"] = [row.epoch for row in rows]
     columns["seconds"] = [row.seconds for row in rows]
     columns["device"] = [row.device for row in rows]
-    columns["array"] = [row.job for row in rows]
+    columns["job"] = [row.job for row in rows]
     columns["proof"] = [trial_verdict_text(proof[row.number]) if row.number in proof else "" for row in rows]
     columns["reason"] = [row.reason for row in rows]
     return pd.DataFrame(columns)

@@ -193,7 +193,7 @@ def verdict_text(found: Verdict) -> str:
         return f"plain, {members}{_end_text(found)}: {_line(found.refusal)}"
     if not found.checks:
         return f"an array of {members}; not compared with plain PyTorch"
-    return f"{_way_text(found)}, {members}; equal to plain PyTorch at {_checks_text(found)}"
+    return f"{_training_text(found)}, {members}; equal to plain PyTorch at {_checks_text(found)}"
 
 
 def trial_verdict_text(found: Verdict) -> str:
@@ -203,10 +203,10 @@ def trial_verdict_text(found: Verdict) -> str:
     if not found.checks:
         return "in an array, not compared"
     whose = "" if len(found.trials) == 1 else "others of its structure "
-    return f"{_way_text(found)}: {whose}equal at {_checks_text(found)}"
+    return f"{_training_text(found)}: {whose}equal at {_checks_text(found)}"
 
 
-def _way_text(found: Verdict) -> str:
+def _training_text(found: Verdict) -> str:
     if found.members == 1:
         return "alone"
     return "plain, as that is faster" if found.is_slower else "fused"

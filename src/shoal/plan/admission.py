@@ -13,9 +13,9 @@ from shoal.core.demand import Demand
 from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.core.resources import Ledger, Share
+from shoal.plan.array_packer import START_SECONDS, ArrayPacker, CandidateCosts, candidate, stream_of
 from shoal.plan.cost.cost import Cost, packed_demand
 from shoal.plan.cost.costs import Costs
-from shoal.plan.grouping import START_SECONDS, CandidateCosts, Grouping, candidate, stream_of
 from shoal.plan.packing.base import Candidate
 from shoal.plan.packing.prediction import lockstep_seconds
 
@@ -35,7 +35,7 @@ class _HostJob:
         costs: Costs,
         free: Ledger,
         amounts: dict[object, CandidateCosts],
-        alone: AbstractSet[int],
+        needs_own_job: AbstractSet[int],
     ) -> None:
         self.job = job
         self.device = device
@@ -43,7 +43,9 @@ class _HostJob:
         trains = job.purpose is Purpose.TRAIN and any(array.members for array in job.arrays)
         known = zip(job.arrays, self.costs, strict=True)
         programs = any(array.key.opaque for array in job.arrays)
-        self.is_open = trains and not programs and not any(member.trial.number in alone for member in job.members)
+        self.is_open = (
+            trains and not programs and not any(member.trial.number in needs_own_job for member in job.members)
+        )
         self.all_measured = trains and not programs and all(cost is not None and x.members for x, cost in known)
         self.seconds = inf if trains else 0.0
         self.present: list[Candidate] = []
@@ -119,14 +121,14 @@ class _HostJob:
         done = lockstep_seconds([*self.present, incoming], max(incoming.array.epochs))
         return done <= free_in + START_SECONDS + incoming.seconds
 
-    def admits(self, incoming: Candidate, grouping: Grouping) -> bool:
+    def admits(self, incoming: Candidate, packer: ArrayPacker) -> bool:
         """Admit a candidate if its demand is free and the packing agrees; return whether it was admitted."""
         self._demand = before = self._demand or self._demand_of(self.present)
         after = self._demand_of([*self.present, incoming])
         extra = Share(memory=after.memory - before.memory, cores=max(0.0, after.cores - before.cores))
         if not self._free.has_room(self._free[self.device.name], extra):
             return False
-        if not grouping.admits(incoming, self.present, self.device):
+        if not packer.admits(incoming, self.present, self.device):
             return False
         self._take(extra)
         self.present.append(incoming)
@@ -149,8 +151,8 @@ def admit(
     running: Sequence[tuple[Job, Device]],
     free: Ledger,
     costs: Costs,
-    grouping: Grouping,
-    alone: AbstractSet[int] = frozenset(),
+    packer: ArrayPacker,
+    needs_own_job: AbstractSet[int] = frozenset(),
     fuse: bool = True,
     behind: Sequence[tuple[Array, float]] = (),
 ) -> dict[str, tuple[Array, ...]]:
@@ -160,24 +162,26 @@ def admit(
 
     Args:
         free: What is free of memory and cores; reduced by the admitted arrays.
-        alone: Numbers of trials that failed in a shared job: they join no job, and their jobs admit no arrays.
+        needs_own_job: Numbers of trials that failed in a shared job: they join no job, and their jobs admit no arrays.
         behind: Arrays that wait behind these, as in `CutArrays`; they join no job, but the devices will train them.
 
     Returns:
         Id of a job -> the members that join it, as arrays by key, and the further arrays.
     """
-    if alone:
-        waiting = [array for array in waiting if not any(member.trial.number in alone for member in array.members)]
+    if needs_own_job:
+        waiting = [
+            array for array in waiting if not any(member.trial.number in needs_own_job for member in array.members)
+        ]
     if not waiting:
         return {}
     amounts: dict[object, CandidateCosts] = {}
-    hosts = [_HostJob(job, device, costs, free, amounts, alone) for job, device in running]
+    hosts = [_HostJob(job, device, costs, free, amounts, needs_own_job) for job, device in running]
     joins = _join_members(waiting, behind, hosts) if fuse else {}
     joined = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
     left = [x for x in waiting if not joined or not any(member.trial.number in joined for member in x.members)]
     for host in hosts if left else ():
         host.finish_joining(joins.get(host.job.id, ()))
-    for name, arrays in _add_arrays(left, hosts, costs, grouping, fuse).items():
+    for name, arrays in _add_arrays(left, hosts, costs, packer, fuse).items():
         joins[name] = (*joins.get(name, ()), *arrays)
     return joins
 
@@ -294,7 +298,7 @@ def _mean_load(
 
 
 def _add_arrays(
-    waiting: Sequence[Array], hosts: Sequence[_HostJob], costs: Costs, grouping: Grouping, fuse: bool
+    waiting: Sequence[Array], hosts: Sequence[_HostJob], costs: Costs, packer: ArrayPacker, fuse: bool
 ) -> dict[str, tuple[Array, ...]]:
     """Add waiting arrays to jobs as further arrays, the oldest first.
 
@@ -316,7 +320,7 @@ def _add_arrays(
         free_in = min(ends, default=inf)
         for host in sorted(eligible, key=lambda host: host.seconds):
             incoming = host.candidate(array)
-            if host.ends_sooner(incoming, free_in) and host.admits(incoming, grouping):
+            if host.ends_sooner(incoming, free_in) and host.admits(incoming, packer):
                 separate = host.in_lockstep or not fuse
                 joins = replace(array, profile=costs.profile(array.key, host.device.kind), separate=separate)
                 added[host.job.id] = (*added.get(host.job.id, ()), joins)

@@ -42,7 +42,7 @@ def by_family(
 
 def _family(waiting: WaitingClass) -> FusionKey | None:
     """Return the key of the family that some trials may join; None if there is none."""
-    return waiting.key.family_key if waiting.key.family and waiting.shares else None
+    return waiting.key.family_key if waiting.key.family and waiting.may_share_job else None
 
 
 def families(waiting: Sequence[WaitingClass]) -> dict[FusionKey, list[WaitingClass]]:
@@ -71,7 +71,7 @@ def _is_faster_as_family(
         return None
     family_cost = costs.of(family, kind)
     if family_cost is None:
-        epochs = sum(each.pending for each in classes) / counts.total()
+        epochs = sum(each.remaining_epochs for each in classes) / counts.total()
         work = sum(count * epochs * known[key].seconds([1]) for key, count in counts.items())
         return work >= max(MIN_SECONDS_TO_PROFILE, *(cost.min_work_to_measure for cost in known.values()))
     if family_cost.best_size(counts.total()) == 1:

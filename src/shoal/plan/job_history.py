@@ -44,21 +44,21 @@ class MemberSummary:
         with_follow_up: Arrays after which training may follow, each with pairs (epochs left, epochs of that training).
     """
 
-    group: str | None
+    trial_group: str | None
     budget: int | None
     epoch: int
     with_follow_up: tuple[tuple[Array, AbstractSet[tuple[int, int]]], ...]
 
     @classmethod
-    def of(cls, arrays: Sequence[Array], groups: Mapping[int, TrialGroup]) -> "MemberSummary":
-        """The summary of the members of some arrays, with the groups of trials by number."""
+    def of(cls, arrays: Sequence[Array], trial_groups: Mapping[int, TrialGroup]) -> "MemberSummary":
+        """The summary of the members of some arrays, with the TrialGroups of trials by number."""
         names: set[str] = set()
         longest: Member | None = None
         with_follow_up: list[tuple[Array, AbstractSet[tuple[int, int]]]] = []
         for array in arrays:
             follow_ups: set[tuple[int, int]] = set()
             for member, epochs in zip(array.members, array.epochs, strict=True):
-                group = groups.get(member.trial.number)
+                group = trial_groups.get(member.trial.number)
                 names.add("" if group is None else group.name)
                 if group is not None and group.epochs_ahead:
                     follow_ups.add((epochs, group.epochs_ahead))

@@ -19,16 +19,16 @@ from shoal.plan.waiting import WaitingClass
 __all__ = ["CutArrays", "partition"]
 
 MIN_SPLIT_GAIN = 0.25
-"""Least saving for cutting a group further, relative to the saving if the time were proportional to the size."""
+"""Least saving for cutting a cohort further, relative to the saving if the time were proportional to the size."""
 
 MAX_UNEVENNESS = 1.05
 """Makespan, relative to the mean load of the devices, from which a cut counts as even."""
 
 MAX_FAILED_SPLITS = 32
-"""Number of cuts without a shorter makespan, twice that of groups at least, after which no further cut is tried."""
+"""Number of cuts without a shorter makespan, twice that of cohorts at least, after which no further cut is tried."""
 
 SPLIT_DIVISOR = 32
-"""A group of n arrays is cut into n // SPLIT_DIVISOR more at once, at least one more."""
+"""A cohort of n arrays is cut into n // SPLIT_DIVISOR more at once, at least one more."""
 
 
 MAX_ARRAYS = 32
@@ -68,11 +68,11 @@ def partition(
 ) -> CutArrays:
     """Cut the waiting members into arrays.
 
-    Members of one key that start at the same epoch are a group. Groups of one key are joined if fusing members at
-    different epochs saves more time than shared batches do. A group is cut into as few arrays as memory and the most
+    Members of one key that start at the same epoch are a cohort. Cohorts of one key are joined if fusing members at
+    different epochs saves more time than shared batches do. A cohort is cut into as few arrays as memory and the most
     efficient size allow. While there are fewer arrays than idle devices, an array takes longer than the mean load of a
-    device, or the devices are loaded unevenly, the group with the longest array is cut into one more array if that
-    saves time. Arrays of one group differ in size by at most one, and hold members of similar targets in the order of
+    device, or the devices are loaded unevenly, the cohort with the longest array is cut into one more array if that
+    saves time. Arrays of one cohort differ in size by at most one, and hold members of similar targets in the order of
     their trial numbers. Of a large class only the first trials are cut; see `MAX_ARRAYS` and `MAX_MEMBERS`.
 
     Args:
@@ -81,26 +81,26 @@ def partition(
         busy: Name of a device that holds jobs -> expected seconds until it holds none.
         fuse: Whether arrays may have several members.
     """
-    by_group: dict[tuple[FusionKey, int, bool, int | None], list[WaitingClass]] = {}
+    by_cohort: dict[tuple[FusionKey, int, bool, int | None], list[WaitingClass]] = {}
     idle = sum(device.name not in busy for device in devices)
     array_costs = _ArrayCosts(costs, devices, idle, cache or PlanCache())
     for each in waiting:
         key = each.fused_key
-        apart = not fuse or each.alone or key.opaque or not array_costs.known(key)
-        most = 1 if apart else None if each.limit is None else each.limit.max_members
-        by_group.setdefault((key, each.start, each.shares and not apart, most), []).append(each)
-    groups = [_FusableGroup.of(key, classes, array_costs, most) for (key, *_, most), classes in by_group.items()]
+        apart = not fuse or each.own_job or key.opaque or not array_costs.known(key)
+        most = 1 if apart else None if each.oom_limit is None else each.oom_limit.max_members
+        by_cohort.setdefault((key, each.start, each.may_share_job and not apart, most), []).append(each)
+    cohorts = [_Cohort.of(key, classes, array_costs, most) for (key, *_, most), classes in by_cohort.items()]
     if elastic:
-        joinable = [shares for _, _, shares, _ in by_group]
-        groups = _join_groups(groups, joinable)
+        joinable = [may_share for _, _, may_share, _ in by_cohort]
+        cohorts = _join_cohorts(cohorts, joinable)
     loads: dict[str, list[float]] = {device.kind: [] for device in devices}
     for device in devices:
         loads[device.kind].append(busy.get(device.name, 0.0))
-    cut = _balance(groups, [sorted(each) for each in loads.values()], idle)
+    cut = _balance(cohorts, [sorted(each) for each in loads.values()], idle)
     ranks = {member.trial.number: each.rank for each in waiting if each.rank for member in each.members}
     arrays = [array for each in cut for array in each]
     arrays.sort(key=lambda array: min([(ranks.get(x.trial.number, 0), x.trial.number) for x in array.members]))
-    return CutArrays(arrays, [each for group in groups for each in group.behind])
+    return CutArrays(arrays, [each for cohort in cohorts for each in cohort.behind])
 
 
 _Epochs = tuple[int, ...]
@@ -174,7 +174,7 @@ def _harmonic_mean(weighted: Collection[tuple[float, int]]) -> float:
 
 
 @dataclass(frozen=True)
-class _FusableGroup:
+class _Cohort:
     """Waiting members that may train as arrays of at most `largest`; `behind` are those that are not cut."""
 
     key: FusionKey
@@ -186,15 +186,15 @@ class _FusableGroup:
     @classmethod
     def of(
         cls, key: FusionKey, classes: Sequence[WaitingClass], costs: _ArrayCosts, max_members: int | None = None
-    ) -> "_FusableGroup":
+    ) -> "_Cohort":
         largest = costs.largest(key, _epochs(_sorted_members(classes, costs.max_members)), max_members)
         most = min(costs.max_members, largest * costs.max_arrays)
         rest = [(Array(key, x.members[most : most + largest]), len(x.members) - most) for x in classes]
         behind = tuple([(array, left / len(array.members)) for array, left in rest if left > 0])
         return cls(key, _sorted_members(classes, most), costs, largest, behind)
 
-    def with_members(self, other: "_FusableGroup") -> "_FusableGroup":
-        """Return the group of the members of both."""
+    def with_members(self, other: "_Cohort") -> "_Cohort":
+        """Return the cohort of the members of both."""
         every = tuple(sorted((*self.members, *other.members), key=_length_and_number))
         largest = self.costs.largest(self.key, _epochs(every), None)
         return replace(self, members=every, largest=largest, behind=(*self.behind, *other.behind))
@@ -239,62 +239,62 @@ def _length_and_number(member: Member) -> tuple[int, int]:
     return member.epochs, member.trial.number
 
 
-def _join_groups(groups: Sequence[_FusableGroup], joinable: Sequence[bool]) -> list[_FusableGroup]:
-    """Return the groups, with those of one key joined to the largest of them where that pays."""
-    by_key: dict[FusionKey, _FusableGroup] = {}
-    others: list[_FusableGroup] = []
-    for group, may_join in sorted(zip(groups, joinable, strict=True), key=lambda each: -len(each[0].members)):
-        largest_group = by_key.get(group.key)
+def _join_cohorts(cohorts: Sequence[_Cohort], joinable: Sequence[bool]) -> list[_Cohort]:
+    """Return the cohorts, with those of one key joined to the largest of them where that pays."""
+    by_key: dict[FusionKey, _Cohort] = {}
+    others: list[_Cohort] = []
+    for cohort, may_join in sorted(zip(cohorts, joinable, strict=True), key=lambda each: -len(each[0].members)):
+        largest_cohort = by_key.get(cohort.key)
         if not may_join:
-            others.append(group)
-        elif largest_group is None:
-            by_key[group.key] = group
+            others.append(cohort)
+        elif largest_cohort is None:
+            by_key[cohort.key] = cohort
         else:
-            joined = largest_group.with_members(group)
-            if _is_worth_joining(largest_group, group, joined):
-                by_key[group.key] = joined
+            joined = largest_cohort.with_members(cohort)
+            if _is_worth_joining(largest_cohort, cohort, joined):
+                by_key[cohort.key] = joined
             else:
-                others.append(group)
+                others.append(cohort)
     return [*by_key.values(), *others]
 
 
-def _is_worth_joining(one: _FusableGroup, other: _FusableGroup, joined: _FusableGroup) -> bool:
-    first, second = (min(len(group.members), group.largest) for group in (one, other))
+def _is_worth_joining(one: _Cohort, other: _Cohort, joined: _Cohort) -> bool:
+    first, second = (min(len(cohort.members), cohort.largest) for cohort in (one, other))
     fits = first + second <= joined.largest
     return fits and all(cost.mixing_pays(first, second) for _, cost, _ in joined.costs.known(joined.key))
 
 
 @dataclass(frozen=True)
 class _ArraySplit:
-    """A group cut into a number of arrays, with their times, the longest mean time, and the sum of mean times."""
+    """A cohort cut into a number of arrays, with their times, the longest mean time, and the sum of mean times."""
 
-    group: _FusableGroup
+    cohort: _Cohort
     count: int
     times: list[tuple[_ArrayTimes, int]]
     longest: float
     total: float
 
     @classmethod
-    def of(cls, group: _FusableGroup, count: int) -> "_ArraySplit":
-        times = group.times(count)
+    def of(cls, cohort: _Cohort, count: int) -> "_ArraySplit":
+        times = cohort.times(count)
         longest, total = max(each.mean for each, _ in times), sum(each.mean * n for each, n in times)
-        return cls(group, count, times, longest, total)
+        return cls(cohort, count, times, longest, total)
 
     def split_further(self) -> "_ArraySplit | None":
-        """The same group in one more array, or some more if it has many; None if impossible or not worthwhile."""
-        if self.count == len(self.group.members):
+        """The same cohort in one more array, or some more if it has many; None if impossible or not worthwhile."""
+        if self.count == len(self.cohort.members):
             return None
-        count = min(self.count + max(1, self.count // SPLIT_DIVISOR), len(self.group.members))
-        finer, worth = _ArraySplit.of(self.group, count), MIN_SPLIT_GAIN * (count - self.count) / count
+        count = min(self.count + max(1, self.count // SPLIT_DIVISOR), len(self.cohort.members))
+        finer, worth = _ArraySplit.of(self.cohort, count), MIN_SPLIT_GAIN * (count - self.count) / count
         return finer if finer.total / count <= self.total / self.count * (1 - worth) else None
 
 
-def _balance(groups: Sequence[_FusableGroup], loads: Sequence[Sequence[float]], idle: int) -> list[list[Array]]:
-    """Cut the groups until the devices are evenly loaded, and return the cut with the least makespan on the way. While
+def _balance(cohorts: Sequence[_Cohort], loads: Sequence[Sequence[float]], idle: int) -> list[list[Array]]:
+    """Cut the cohorts until the devices are evenly loaded, and return the cut with the least makespan on the way. While
     a running job ends last, no array is longer than the mean load of a device if a cut saves time."""
     devices, last = sum(map(len, loads)), max(each[-1] for each in loads)
-    load = sum(map(sum, loads)) + sum(group.seconds_behind for group in groups)
-    cuts = [_ArraySplit.of(group, group.min_arrays) for group in groups]
+    load = sum(map(sum, loads)) + sum(cohort.seconds_behind for cohort in cohorts)
+    cuts = [_ArraySplit.of(cohort, cohort.min_arrays) for cohort in cohorts]
     count = sum(cut.count for cut in cuts)
     best, best_makespan = list(cuts), _makespan(cuts, loads) if count >= idle else inf
     open_indices, failed_splits = set(range(len(cuts))), 0
@@ -318,7 +318,7 @@ def _balance(groups: Sequence[_FusableGroup], loads: Sequence[Sequence[float]], 
         failed_splits += 1
         if before < idle or makespan < best_makespan or too_long:
             best, best_makespan, failed_splits = list(cuts), makespan, 0
-    return [cut.group.cut(cut.count) for cut in best]
+    return [cut.cohort.cut(cut.count) for cut in best]
 
 
 def _makespan(cuts: Sequence[_ArraySplit], loads: Sequence[Sequence[float]]) -> float:

@@ -9,11 +9,11 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job
 from shoal.core.trial import TrialGroup
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.costs import Costs
-from shoal.plan.grouping import Grouping
 from shoal.plan.job_tracker import JobTracker, PreemptionRequest
 from shoal.plan.schedule.base import Policy
-from shoal.plan.waiting import ResourceLimit, WaitingClass
+from shoal.plan.waiting import OutOfMemoryLimit, WaitingClass
 
 __all__ = ["Placement", "PlanInput"]
 
@@ -33,16 +33,16 @@ class PlanInput:
         running: All jobs that hold devices, oldest first, with their present members.
         history: History of all jobs; its suspended jobs have their present members.
         next_job: Number of the next job that starts.
-        grouping: Packs arrays into jobs.
+        packer: Packs arrays into jobs.
         fuse: Whether an array may have several members.
         elastic: Whether the members of a running array can change, and can be at different epochs.
         teams: Whether a job may have several devices.
         trained_epochs: Epochs that trials of a key have trained.
-        limits_shares: Whether the processes of jobs that share a device are limited to their parts of its compute.
-        alone: Numbers of trials, also of running ones, that failed together with others.
-        limits: Number of a trial, also of a running one, that ran out of memory -> its limit.
+        can_limit_compute: Whether the processes of jobs on a device can be limited to parts of its compute.
+        own_job_trials: Numbers of trials, also of running ones, that failed together with others.
+        oom_limits: Number of a trial, also of a running one, that ran out of memory -> its limit.
         unmeasurable: Pairs of key and kind of device whose profile job failed; it is not repeated.
-        groups: Number of a trial -> its group.
+        trial_groups: Number of a trial -> its TrialGroup.
         arrived: Number of a waiting trial -> time at which it began to wait, in seconds.
     """
 
@@ -54,16 +54,16 @@ class PlanInput:
     running: Sequence[tuple[Job, Device]] = ()
     history: JobTracker = field(default_factory=JobTracker)
     next_job: int = 1
-    grouping: Grouping = field(default_factory=Grouping)
+    packer: ArrayPacker = field(default_factory=ArrayPacker)
     fuse: bool = True
     elastic: bool = True
     teams: bool = False
     trained_epochs: Callable[[FusionKey], int] = lambda key: 0
-    limits_shares: Callable[[Device], bool] = lambda device: False
-    alone: AbstractSet[int] = frozenset()
-    limits: Mapping[int, ResourceLimit] = field(default_factory=dict)
+    can_limit_compute: Callable[[Device], bool] = lambda device: False
+    own_job_trials: AbstractSet[int] = frozenset()
+    oom_limits: Mapping[int, OutOfMemoryLimit] = field(default_factory=dict)
     unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset()
-    groups: Mapping[int, TrialGroup] = field(default_factory=dict)
+    trial_groups: Mapping[int, TrialGroup] = field(default_factory=dict)
     arrived: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -72,8 +72,7 @@ class Placement:
     """The result of a plan: the jobs to start and to change, and the reasons why other trials wait.
 
     Args:
-        starts: Jobs to start, with their devices; helpers follow their leaders. The trials of a profile job are a
-            sample and still wait.
+        starts: Jobs to start, with their devices; helpers follow their leaders. Trials of a profile job still wait.
         refusals: Number of the trial -> reason, for waiting trials that are in no training job of `starts` and join no
             running job. Trials behind these have none; see `CutArrays`.
         joins: Id of a running job -> arrays whose members join it.

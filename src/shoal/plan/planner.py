@@ -70,14 +70,14 @@ class _Planning:
         self.context = PlanningContext(given, cache)
         self.draft = _Draft()
         self.numbers = count(given.next_job)
-        self.unshared = given.alone | given.limits.keys()
+        self.needs_own_job = given.own_job_trials | given.oom_limits.keys()
 
     def plan(self) -> Placement:
         given, context, draft = self.given, self.context, self.draft
         waiting = self._with_family_keys()
         profiling = [
-            (Job(self._new_id(), arrays, Purpose.PROFILE, limit=limit), device)
-            for arrays, device, limit in context.samples(waiting, given.running)
+            (Job(self._new_id(), arrays, Purpose.PROFILE, compute_limit=limit), device)
+            for arrays, device, limit in context.to_profile(waiting, given.running)
         ]
         held = [*given.running, *profiling]
         self.history.register_running(held, given.now, self.views.arrived)
@@ -86,9 +86,9 @@ class _Planning:
         unmeasured: list[WaitingClass] = []
         for each in waiting:
             (ready if context.ready(each) else unmeasured).append(each)
-        groups, behind = self._groups(ready, running)
-        self._run_policy(running, groups, behind, held)
-        draft.placed = limit_placed(draft.placed, held, given.limits_shares)
+        packs, behind = self._packs(ready, running)
+        self._run_policy(running, packs, behind, held)
+        draft.placed = limit_placed(draft.placed, held, given.can_limit_compute)
         for name, request in restarted_alone(held, draft.placed, running).items():
             if name not in draft.preemptions:
                 self._request_preemption(name, request)
@@ -117,7 +117,7 @@ class _Planning:
         given, kinds = self.given, {device.kind for device in self.context.devices}
         if not given.fuse:
             return given.waiting
-        relative_time = partial(given.grouping.relative_time, kinds=kinds)
+        relative_time = partial(given.packer.relative_time, kinds=kinds)
         return by_family(given.waiting, given.costs, kinds, given.unmeasurable, relative_time)
 
     def _running_views(self, held: Sequence[tuple[Job, Device]]) -> list[JobView]:
@@ -151,44 +151,44 @@ class _Planning:
             view = self.views.running(job, device, demand, further)
         return view
 
-    def _groups(
+    def _packs(
         self, ready: Sequence[WaitingClass], running: Sequence[JobView]
     ) -> tuple[list[tuple[Array, ...]], list[tuple[Array, float]]]:
-        """Return the arrays of the trials, one group per job, and the arrays behind them; see `CutArrays`."""
+        """Return the arrays of the trials, one pack per job, and the arrays behind them; see `CutArrays`."""
         if not ready:
             return [], []
         given, devices, busy = self.given, self.context.devices, _seconds_until_free(running)
         cut = partition(ready, given.costs, devices, busy, given.elastic, given.fuse, self.cache)
-        groups = given.grouping.groups(cut.arrays, given.costs, devices, busy, self.unshared, given.groups)
-        return groups, cut.behind
+        packs = given.packer.packs(cut.arrays, given.costs, devices, busy, self.needs_own_job, given.trial_groups)
+        return packs, cut.behind
 
     def _run_policy(
         self,
         running: Sequence[JobView],
-        groups: Sequence[tuple[Array, ...]],
+        packs: Sequence[tuple[Array, ...]],
         behind: Sequence[tuple[Array, float]],
         held: Sequence[tuple[Job, Device]],
     ) -> None:
-        """Ask the policy for a plan, and apply its feasible part. Only groups that start become jobs with an id."""
+        """Ask the policy for a plan, and apply its feasible part. Only packs that start become jobs with an id."""
         given, context, draft, cluster = self.given, self.context, self.draft, self.given.cluster
-        candidates = {f"waiting-{index}": group for index, group in enumerate(groups)}
+        waiting_packs = {f"waiting-{index}": pack for index, pack in enumerate(packs)}
         suspended = [self.views.suspended(job, context.demands(job.arrays)) for job in self.suspended]
         views = [
             *self.views.by_arrival([*running, *suspended]),
-            *(self.views.waiting(name, context.demands(group), group) for name, group in candidates.items()),
+            *(self.views.waiting(name, context.demands(pack), pack) for name, pack in waiting_packs.items()),
         ]
-        candidates |= {job.id: job.arrays for job in self.suspended}
+        waiting_packs |= {job.id: job.arrays for job in self.suspended}
         plan = given.policy.plan(views, cluster, given.now)
         check_plan(plan, views, cluster, given.now)
         feasible_part = feasible(plan, views, cluster, self.history.leaving)
         draft.wake = inf if plan.wake is None else plan.wake
         if feasible_part.actions:
-            work = WaitingWork(candidates.values(), behind, given.groups)
+            work = WaitingWork(waiting_packs.values(), behind, given.trial_groups)
             for action in feasible_part.actions:
-                self._apply(action, candidates, work, held)
+                self._apply(action, waiting_packs, work, held)
         reasons = {refusal.job: refusal.reason for refusal in plan.refusals} | feasible_part.deferred
         for name, reason in reasons.items():
-            arrays = candidates.get(name, ())  # empty for a job that holds a device: its trials do not wait
+            arrays = waiting_packs.get(name, ())  # empty for a job that holds a device: its trials do not wait
             if name in feasible_part.deferred or name in self.history.suspended:
                 draft.deferred |= {member.trial.number: reason for array in arrays for member in array.members}
             else:
@@ -197,7 +197,7 @@ class _Planning:
     def _apply(
         self,
         action: Action,
-        candidates: Mapping[str, tuple[Array, ...]],
+        waiting_packs: Mapping[str, tuple[Array, ...]],
         work: "WaitingWork",
         held: Sequence[tuple[Job, Device]],
     ) -> None:
@@ -205,13 +205,13 @@ class _Planning:
         draft, now = self.draft, self.given.now
         match action:
             case Start() | Resume():
-                self._start(action, candidates[action.job], work)
+                self._start(action, waiting_packs[action.job], work)
             case Suspend():
                 self._request_preemption(action.job, PreemptionRequest(True, "suspended by the policy"))
-            case Stop() if action.job in candidates:
+            case Stop() if action.job in waiting_packs:
                 self.history.dissolve(action.job)
                 reason = f"was stopped by the policy: {action.reason}"
-                draft.deferred |= {m.trial.number: reason for x in candidates[action.job] for m in x.members}
+                draft.deferred |= {m.trial.number: reason for x in waiting_packs[action.job] for m in x.members}
                 draft.wake = now  # they may start at once
             case Stop():
                 self._request_preemption(
@@ -273,7 +273,7 @@ class _Planning:
             if device.name in free and free[device.name].device.healthy and job.id not in self.history.leaving
         ]
         arrays = [array for array, _ in self.draft.refused]
-        return admit(arrays, hosts, free, given.costs, given.grouping, self.unshared, given.fuse, behind)
+        return admit(arrays, hosts, free, given.costs, given.packer, self.needs_own_job, given.fuse, behind)
 
     def _measuring_reasons(
         self, unmeasured: Sequence[WaitingClass], held: Sequence[tuple[Job, Device]]
@@ -325,7 +325,7 @@ def _seconds_until_free(running: Sequence[JobView]) -> dict[str, float]:
 class WaitingWork:
     """Counts the waiting arrays of each key and size by their epochs.
 
-    Later rungs of single members count, too: the trials of a group that go on train `TrialGroup.work_ahead` epochs
+    Later rungs of single members count, too: the trials of a TrialGroup that go on train `TrialGroup.work_ahead` epochs
     together, counted as members that train `epochs_ahead` epochs each. Larger arrays shrink from rung to rung, and
     compiled code is for one size.
     """
@@ -334,13 +334,13 @@ class WaitingWork:
         self,
         jobs: Iterable[Sequence[Array]],
         behind: Sequence[tuple[Array, float]] = (),
-        groups: Mapping[int, TrialGroup] = MappingProxyType({}),
+        trial_groups: Mapping[int, TrialGroup] = MappingProxyType({}),
     ) -> None:
         self._arrays: defaultdict[object, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
         for array, times in [*((array, 1.0) for arrays in jobs for array in arrays if array.members), *behind]:
             arrays_of_size = self._arrays[_size(array)]
             arrays_of_size[max(array.epochs)] += times
-            group = groups.get(array.members[0].trial.number) if len(array.members) == 1 else None
+            group = trial_groups.get(array.members[0].trial.number) if len(array.members) == 1 else None
             if group is not None and group.epochs_ahead:
                 more = times * group.work_ahead / group.epochs_ahead / len(group.trials)
                 arrays_of_size[group.epochs_ahead] += more

@@ -1,4 +1,4 @@
-"""State of one turn of planning: ready trials, profile samples, demands, and reservations of running jobs."""
+"""State of one turn of planning: ready trials, arrays to profile, demands, and reservations of running jobs."""
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -35,10 +35,10 @@ class PlanningContext:
     def __init__(self, given: PlanInput, cache: PlanCache) -> None:
         self.cluster = given.cluster
         self.devices = [device for _, device in given.cluster if device.healthy]
-        self._limits_shares = given.limits_shares
+        self._can_limit_compute = given.can_limit_compute
         self._costs = given.costs
         self._unmeasurable = given.unmeasurable
-        self._limits = given.limits
+        self._oom_limits = given.oom_limits
         self._max_members = PROFILE_MEMBERS if given.fuse else 1
         self._trained_epochs = given.trained_epochs
         self._device_of_kind = {device.kind: device for device in self.devices}  # by kind
@@ -46,13 +46,13 @@ class PlanningContext:
         self._demands: dict[object, Mapping[str, Demand]] = cache.table("demands")
         self._device_demands: dict[object, Demand] = cache.table("demands on devices")
 
-    def samples(
+    def to_profile(
         self, waiting: Sequence[WaitingClass], running: Sequence[tuple[Job, Device]]
     ) -> list[tuple[tuple[Array, ...], Device, float | None]]:
         """The arrays to profile on each idle device, and the part of the device that they may use, or None.
 
-        A device gets its share of the keys without a profile on its kind, oldest first; busy devices count in the
-        division, since they get shares once they are idle. A device without such a key measures an array on a part of
+        A device gets its part of the keys without a profile on its kind, oldest first; busy devices count in the
+        division, since they get theirs once they are idle. A device without such a key measures an array on a part of
         it, if there is much work and processes can be limited to parts.
         """
         measuring = {
@@ -63,47 +63,47 @@ class PlanningContext:
         }
         held = {device.name for _, device in running}
         idle = [device for device in self.devices if device.name not in held]
-        samples = self._samples(waiting) if idle else []
-        shares: dict[str, list[Array]] = {device.name: [] for device in idle}
+        arrays = self._arrays_to_profile(waiting) if idle else []
+        by_device: dict[str, list[Array]] = {device.name: [] for device in idle}
         for kind in dict.fromkeys(device.kind for device in idle):
-            unknown = [x for x in samples if self._needs_profile(x, kind) and (x.key, kind) not in measuring]
-            kind_shares = [shares[device.name] for device in idle if device.kind == kind]
+            unknown = [x for x in arrays if self._needs_profile(x, kind) and (x.key, kind) not in measuring]
+            of_kind = [by_device[device.name] for device in idle if device.kind == kind]
             per_device = -(-len(unknown) // sum(device.kind == kind for device in self.devices))
-            for position, array in enumerate(unknown[: per_device * len(kind_shares)]):
-                kind_shares[position % len(kind_shares)].append(array)
-        profiled = [(tuple(shares[device.name]), device, None) for device in idle if shares[device.name]]
-        return [*profiled, *self._on_shares(samples, [x for x in idle if not shares[x.name]], measuring)]
+            for position, array in enumerate(unknown[: per_device * len(of_kind)]):
+                of_kind[position % len(of_kind)].append(array)
+        profiled = [(tuple(by_device[device.name]), device, None) for device in idle if by_device[device.name]]
+        return [*profiled, *self._on_shares(arrays, [x for x in idle if not by_device[x.name]], measuring)]
 
-    def _samples(self, waiting: Sequence[WaitingClass]) -> list[Array]:
-        """Return a sample of each key: members of all its structures in turn, which start at one epoch."""
+    def _arrays_to_profile(self, waiting: Sequence[WaitingClass]) -> list[Array]:
+        """Return an array to profile of each key: members of all its structures in turn, which start at one epoch."""
         classes: dict[FusionKey, list[WaitingClass]] = {}
         for each in waiting:
-            if not each.alone and not each.key.opaque:
+            if not each.own_job and not each.key.opaque:
                 classes.setdefault(each.fused_key, []).append(each)
-        samples: list[Array] = []
+        arrays: list[Array] = []
         for key, some in classes.items():
             start = some[0].start
             alike = round_robin([each for each in some if each.start == start], self._max_members)
-            pending = sum(each.pending for each in some) + self._trained_epochs(key)
-            samples.append(Array(key, tuple(alike), pending=pending))
-        return samples
+            expected = sum(each.remaining_epochs for each in some) + self._trained_epochs(key)
+            arrays.append(Array(key, tuple(alike), expected_epochs=expected))
+        return arrays
 
     def _on_shares(
-        self, samples: Sequence[Array], idle: Sequence[Device], measuring: AbstractSet[tuple[FusionKey, str]]
+        self, arrays: Sequence[Array], idle: Sequence[Device], measuring: AbstractSet[tuple[FusionKey, str]]
     ) -> list[tuple[tuple[Array, ...], Device, float | None]]:
-        """Return an array to measure on a part of each idle device, with the part; see `samples`."""
+        """Return an array to measure on a part of each idle device, with the part; see `to_profile`."""
         found: list[tuple[tuple[Array, ...], Device, float | None]] = []
         begun = set(measuring)
-        for device in idle if samples else ():
-            if not self._limits_shares(device):
+        for device in idle if arrays else ():
+            if not self._can_limit_compute(device):
                 continue
-            for sample in samples:
-                pair = (sample.key, device.kind)
+            for array in arrays:
+                pair = (array.key, device.kind)
                 cost = None if pair in begun or pair in self._unmeasurable else self._costs.of(*pair)
-                if cost is None or sample.key.opaque or cost.work(sample.pending) < SHARES_WORTH_SECONDS:
+                if cost is None or array.key.opaque or cost.work(array.expected_epochs) < SHARES_WORTH_SECONDS:
                     continue
                 if (share := cost.share_to_measure()) is not None:
-                    found.append(((sample,), device, share))
+                    found.append(((array,), device, share))
                     begun.add(pair)
                     break
         return found
@@ -116,7 +116,7 @@ class PlanningContext:
         if key not in self._ready:
             known = any(self._costs.of(key, kind) is not None for kind in self._device_of_kind)
             self._ready[key] = known or not any(self._can_be_profiled(key, kind) for kind in self._device_of_kind)
-        return self._ready[key] or waiting.alone
+        return self._ready[key] or waiting.own_job
 
     def reason(self, key: FusionKey, held: Sequence[tuple[Job, Device]]) -> str:
         """Return the reason for which a member of this key, which is not ready, waits."""
@@ -160,16 +160,16 @@ class PlanningContext:
     def _can_be_profiled(self, key: FusionKey, kind: str) -> bool:
         return self._costs.of(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
 
-    def _needs_profile(self, sample: Array, kind: str) -> bool:
-        """Return whether the key was not measured, or with far fewer members or epochs than the sample has."""
-        cost = self._costs.of(sample.key, kind)
+    def _needs_profile(self, array: Array, kind: str) -> bool:
+        """Return whether the key was not measured, or with far fewer members or epochs than the array has."""
+        cost = self._costs.of(array.key, kind)
         if cost is None:
-            return self._can_be_profiled(sample.key, kind)
-        is_outgrown = cost.is_outgrown(len(sample.members), sample.pending)
-        return is_outgrown and (sample.key, kind) not in self._unmeasurable
+            return self._can_be_profiled(array.key, kind)
+        is_outgrown = cost.is_outgrown(len(array.members), array.expected_epochs)
+        return is_outgrown and (array.key, kind) not in self._unmeasurable
 
     def _limited(self, arrays: Sequence[Array]) -> bool:
-        return bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
+        return bool(self._oom_limits) and any(m.trial.number in self._oom_limits for x in arrays for m in x.members)
 
     def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
         """Return the demand of arrays on a device, cached for equal arrays on equal devices."""
@@ -190,7 +190,7 @@ class PlanningContext:
 
     def _min_memory(self, arrays: Sequence[Array], device: Device) -> int:
         """Least reservation in bytes: for arrays that must be alone, all of the smallest device that suffices."""
-        limits = [self._limits.get(member.trial.number) for array in arrays for member in array.members]
+        limits = [self._oom_limits.get(member.trial.number) for array in arrays for member in array.members]
         limits_bytes = [limit.memory for limit in limits if limit is not None and limit.memory is not None]
         if not limits_bytes:
             return 0

@@ -10,11 +10,11 @@ a process on a part of an empty device, and `crowding`, the time of an epoch bes
     HyperSack, r       capacity of a device over its compute:       not measured: set by the user
                        `Device.oversubscription`
     Fluid, c and 1/c   most jobs on a device, and least share:      `crowding`: last number of jobs that paid;
-                       `Scaling.sharing`                            else 1 / c_p
+                       `Scaling.max_jobs`                           else 1 / c_p
     Fluid, α           cost: time on share w over that on all of    `crowding`: fitted; else 1, which means no cost
                        the device, α^(1/w - 1): `Scaling.factor`
     MPS, percentage    limit of a process, for its life:            share that the job reserved when it started,
-                       `Job.limit`                                  if beside others: `limit_placed`
+                       `Job.compute_limit`                          if beside others: `limit_placed`
 """
 
 from collections import Counter
@@ -51,7 +51,7 @@ SLACK = 0.1
 """Largest relative difference between a share and an equal part of a device."""
 
 
-def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device], bool]) -> list[tuple[Job, Device]]:
+def limit_placed(placed: _Placed, held: _Placed, can_limit: Callable[[Device], bool]) -> list[tuple[Job, Device]]:
     """Limit each starting job that shares its device to its reservation; a job alone on its device has no limit.
 
     A limit of compute holds as long as the process lives. A job that began alone keeps all of the compute when others
@@ -60,17 +60,17 @@ def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device
     Args:
         placed: Starting jobs, with their devices.
         held: Running jobs, with their devices.
-        limits_shares: Whether processes on a device can be limited to a part of its compute, as by MPS.
+        can_limit: Whether processes on a device can be limited to a part of its compute, as by MPS.
 
     Returns:
-        The starting jobs with `limit` (None: all of the compute) and `memory_limit` (bytes; 0: none).
+        The starting jobs with `compute_limit` (None: all of the compute) and `memory_limit` (bytes; 0: none).
     """
     jobs_on = _jobs_on(held, placed)
     limited = []
     for job, device in placed:
         count = jobs_on[device.name]
-        limit = _reserved(job, device) if count > 1 and limits_shares(device) else job.limit
-        limited.append((replace(job, limit=limit, memory_limit=memory_limit(job, device, count)), device))
+        limit = _reserved(job, device) if count > 1 and can_limit(device) else job.compute_limit
+        limited.append((replace(job, compute_limit=limit, memory_limit=memory_limit(job, device, count)), device))
     return limited
 
 
@@ -82,7 +82,7 @@ def restarted_alone(held: _Placed, placed: _Placed, views: Iterable[JobView]) ->
     jobs_on, view_of = _jobs_on(held, placed), {view.id: view for view in views if view.preemptible}
     requests: dict[str, PreemptionRequest] = {}
     for job, device in held:
-        if (limit := job.limit) is None or jobs_on[device.name] > 1 or job.id not in view_of:
+        if (limit := job.compute_limit) is None or jobs_on[device.name] > 1 or job.id not in view_of:
             continue
         view = view_of[job.id]
         lost = view.demand[device.kind].seconds * (view.scaling.factor(limit) - 1)

@@ -29,7 +29,7 @@ class JobViews:
     def __init__(self, given: PlanInput, history: JobTracker, cache: PlanCache) -> None:
         self._history = history
         self._costs = given.costs
-        self._groups = given.groups
+        self._trial_groups = given.trial_groups
         self._arrived = given.arrived
         self._now = given.now
         self._teams = given.teams
@@ -89,9 +89,9 @@ class JobViews:
         self, demand: Mapping[str, Demand], arrays: Sequence[Array], *, on_several: bool = False
     ) -> dict[str, Any]:
         """The fields of a view that depend on its arrays and on the study."""
-        summary = MemberSummary.of(arrays, self._groups)
+        summary = MemberSummary.of(arrays, self._trial_groups)
         return {
-            "group": summary.group,
+            "trial_group": summary.trial_group,
             "critical_path": self._critical_path(summary.with_follow_up, demand, arrays),
             "budget": summary.budget,
             "epoch": summary.epoch,
@@ -141,20 +141,20 @@ class JobViews:
     ) -> Scaling:
         found: list[Scaling] = []
         for kind, each in demand.items():
-            expected = _max_sharing(each)
+            expected = _max_jobs(each)
             cost = self._costs.of(arrays[0].key, kind) if len(arrays) == 1 else None
             if cost is None:
-                found.append(Scaling(1.0, sharing=expected))
+                found.append(Scaling(1.0, max_jobs=expected))
             else:
                 scaling = cost.scaling(expected, lasts=lasts, team=self._may_have_team(arrays[0], kind))
                 found.append(replace(scaling, grows=scaling.grows and (lasts or on_several)))
-        worst = min(found, key=lambda scaling: (scaling.sharing, -scaling.alpha), default=Scaling(1.0))
+        worst = min(found, key=lambda scaling: (scaling.max_jobs, -scaling.alpha), default=Scaling(1.0))
         return replace(worst, resize_seconds=self._history.switch_seconds)
 
     def _may_have_team(self, array: Array, kind: str) -> bool:
         return self._teams and not array.key.opaque and self._history.may_have_team(array.key, kind)
 
 
-def _max_sharing(demand: Demand) -> int:
+def _max_jobs(demand: Demand) -> int:
     """Return the largest number of such jobs on one device without slow-down, by the compute demand of one job."""
     return max(1, int(1 / demand.compute + 1e-9)) if demand.compute > 0 else 1

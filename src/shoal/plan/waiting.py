@@ -6,11 +6,11 @@ from itertools import zip_longest
 
 from shoal.core.array import FusionKey, Member
 
-__all__ = ["ResourceLimit", "WaitingClass", "round_robin"]
+__all__ = ["OutOfMemoryLimit", "WaitingClass", "round_robin"]
 
 
 @dataclass(frozen=True)
-class ResourceLimit:
+class OutOfMemoryLimit:
     """Limit for a trial that ran out of memory; its array has a job of its own.
 
     With `memory` the job has a device of at least so many bytes to itself; else it gets its estimated demand.
@@ -27,16 +27,16 @@ class WaitingClass:
     Args:
         members: At least one, by number.
         rank: Trials of a lower rank come first in the queue, whatever their numbers.
-        alone: Whether each of them trains in a job of its own, since it failed together with others.
-        limit: Limit of each of them, after it ran out of memory.
+        own_job: Whether each of them trains in a job of its own, since it failed together with others.
+        oom_limit: Limit of each of them, after it ran out of memory.
         family: Key of the partially fused array in which they train; None: they train under their own key.
     """
 
     key: FusionKey
     members: tuple[Member, ...]
     rank: int = 0
-    alone: bool = False
-    limit: ResourceLimit | None = None
+    own_job: bool = False
+    oom_limit: OutOfMemoryLimit | None = None
     family: FusionKey | None = None
 
     @property
@@ -55,14 +55,14 @@ class WaitingClass:
         return self.members[0].epochs
 
     @property
-    def pending(self) -> int:
+    def remaining_epochs(self) -> int:
         """Epochs that all of them train."""
         return len(self.members) * self.epochs
 
     @property
-    def shares(self) -> bool:
+    def may_share_job(self) -> bool:
         """Whether its trials may train in one process with others."""
-        return not self.alone and self.limit is None
+        return not self.own_job and self.oom_limit is None
 
 
 def round_robin(waiting: Sequence[WaitingClass], most: int) -> list[Member]:

@@ -170,7 +170,9 @@ _MIN_SECONDS = 1e-6
 
 def program_profile(seconds: float, memory: int, compute: float, cores: float) -> Profile:
     """Return the profile of a program, with each report as a step and as an epoch."""
-    return Profile({1: seconds}, 1, 0, base_memory=memory, member_memory=0, compute=compute, cores=cores, sample=1)
+    return Profile(
+        {1: seconds}, 1, 0, base_memory=memory, member_memory=0, compute=compute, cores=cores, measured_members=1
+    )
 
 
 class UsageMonitor:
@@ -180,7 +182,7 @@ class UsageMonitor:
         self._tree = tree
         self._device = device
         self._inherited_memory = inherited_memory
-        self._gpu = _Gpu(device) if device.is_cuda else None
+        self._gpu = _GpuUsage(device) if device.is_cuda else None
         self._sampled = 0.0
         self._memory = 0
         self._cpu = 0.0
@@ -245,7 +247,7 @@ class UsageMonitor:
         return program_profile(self._seconds, memory, min(1.0, max(_MIN_SHARE, compute)), cores)
 
 
-class _Gpu:
+class _GpuUsage:
     """Samples a GPU by NVML; without it, the program is assumed to use the whole GPU.
 
     If NVML lists other process ids, as in a container, all memory since the start counts as the program's.

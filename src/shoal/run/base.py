@@ -155,8 +155,8 @@ class Backend(ABC):
         After the end of the job, do nothing.
         """
 
-    def limits_shares(self, device: Device) -> bool:
-        """Return whether the processes of jobs on a device are limited to `Job.limit`."""
+    def can_limit_compute(self, device: Device) -> bool:
+        """Return whether the processes of jobs on a device are limited to `Job.compute_limit`."""
         return False
 
     def release_device(self, device: str) -> None:  # noqa: B027  (most back ends keep nothing there)

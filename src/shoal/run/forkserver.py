@@ -209,7 +209,7 @@ class _Server:
                 return
             number = self._worker_numbers.pop(pid, None)
             if number is not None:
-                _kill_group(pid)
+                _kill_process_group(pid)
                 self._control.sendall(NOTICE.pack(number, pid, status))
 
     def _kill_all(self) -> None:
@@ -240,11 +240,11 @@ def _redirect_output(file: int) -> None:
 def _kill_tree(pid: int) -> None:
     """Kill a child that is not reaped yet, its group, and its descendants in other groups."""
     tree = process_tree(pid)
-    _kill_group(pid)
+    _kill_process_group(pid)
     kill(tree)
 
 
-def _kill_group(pid: int) -> None:
+def _kill_process_group(pid: int) -> None:
     # macOS raises PermissionError for a group of zombies only.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

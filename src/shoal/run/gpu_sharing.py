@@ -23,7 +23,7 @@ SHARINGS: dict[str, str] = {
     "mps": "by MPS, with a share for each job; an error if that is impossible",
     "plain": "side by side, each with all of the GPU in turn",
 }
-"""Names of the ways in which jobs share one GPU."""
+"""Methods by which jobs share one GPU."""
 
 CONTEXT_BYTES = 512 * 2**20
 """Allowance for the CUDA context of a process, 300 to 500 MB, which a demand may leave out."""
@@ -112,7 +112,7 @@ class GpuSharing:
         """Longest time between two calls of `check`, in seconds; inf if no GPU is shared by MPS."""
         return self._check_interval if self._gpus else float("inf")
 
-    def limits(self, device: Device) -> bool:
+    def can_limit_compute(self, device: Device) -> bool:
         """Return whether MPS limits processes on a device to a part of its compute: not once it has failed."""
         if self.name == "plain" or not device.supports_mps or device.name in self._without_mps:
             return False
@@ -197,7 +197,7 @@ def _mps_binding(device: Device, daemon: MpsDaemon, job: Job) -> Binding:
 
     Jobs that train limit the memory of torch themselves, so that one process can take jobs with other limits.
     """
-    share = 1.0 if job.limit is None else job.limit
+    share = 1.0 if job.compute_limit is None else job.compute_limit
     pinned = job.memory_limit and any(array.key.opaque for array in job.arrays)
     return Binding(daemon.environment(share, pinned_limit(job.memory_limit, device) if pinned else None))
 

@@ -128,9 +128,9 @@ class Local(Backend):
                 worker.kill_requested = True
                 self._server.kill(number)
 
-    def limits_shares(self, device: Device) -> bool:
+    def can_limit_compute(self, device: Device) -> bool:
         """Return whether MPS limits the processes on a device."""
-        return self._sharing.limits(device)
+        return self._sharing.can_limit_compute(device)
 
     def release_device(self, device: str) -> None:
         """End the idle workers of the device."""

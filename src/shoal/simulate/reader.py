@@ -1,4 +1,4 @@
-"""Reads a TOML scenario file into dataclasses, with checks of keys, types and limits."""
+"""Reads a TOML scenario file into dataclasses, with checks of keys, types and bounds."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ from shoal.core.errors import ScenarioError, ShoalError
 from shoal.host.toml_file import TomlLocation, nearest_name_hint, unknown_name_text
 from shoal.plan.schedule.registry import BASELINES, baseline_text
 
-__all__ = ["Limits", "Table", "read_toml", "reading"]
+__all__ = ["Bounds", "Table", "read_toml", "reading"]
 
 
-class Limits(NamedTuple):
-    """Limits of a number, `Annotated[float, Limits(0)]`; above 10^12 sums are no longer exact."""
+class Bounds(NamedTuple):
+    """Bounds of a number, `Annotated[float, Bounds(0)]`; above 10^12 sums are no longer exact."""
 
     minimum: float
     maximum: float = 1e12
@@ -29,7 +29,7 @@ class Limits(NamedTuple):
 class Table:
     """A table of a file. The other fields of a subclass are its keys, and their types are the valid values.
 
-    Types are str, bool, int, float (or an integer), `Annotated` with `Limits` or with the valid strings, tuples of
+    Types are str, bool, int, float (or an integer), `Annotated` with `Bounds` or with the valid strings, tuples of
     these (non-empty lists, or one value), mappings from any keys, Tables, and unions.
     """
 
@@ -87,7 +87,7 @@ def _read(kind: Any, value: Any, place: TomlLocation) -> Any:
     union = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     options = [option for option in union if option is not NoneType]
     for option in options:
-        base, limits = get_args(option) if get_origin(option) is Annotated else (option, None)
+        base, bounds = get_args(option) if get_origin(option) is Annotated else (option, None)
         shape = get_origin(base) or base
         if issubclass(shape, Table) and isinstance(value, dict):
             return _table(shape, value, place)
@@ -97,7 +97,7 @@ def _read(kind: Any, value: Any, place: TomlLocation) -> Any:
             items = value if isinstance(value, list) else [value]
             return tuple(_read(get_args(base)[0], each, place / index) for index, each in enumerate(items))
         type_matches = type(value) is shape or (shape is float and type(value) is int)
-        if type_matches and (value in limits if limits else shape is not str or value.isprintable()):
+        if type_matches and (value in bounds if bounds else shape is not str or value.isprintable()):
             return shape(value)
     names = [name for option in options for name in _valid_strings(option)]
     expected = " or ".join(_describe_type(option) for option in options)
@@ -113,8 +113,8 @@ def _describe_type(option: Any) -> str:
     if names := _valid_strings(option):
         return " or ".join(map(repr, names))
     if get_origin(option) is Annotated:
-        kind, limits = get_args(option)
-        return f"{_describe_type(kind)} from {limits.minimum:,.13g} to {limits.maximum:,.13g}"
+        kind, bounds = get_args(option)
+        return f"{_describe_type(kind)} from {bounds.minimum:,.13g} to {bounds.maximum:,.13g}"
     if get_origin(option) is tuple:
         return f"{_describe_type(get_args(option)[0])} or a list of such"
     return _TYPE_NAMES.get(option, "a table")

@@ -25,8 +25,8 @@ from shoal.host.fleet import Fleet
 from shoal.host.monitor import Condition
 from shoal.journal.writer import Journal
 from shoal.look.savings import savings
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.schedule.base import JobView, Plan, Policy
 from shoal.run.virtual import SlowDown, Virtual
 from shoal.simulate.workload import SimulatedWorkload
@@ -209,7 +209,7 @@ class Simulation:
         slowdown: SlowDown,
         *,
         events: Sequence[ClusterEvent] = (),
-        grouping: Grouping | None = None,
+        packer: ArrayPacker | None = None,
         fuse: bool = True,
         measured: bool = True,
         checkpoint_seconds: float = inf,
@@ -243,7 +243,7 @@ class Simulation:
                     None,
                     directory,
                 ),
-                grouping=grouping or Grouping(),
+                packer=packer or ArrayPacker(),
                 replan_seconds=inf,
                 key=workload.key if measured else None,
                 teams=True,

@@ -9,12 +9,12 @@ from typing import Annotated
 
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
-from shoal.plan.grouping import Grouping
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.packing.registry import PACKINGS, make_packing
 from shoal.plan.schedule.auto import OBJECTIVES
 from shoal.plan.schedule.base import Policy
 from shoal.plan.schedule.registry import POLICIES, make_policy
-from shoal.simulate.reader import Limits, Table, read_toml
+from shoal.simulate.reader import Bounds, Table, read_toml
 from shoal.simulate.run import ClusterEvent, Simulation, SimulationResult
 from shoal.simulate.slowdown import SLOWDOWNS
 from shoal.simulate.tables import (
@@ -46,8 +46,8 @@ class _Settings:
     fuse: bool = True
     packing: Annotated[str, PACKINGS] = "cost"
     measured: bool = True
-    checkpoint_every: Annotated[float, Limits(1e-3)] = inf
-    tick: Annotated[float, Limits(0)] = 0.0
+    checkpoint_every: Annotated[float, Bounds(1e-3)] = inf
+    tick: Annotated[float, Bounds(0)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class ScenarioTable(_Settings, Table):
     """The top-level table of a file."""
 
     extends: str = ""
-    seed: Annotated[int, Limits(0)] = 0
+    seed: Annotated[int, Bounds(0)] = 0
     nodes: tuple[NodeTable, ...]
     models: tuple[ModelTable, ...] = ()
     studies: tuple[StudyTable, ...] = ()
@@ -92,7 +92,7 @@ class Scenario(_Settings):
             make_policy(policy, self.objective),
             SLOWDOWNS[self.slowdown](structures, self.data),
             events=self.events,
-            grouping=Grouping(make_packing(self.packing)),
+            packer=ArrayPacker(make_packing(self.packing)),
             fuse=self.fuse,
             measured=self.measured,
             checkpoint_seconds=self.checkpoint_every,

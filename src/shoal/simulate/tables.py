@@ -19,7 +19,7 @@ from shoal.plan.cost.cost import Cost
 from shoal.plan.cost.history import History, environment
 from shoal.plan.cost.scaling import Scaling
 from shoal.run.virtual import START_SECONDS
-from shoal.simulate.reader import Limits, Table
+from shoal.simulate.reader import Bounds, Table
 from shoal.simulate.run import ClusterEvent
 from shoal.simulate.slowdown import read_curves
 from shoal.simulate.workload import (
@@ -39,7 +39,7 @@ __all__ = [
     "ModelTable",
     "NodeTable",
     "StudyTable",
-    "profile",
+    "profile_of_costs",
     "read_events",
     "read_nodes",
 ]
@@ -53,13 +53,13 @@ _UNLIMITED_CORES = 10**6
 _DIGEST_LENGTH = 8
 """Number of digits of a digest in an error."""
 
-Amount = Annotated[float, Limits(0)]
-Fraction = Annotated[float, Limits(0, 1)]
-Positive = Annotated[float, Limits(1e-6)]
-Count = Annotated[int, Limits(1, MAX_COUNT)]
-Factor = Annotated[float, Limits(1)]
-Width = Annotated[int, Limits(1, 1000)]
-Setting = Annotated[int, Limits(0, MAX_COUNT)] | Annotated[float, Limits(0, MAX_COUNT)] | bool | str
+Amount = Annotated[float, Bounds(0)]
+Fraction = Annotated[float, Bounds(0, 1)]
+Positive = Annotated[float, Bounds(1e-6)]
+Count = Annotated[int, Bounds(1, MAX_COUNT)]
+Factor = Annotated[float, Bounds(1)]
+Width = Annotated[int, Bounds(1, 1000)]
+Setting = Annotated[int, Bounds(0, MAX_COUNT)] | Annotated[float, Bounds(0, MAX_COUNT)] | bool | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,10 @@ class NodeTable(Table):
     """[[nodes]]: `count` equal machines."""
 
     kind: str
-    devices: Annotated[int, Limits(1, 100)]
+    devices: Annotated[int, Bounds(1, 100)]
     memory_gb: Amount
     name: str = ""
-    count: Annotated[int, Limits(1, 10_000)] = 1
+    count: Annotated[int, Bounds(1, 10_000)] = 1
     cores: Amount = 64.0
     oversubscription: Positive = 1.0
 
@@ -100,7 +100,7 @@ def _devices_by_name(node: Node) -> dict[str, tuple[str, ...]]:
     return {node.name: names, **{name: (name,) for name in names}}
 
 
-def profile(
+def profile_of_costs(
     seconds: float,
     compute: float,
     memory: int,
@@ -129,7 +129,7 @@ def profile(
         cores=cores,
         mixing=1.0,
         share_speeds={members: {fraction: 1.0} for members, fraction in fractions.items()},
-        sample=MAX_COUNT,
+        measured_members=MAX_COUNT,
     )
 
 
@@ -149,13 +149,13 @@ class ModelTable(Table):
     """
 
     name: str
-    batch_sizes: tuple[Annotated[int, Limits(1, 10**9)], ...] = (1,)
+    batch_sizes: tuple[Annotated[int, Bounds(1, 10**9)], ...] = (1,)
     epoch_seconds: tuple[Amount, ...] | None = None
     compute: tuple[Fraction, ...] | None = None
     memory_gb: tuple[Amount, ...] | None = None
     cores: tuple[Amount, ...] | None = None
     workloads: tuple[str, ...] = ()
-    samples: Annotated[int, Limits(1)] | None = None
+    samples: Annotated[int, Bounds(1)] | None = None
     profile: str | None = None
     kinds: Mapping[str, Positive] = field(default_factory=dict)
     fused: Mapping[str, Positive] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class ModelTable(Table):
         cores = self._per_batch_size("cores", [1.0])
         structures = []
         for i, size in enumerate(self.batch_sizes):
-            base_profile = profile(seconds[i], compute[i], int(memory[i] * GB), cores[i], fused, fused_compute)
+            base_profile = profile_of_costs(seconds[i], compute[i], int(memory[i] * GB), cores[i], fused, fused_compute)
             profiles = {
                 kind: _scaled_profile(base_profile, 1 / self.kinds.get(kind, 1.0)) for kind in self.kinds or kinds
             }
@@ -275,7 +275,7 @@ class _CostTable(Table):
 
     alpha: Factor | None = None
     beta: Factor = 1.0
-    sharing: Width = 1
+    max_jobs: Width = 1
     max_devices: Width = 1
     start_seconds: Amount = START_SECONDS
     switch_seconds: Amount | None = None
@@ -283,7 +283,7 @@ class _CostTable(Table):
     def with_costs(self, structure: SimulatedModel, name: str) -> SimulatedModel:
         """Return a structure with these costs under another name."""
         scaling = Scaling(Scaling.alpha if self.alpha is None else self.alpha, self.beta)
-        crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, self.sharing + 1)}
+        crowding = {jobs: scaling.factor(1 / jobs) for jobs in range(2, self.max_jobs + 1)}
         spreading = {width: scaling.factor(width) for width in range(2, self.max_devices + 1)}
         profiles = {
             kind: replace(each, crowding=crowding or each.crowding, spreading=spreading or each.spreading)
@@ -297,8 +297,8 @@ class _CostTable(Table):
 class CurvesTable(Table):
     """`curves` of a study: recorded curves of TaskSet, of which `good` reach the target."""
 
-    task: Annotated[int, Limits(0)]
-    good: Annotated[int, Limits(0)] | None = None
+    task: Annotated[int, Bounds(0)]
+    good: Annotated[int, Bounds(0)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,7 +399,7 @@ class JobTable(_CostTable):
         for number in range(self.count):
             amounts = (self.seconds, self.compute, self.memory_gb, self.cores, self.arrival)
             seconds, compute, memory, cores, arrival = (_draw(amount, rng) for amount in amounts)
-            base_profile = profile(seconds / self.epochs, compute, int(memory * GB), cores, {})
+            base_profile = profile_of_costs(seconds / self.epochs, compute, int(memory * GB), cores, {})
             structure = SimulatedModel("", dict.fromkeys(self.kinds or kinds, base_profile), self.workload)
             structures.append(self.with_costs(structure, f"{self.name}/{number}"))
             arrivals.append(arrival)
@@ -452,7 +452,7 @@ class FailureTable(Table):
 
     per_thousand_node_days: Positive
     repair_seconds: Amount
-    days: Annotated[float, Limits(0, 10_000)]
+    days: Annotated[float, Bounds(0, 10_000)]
 
     def events(self, cluster: Cluster, seed: int) -> list[ClusterEvent]:
         """Return the failures and repairs of the nodes of a cluster."""

@@ -13,8 +13,8 @@ from shoal.host.discover import discover
 from shoal.host.fleet import Finder, Fleet
 from shoal.host.monitor import Monitor
 from shoal.journal.view import JournalView
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.schedule.base import Policy
 from shoal.plan.schedule.registry import check_losses, make_policy
 from shoal.run.base import Backend
@@ -40,7 +40,7 @@ class EngineConfig:
     fleet: Fleet
     policy: Policy
     history: History
-    grouping: Grouping = field(default_factory=Grouping)
+    packer: ArrayPacker = field(default_factory=ArrayPacker)
     find: Finder = discover
     monitor: Callable[[Cluster], Monitor] | None = None
     clock: Callable[[], float] = time.monotonic
@@ -59,10 +59,10 @@ class EngineConfig:
             policy=self.policy,
             history=self.history,
             devices=DeviceTracker(self.fleet, self.find, hang_detector, journal.directory),
-            grouping=self.grouping,
+            packer=self.packer,
             key=partial(opaque_key, spec.opaque) if spec.opaque else None,
             elastic=backend.elastic,
-            limits_shares=backend.limits_shares,
+            can_limit_compute=backend.can_limit_compute,
             teams=backend.concurrent and backend.elastic and not spec.opaque,
             trains=self.trains,
             jobs=journal.job_count(),

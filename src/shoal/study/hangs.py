@@ -29,8 +29,8 @@ class HangDetector:
     seconds). A job that takes steps may take the limit, or `PATIENCE` times its longest step if that is more.
     """
 
-    def __init__(self, limit: float = HANG_SECONDS) -> None:
-        self._limit = limit
+    def __init__(self, hang_seconds: float = HANG_SECONDS) -> None:
+        self._hang_seconds = hang_seconds
         self._jobs: dict[str, _JobProgress] = {}
         self._last_poll: float | None = None
 
@@ -59,6 +59,6 @@ class HangDetector:
         self._last_poll = now
         for job, progress in self._jobs.items():
             progress.seconds += passed
-            limit = max(self._limit, PATIENCE * progress.longest) if progress.settled else PATIENCE * self._limit
-            if progress.seconds >= limit:
+            patience = PATIENCE * (progress.longest if progress.settled else self._hang_seconds)
+            if progress.seconds >= max(self._hang_seconds, patience):
                 yield job, progress.seconds

@@ -263,7 +263,7 @@ def _largest_memory(state: StudyState, arrays: Collection[Array]) -> int:
     healthy = [device for _, device in state.fleet.cluster if device.healthy]
     known = {x.kind for x in healthy if all(state.costs.of(array.key, x.kind) for array in arrays)}
     never = {kind for key, kind in state.signatures.unmeasurable if any(key == array.key for array in arrays)}
-    if any(member.trial.number in state.trials.train_alone for array in arrays for member in array.members):
+    if any(member.trial.number in state.trials.own_job_trials for array in arrays for member in array.members):
         never |= {x.kind for x in healthy}
     return max((x.memory for x in healthy if not known or x.kind in known or x.kind not in never), default=0)
 

@@ -60,7 +60,7 @@ def _propose(state: StudyState) -> list[TrialRecord]:
         )
     if groups:  # without any, the algorithm has not changed
         state.step.write(Proposal(idle, groups, state.next_seq(), state.step.time))
-    state.trials.register_groups(groups)
+    state.trials.register_trial_groups(groups)
     stopped: list[TrialRecord] = []
     for group in groups:
         for trial in group.trials:
@@ -154,7 +154,7 @@ def _unknown_reasons(unknown: Iterable[int], cluster: Cluster) -> dict[int, str]
 
 
 def _group_waiting_text(state: StudyState, held: TrialRecord) -> str:
-    group = state.trials.groups.get(held.number)
+    group = state.trials.trial_groups.get(held.number)
     if group is None or not group.epochs_ahead:
         return ""
     others = [state.trials.get(trial.number) for trial in group.trials]
@@ -176,7 +176,7 @@ def _plan_version(state: StudyState) -> object:
     """A value that changes with the inputs of a plan, except devices, time and the progress of running trials."""
     trials, signatures = state.trials, state.signatures
     changes = trials.changes, state.running.changes, state.tracker.changes, state.costs.version
-    return *changes, len(trials.train_alone), len(trials.without_key), len(signatures.unmeasurable)
+    return *changes, len(trials.own_job_trials), len(trials.without_key), len(signatures.unmeasurable)
 
 
 def _change_reservations(state: StudyState, reservations: Mapping[str, Demand]) -> None:
@@ -250,7 +250,7 @@ def check_progress(state: StudyState, now: float) -> None:
         if at_best.starts or (unknown and any(device.healthy for _, device in best_case)):
             return
         reason = next(iter(at_best.refusals.values()), reason)
-    short = [x for x in waiting if (limit := state.trials.limits.get(x.number)) and limit.memory]
+    short = [x for x in waiting if (limit := state.trials.oom_limits.get(x.number)) and limit.memory]
     if short and not state.fleet.any_removed:
         observe(state, "", [x.failed(f"no device that may run it has more memory: {x.reason}") for x in short])
         return

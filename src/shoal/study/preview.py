@@ -8,11 +8,11 @@ from shoal.core.array import Array
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose
 from shoal.core.resources import bytes_text
+from shoal.plan.array_packer import ArrayPacker, candidate
 from shoal.plan.cost.cost import Cost
 from shoal.plan.cost.costs import Costs
-from shoal.plan.grouping import Grouping, candidate
 from shoal.plan.packing.base import Candidate, NoPacking, PackingContext
-from shoal.plan.packing.groups import memory_needed
+from shoal.plan.packing.packs import memory_needed
 from shoal.plan.packing.prediction import predicted
 from shoal.plan.plan_input import PlanInput
 from shoal.plan.planner import plan
@@ -154,16 +154,16 @@ def preview(state: StudyState) -> Preview:
                 reason = signatures.reasons.get(record.key, reason)
             failed.setdefault(reason, []).append(record.number)
     waiting = [x for x in state.trials.classes(0.0) if state.costs.of(x.key, device.kind) is not None]
-    apart = Grouping(NoPacking(), config.history.relative_times)
+    apart = ArrayPacker(NoPacking(), config.history.relative_times)
 
-    def planned(grouping: Grouping, fuse: bool) -> _Jobs:
+    def planned(packer: ArrayPacker, fuse: bool) -> _Jobs:
         cluster = Cluster((Node(node.name, node.cores, (device,)),))
-        jobs, left = _Jobs(device, state.costs, grouping, fuse), waiting
+        jobs, left = _Jobs(device, state.costs, packer, fuse), waiting
         given = PlanInput(
             Fifo(),
             jobs.costs,
             cluster,
-            grouping=grouping,
+            packer=packer,
             fuse=fuse,
             elastic=False,
             unmeasurable=signatures.unmeasurable,
@@ -177,16 +177,16 @@ def preview(state: StudyState) -> Preview:
                 done = set(placement.refusals)
             if not done:
                 break
-            jobs.groups += started
+            jobs.packs += started
             rest = [(x, tuple([m for m in x.members if m.trial.number not in done])) for x in left]
             left = [replace(x, members=members) for x, members in rest if members]
         return jobs
 
     plans = {
         "apart": planned(apart, False),
-        "packed": planned(config.grouping, False),
+        "packed": planned(config.packer, False),
         "fused": planned(apart, config.spec.fuse),
-        "chosen": planned(config.grouping, config.spec.fuse),
+        "chosen": planned(config.packer, config.spec.fuse),
     }
     for number, reason in plans["chosen"].refused.items():
         failed.setdefault(reason, []).append(number)
@@ -200,41 +200,39 @@ def preview(state: StudyState) -> Preview:
 
 @dataclass
 class _Jobs:
-    """Jobs that the planner starts one after another on one device; `groups` has the arrays of each."""
+    """Jobs that the planner starts one after another on one device; `packs` has the arrays of each."""
 
     device: Device
     costs: Costs
-    grouping: Grouping
+    packer: ArrayPacker
     fuse: bool
-    groups: list[tuple[Array, ...]] = field(default_factory=list)
+    packs: list[tuple[Array, ...]] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
 
     def candidates(self, arrays: Sequence[Array]) -> list[Candidate]:
         return [candidate(array, self.costs, [self.device]) for array in arrays]
 
     def context(self) -> PackingContext:
-        return self.grouping.context(
-            self.candidates([array for group in self.groups for array in group]), [self.device], {}
-        )
+        return self.packer.context(self.candidates([array for pack in self.packs for array in pack]), [self.device], {})
 
     def seconds(self, shared: bool) -> float:
         """Seconds of one epoch of all jobs; kept samples are fetched once for all if `shared`, else once per job."""
         context = self.context()
         kept: dict[str, list[float]] = {}
-        for array in (array for group in self.groups for array in group):
+        for array in (array for pack in self.packs for array in pack):
             cost = self.costs.of(array.key, self.device.kind)
             if cost is not None and cost.sample_sharing == "kept":
                 kept.setdefault(array.key.data, []).append(cost.first_fetching)
         fetching = sum(max(each) if shared else sum(each) for each in kept.values())
-        return fetching + sum(predicted(self.candidates(group), context).together for group in self.groups)
+        return fetching + sum(predicted(self.candidates(pack), context).together for pack in self.packs)
 
     def arrays(self) -> tuple[PlannedArray, ...]:
         """All arrays, job by job, with the reasons for fusing and packing."""
         context, found = self.context(), list[PlannedArray]()
-        for number, group in enumerate(self.groups, start=1):
-            saved = predicted(self.candidates(group), context)
-            places = range(len(found), len(found) + len(group))
-            for index, array in zip(places, group, strict=True):
+        for number, pack in enumerate(self.packs, start=1):
+            saved = predicted(self.candidates(pack), context)
+            places = range(len(found), len(found) + len(pack))
+            for index, array in zip(places, pack, strict=True):
                 others = tuple(other for other in places if other != index)
                 names = ", ".join(str(other + 1) for other in others)
                 packing = f"packed with {names}: saves {percent(saved.impv)}" if others else self._why_single(array)
@@ -248,7 +246,7 @@ class _Jobs:
         """Whether the trials of an array are fused, and why not; "" if no other trial has its key."""
         if len(array.members) > 1:
             return f"{len(array.members)} trials fused"
-        if sum(other.key == array.key for group in self.groups for other in group) == 1:
+        if sum(other.key == array.key for pack in self.packs for other in pack) == 1:
             return ""
         cost = self.costs.of(array.key, self.device.kind)
         if self.fuse and cost is not None and cost.memory(2) > self.device.memory:
@@ -256,7 +254,7 @@ class _Jobs:
         return "not fused: together no faster" if self.fuse else "not fused: fuse=False"
 
     def _why_single(self, array: Array) -> str:
-        same_data = [x for group in self.groups for x in group if x is not array and x.key.data == array.key.data]
+        same_data = [x for pack in self.packs for x in pack if x is not array and x.key.data == array.key.data]
         if not same_data:
             return "by itself: no other array has its data"
         (own,), context = self.candidates([array]), self.context()

@@ -44,7 +44,7 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     """
     config, study, trials, step = state.config, state.config.study, state.trials, Step(time)
     state.step = step
-    decisions = replay(journal, config.algorithm, trials.register_groups)
+    decisions = replay(journal, config.algorithm, trials.register_trial_groups)
     rows, seen, checkpoints = journal.trials(), journal.reported_states(), journal.checkpoints()
     jobs = {row.id: row for row in journal.jobs()}
     ended = {name: ended_with_engine(row, time) for name, row in jobs.items() if row.ended is None}

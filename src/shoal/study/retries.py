@@ -8,7 +8,7 @@ from shoal.core.cause import Cause, cause_of, causes, log_of
 from shoal.core.device import Device
 from shoal.core.event import ArrayFailed, Ended, Outcome
 from shoal.core.resources import bytes_text
-from shoal.plan.waiting import ResourceLimit
+from shoal.plan.waiting import OutOfMemoryLimit
 from shoal.study.trials import TrialRecord, TrialTable
 
 __all__ = ["COMMON_FAILURES", "FailureContext", "FirstFailures", "RetryPolicy"]
@@ -99,15 +99,15 @@ class RetryPolicy:
         """As `_retry`, for a trial whose array ran out of memory."""
         device = context.device
         if size > 1:
-            self._trials.limit(record, ResourceLimit(size // 2))
+            self._trials.set_oom_limit(record, OutOfMemoryLimit(size // 2))
             return None, f"among at most {size // 2}"
         if context.shared_device or len(context.arrays) > 1:
-            self._trials.limit(record, ResourceLimit(1, 0))
+            self._trials.set_oom_limit(record, OutOfMemoryLimit(1, 0))
             return None, "with a device to itself"
         if context.largest_memory > device.memory:
-            self._trials.limit(record, ResourceLimit(1, device.memory + 1))
+            self._trials.set_oom_limit(record, OutOfMemoryLimit(1, device.memory + 1))
             return None, f"on a device of more than {bytes_text(device.memory)}"
-        self._trials.limit(record, ResourceLimit(1, 0))
+        self._trials.set_oom_limit(record, OutOfMemoryLimit(1, 0))
         if record.failures <= self._retries:  # other programs may have freed memory since
             return None, "with a device to itself"
         return (

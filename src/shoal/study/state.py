@@ -14,10 +14,10 @@ from shoal.core.errors import PolicyError
 from shoal.core.rows import ReportRow
 from shoal.core.trial import Report, Trial
 from shoal.host.fleet import Fleet
+from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cache import PlanCache
 from shoal.plan.cost.costs import Costs
 from shoal.plan.cost.history import History
-from shoal.plan.grouping import Grouping
 from shoal.plan.job_tracker import JobTracker
 from shoal.plan.plan_input import PlanInput
 from shoal.plan.schedule.base import Policy
@@ -63,14 +63,14 @@ class CoreConfig:
     policy: Policy
     history: History
     devices: DeviceTracker
-    grouping: Grouping
+    packer: ArrayPacker
     replan_seconds: float = 1.0
     key: Callable[[Trial], FusionKey] | None = None
     elastic: bool = True
     jobs: int = 0
     seq: int = 0
     find_policy: Callable[[str], Policy] = _no_other
-    limits_shares: Callable[[Device], bool] = lambda device: False
+    can_limit_compute: Callable[[Device], bool] = lambda device: False
     teams: bool = False
     trains: bool = True
 
@@ -145,16 +145,16 @@ class StudyState:
             now,
             history=self.tracker,
             next_job=self.running.next_job,
-            grouping=config.grouping,
+            packer=config.packer,
             fuse=config.spec.fuse,
             elastic=config.elastic,
             teams=config.teams,
             trained_epochs=self.signatures.trained,
-            limits_shares=config.limits_shares,
-            alone=trials.train_alone,
-            limits=trials.limits,
+            can_limit_compute=config.can_limit_compute,
+            own_job_trials=trials.own_job_trials,
+            oom_limits=trials.oom_limits,
             unmeasurable=self.signatures.unmeasurable,
-            groups=trials.groups,
+            trial_groups=trials.trial_groups,
             arrived=trials.arrived,
         )
 

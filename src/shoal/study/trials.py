@@ -12,11 +12,11 @@ from shoal.core.job import Job, Purpose
 from shoal.core.objective import Objective, first_objective, merge_best
 from shoal.core.rows import TrialRow
 from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialGroup, TrialState
-from shoal.plan.waiting import ResourceLimit, WaitingClass
+from shoal.plan.waiting import OutOfMemoryLimit, WaitingClass
 
 __all__ = ["TrialRecord", "TrialTable", "completed_without_algorithm"]
 
-_ClassKey = tuple[int, FusionKey, int, int, bool, ResourceLimit | None]
+_ClassKey = tuple[int, FusionKey, int, int, bool, OutOfMemoryLimit | None]
 """Properties that the trials of a `WaitingClass` have in common."""
 
 _number = attrgetter("trial.number")
@@ -102,12 +102,12 @@ class TrialTable:
     """All trials of a study by number, with the waiting ones in classes."""
 
     def __init__(self, objectives: Sequence[Objective] = ()) -> None:
-        self.train_alone: set[int] = set()
+        self.own_job_trials: set[int] = set()
         """Numbers of trials that failed together with others."""
-        self.limits: dict[int, ResourceLimit] = {}
-        """Number of a trial that ran out of memory -> its limits."""
-        self.groups: dict[int, TrialGroup] = {}
-        """Number of a trial -> the group in which the algorithm proposed it last."""
+        self.oom_limits: dict[int, OutOfMemoryLimit] = {}
+        """Number of a trial that ran out of memory -> its limit."""
+        self.trial_groups: dict[int, TrialGroup] = {}
+        """Number of a trial -> the TrialGroup in which the algorithm proposed it last."""
         self.without_algorithm: set[int] = set()
         """Numbers of trials that the algorithm does not decide about: added by a user, or retried after a failure."""
         self.common_failures: set[int] = set()
@@ -134,7 +134,7 @@ class TrialTable:
         self._new_in_class: set[int] = set()  # trials that were put into a class since the last call of `classes`
         self._classes: dict[_ClassKey, list[Member]] = {}  # each by number
         self._heads: list[tuple[tuple[int, int], _ClassKey]] = []  # rank and first number of each class, ascending
-        self._snapshots: dict[_ClassKey, WaitingClass] = {}  # cache of the classes that have not changed
+        self._cached_classes: dict[_ClassKey, WaitingClass] = {}  # cache of the classes that have not changed
         self._members: dict[str, set[int]] = {}  # id of a job -> its trials, also ended ones until it lets them go
         self._present: dict[
             str, tuple[Job, Job]
@@ -193,9 +193,9 @@ class TrialTable:
                 self.isolate(record)
                 record.failure_note = f"failed in {record.failures} jobs before, is tried again by itself"
 
-    def register_groups(self, groups: Iterable[TrialGroup]) -> None:
-        """Register groups of trials that the algorithm proposed, before the trials themselves."""
-        self.groups.update((trial.number, group) for group in groups for trial in group.trials)
+    def register_trial_groups(self, groups: Iterable[TrialGroup]) -> None:
+        """Register TrialGroups that the algorithm proposed, before the trials themselves."""
+        self.trial_groups.update((trial.number, group) for group in groups for trial in group.trials)
 
     def set_keys(self, keys: Mapping[int, FusionKey]) -> None:
         """Set the fusion keys of trials."""
@@ -205,12 +205,12 @@ class TrialTable:
 
     def isolate(self, record: TrialRecord) -> None:
         """Let a trial train in a job of its own."""
-        self.train_alone.add(record.number)
+        self.own_job_trials.add(record.number)
         self._reclassify([record.number])
 
-    def limit(self, record: TrialRecord, limit: ResourceLimit) -> None:
+    def set_oom_limit(self, record: TrialRecord, limit: OutOfMemoryLimit) -> None:
         """Limit the array or the device of a trial."""
-        self.limits[record.number] = limit
+        self.oom_limits[record.number] = limit
         self._reclassify([record.number])
 
     def pause(self, numbers: Collection[int]) -> None:
@@ -288,8 +288,8 @@ class TrialTable:
 
     def clear_failures(self, record: TrialRecord) -> None:
         """Clear the failures of a trial that has reached its target: it may share arrays again."""
-        self.train_alone.discard(record.number)
-        self.limits.pop(record.number, None)
+        self.own_job_trials.discard(record.number)
+        self.oom_limits.pop(record.number, None)
         record.failure_note, record.last_cause = "", None
         self._reclassify([record.number])
 
@@ -396,10 +396,11 @@ class TrialTable:
         """
         found: list[WaitingClass] = []
         for _, class_key in self._heads[:most]:
-            if class_key not in self._snapshots:
-                rank, key, _, _, alone, limit = class_key
-                self._snapshots[class_key] = WaitingClass(key, tuple(self._classes[class_key]), rank, alone, limit)
-            found.append(self._snapshots[class_key])
+            if class_key not in self._cached_classes:
+                rank, key, _, _, own_job, oom_limit = class_key
+                members = tuple(self._classes[class_key])
+                self._cached_classes[class_key] = WaitingClass(key, members, rank, own_job, oom_limit)
+            found.append(self._cached_classes[class_key])
         for number in self._new_in_class & self._class_of.keys():
             self.arrived.setdefault(number, now)
         self._new_in_class.clear()
@@ -421,8 +422,8 @@ class TrialTable:
                 record.key,
                 record.epoch,
                 record.target,
-                number in self.train_alone,
-                self.limits.get(number),
+                number in self.own_job_trials,
+                self.oom_limits.get(number),
             )
             self._class_of[number] = key
             self._new_in_class.add(number)
@@ -433,7 +434,7 @@ class TrialTable:
         members = self._classes.setdefault(key, [])
         before = members[:1]
         change(members)
-        self._snapshots.pop(key, None)
+        self._cached_classes.pop(key, None)
         if before != members[:1]:
             for head in before:
                 del self._heads[bisect_left(self._heads, (key[0], head.trial.number), key=itemgetter(0))]

@@ -1,11 +1,11 @@
-"""Conformance suite for packings: checks the groups of invented arrays."""
+"""Conformance suite for packings: checks the packs of invented arrays."""
 
 import copy
 from collections.abc import Callable, Sequence
 
 from shoal.core.errors import PackError
 from shoal.plan.packing.base import Candidate, Packing, PackingContext
-from shoal.plan.packing.groups import check_groups
+from shoal.plan.packing.packs import check_packs
 
 __all__ = ["check_packing"]
 
@@ -39,22 +39,20 @@ def check_packing(make: Callable[[], Packing], *, examples: int = 200) -> None:
 def _check(make: Callable[[], Packing], candidates: tuple[Candidate, ...], context: PackingContext) -> None:
     packing = make()
     before = copy.deepcopy((candidates, context))
-    groups = packing.pack(candidates, context)
+    packs = packing.pack(candidates, context)
     assert (candidates, context) == before, "the packing changed what it was given"
     try:
-        check_groups(groups, candidates, context)
+        check_packs(packs, candidates, context)
     except PackError as error:
-        raise AssertionError(f"the groups are illegal: {error}") from error
-    found = _group_positions(groups, candidates)
-    assert _group_positions(packing.pack(candidates, context), candidates) == found, (
-        "a second call returns other groups"
-    )
-    assert _group_positions(make().pack(candidates, context), candidates) == found, (
-        "another instance returns other groups"
+        raise AssertionError(f"the packs are illegal: {error}") from error
+    found = _pack_positions(packs, candidates)
+    assert _pack_positions(packing.pack(candidates, context), candidates) == found, "a second call returns other packs"
+    assert _pack_positions(make().pack(candidates, context), candidates) == found, (
+        "another instance returns other packs"
     )
 
 
-def _group_positions(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate]) -> list[list[int]]:
-    """Return the groups as positions of candidates, since candidates may be equal."""
+def _pack_positions(packs: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate]) -> list[list[int]]:
+    """Return the packs as positions of candidates, since candidates may be equal."""
     place = {id(candidate): index for index, candidate in enumerate(candidates)}
-    return [[place[id(candidate)] for candidate in group] for group in groups]
+    return [[place[id(candidate)] for candidate in pack] for pack in packs]

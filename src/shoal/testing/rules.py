@@ -53,7 +53,7 @@ def check_rule(
         AssertionError: the contract of `shoal.fuse.Rule` is broken; names function, case and arguments. Or a function
             accepts no case, or the rule declines all of them.
     """
-    record = _Record(rule)
+    record = _CallRecord(rule)
     with record.installed():
         for func in rule.functions if functions is None else functions:
             accepted = {
@@ -71,7 +71,7 @@ def check_rule(
     assert record.covered, f"the rule of {name_of(rule.functions[0])} declines every case, or is never called"
 
 
-class _Record:
+class _CallRecord:
     """Runs a rule, and records whether it declines or raises."""
 
     def __init__(self, rule: Rule) -> None:
@@ -183,7 +183,7 @@ def _call_alone(func: Any, leaves: Sequence[Any], spec: Any, key: Tensor, with_g
 
 @dataclass(frozen=True)
 class _CallVariant:
-    """One way to call a function for all members."""
+    """One call of a function for all members."""
 
     case: Case
     own: Sequence[bool]
@@ -199,7 +199,7 @@ class _CallVariant:
             f"{self.members} members, tensors {sharing}, {self.layout.value}, lowering {self.lowering or 'by default'}"
         )
 
-    def check(self, func: Any, record: _Record) -> None:
+    def check(self, func: Any, record: _CallRecord) -> None:
         columns = [_arguments(self.case, b, self.device) for b in range(self.members)]
         spec = columns[0][1]
         own_of_tensors = iter(self.own)

@@ -25,8 +25,8 @@ _AXES: Mapping[str, Sequence[object]] = {"batch_size": _BATCH_SIZES, "size": ("s
 _RELATIVE_TIMES = (0.5, 0.9, 1.0, 1.1, 2.0)
 _SCALINGS = (
     Scaling(),
-    Scaling(alpha=1.2, sharing=4),
-    Scaling(1.5, 1.1, sharing=2, devices=3, resize_seconds=2.0),
+    Scaling(alpha=1.2, max_jobs=4),
+    Scaling(1.5, 1.1, max_jobs=2, devices=3, resize_seconds=2.0),
     Scaling(grows=True),
     Scaling(devices=2, grows=True, resize_seconds=1.0),
 )
@@ -53,7 +53,7 @@ _JOBS = st.builds(
     quanta=st.lists(_TURN_STATS, max_size=3),
     demand=st.dictionaries(st.sampled_from((*_KINDS, "elsewhere")), _DEMANDS, max_size=len(_KINDS)),
     since=st.sampled_from((0.0, -5.0, -100.0)),
-    group=st.sampled_from((None, "group-0", "group-1")),
+    trial_group=st.sampled_from((None, "group-0", "group-1")),
     budget=st.sampled_from((None, 1, 9)),
     scaling=st.sampled_from(_SCALINGS),
     preemptible=st.sampled_from((True, True, False)),

@@ -61,7 +61,7 @@ different epochs, and the choice of the step mode."""
 
 MEASURING_SHARE = {"cpu": 0.005}
 GPU_MEASURING_SHARE = 0.25
-"""Time for building trials and measuring sizes, by device type, as a fraction of all pending epochs, one trial after
+"""Time for building trials and measuring sizes, by device type, as a fraction of all expected epochs, one trial after
 another; on a GPU none for less than `MIN_WORK_TO_MEASURE`. On a CPU fused members are seldom twice as fast, on a GPU
 often many times. Sizes that are not measured here are tried in training (`shoal.plan.cost.cost.Cost.is_untried`)."""
 
@@ -135,8 +135,8 @@ def measure(
         fused_gain=timed.gains,
         fetch_seconds=iteration.fetch_seconds,
         sample_sharing=train.sample_sharing,
-        sample=len(array.members),
-        pending=int(array.pending) if timed.too_expensive else None,
+        measured_members=len(array.members),
+        expected_epochs=int(array.expected_epochs) if timed.too_expensive else None,
         first_size=FIRST_SIZE.get(device.type),
     )
 
@@ -313,7 +313,7 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
     single.batches = batches = list(bench.batches())
     times = _clock_times()
     price = STEPS_PER_MEMBER * choose_fastest({1: single.step}, SINGLE_RULES).seconds[1]
-    work = price / STEPS_PER_MEMBER * bench.plan.epoch_steps * bench.array.pending
+    work = price / STEPS_PER_MEMBER * bench.plan.epoch_steps * bench.array.expected_epochs
     budget = _MeasuringBudget(price, member, max(free_seconds, _affordable(device, work)), memory / 2 - member)
     runs, too_expensive = {1: single}, False
     sizes = sorted({min(size, len(bench.array.members)) for size in SIZES} - {1})
@@ -355,7 +355,7 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
 
 
 def _affordable(device: torch.device, work: float) -> float:
-    """Return the seconds that measuring sizes may take, of the seconds of all pending epochs."""
+    """Return the seconds that measuring sizes may take, of the seconds of all expected epochs."""
     if device.type in MEASURING_SHARE:
         return MEASURING_SHARE[device.type] * work
     return GPU_MEASURING_SHARE * work if work >= MIN_WORK_TO_MEASURE else 0.0

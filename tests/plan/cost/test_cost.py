@@ -96,7 +96,7 @@ def test_best_size(measured, at_most, expected):
 
 
 @pytest.mark.parametrize(
-    ("measured", "pending", "at_most", "expected"),
+    ("measured", "expected_epochs", "at_most", "expected"),
     [
         pytest.param({1: 1.0}, 20, 16, 8, id="too dear to measure before"),
         pytest.param({1: 1.0}, 20, 5, 5, id="fewer trials"),
@@ -105,10 +105,10 @@ def test_best_size(measured, at_most, expected):
         pytest.param({1: 1.0, 8: 4.0}, 20, 16, 16, id="tried, and faster"),
     ],
 )
-def test_members_that_were_only_timed_alone_are_tried_together(measured, pending, at_most, expected):
-    assert cost(measured, pending=pending, first_size=8).best_size(at_most) == expected
+def test_members_that_were_only_timed_alone_are_tried_together(measured, expected_epochs, at_most, expected):
+    assert cost(measured, expected_epochs=expected_epochs, first_size=8).best_size(at_most) == expected
     if len(measured) == 1:
-        assert cost(measured, pending=pending).best_size(at_most) == at_most, "without a limit"
+        assert cost(measured, expected_epochs=expected_epochs).best_size(at_most) == at_most, "without a limit"
 
 
 @given(

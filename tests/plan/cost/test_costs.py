@@ -106,13 +106,13 @@ def test_a_profile_job_keeps_measurements_of_training_jobs() -> None:
 def test_a_profile_job_on_a_share_adds_its_speed_there() -> None:
     """Only of sizes that were measured on the whole device, and only if its process was limited."""
     costs = knowing(KNOWN)
-    asked, slow = replace(PROFILE, limit=0.5), replace(FUSES, step_seconds={1: 2.0, 4: 9.0, 16: 4.0})
+    asked, slow = replace(PROFILE, compute_limit=0.5), replace(FUSES, step_seconds={1: 2.0, 4: 9.0, 16: 4.0})
     assert after(costs, Profiled("two", A, slow), job=asked) == KNOWN
     first = replace(KNOWN, share_speeds={1: {0.5: 0.5}, 16: {0.5: 1.0}})
-    assert after(costs, Profiled("two", A, slow, limit=0.5), job=asked) == first
+    assert after(costs, Profiled("two", A, slow, compute_limit=0.5), job=asked) == first
     second = replace(KNOWN, share_speeds={1: {0.5: 0.5, 0.25: 0.25}, 16: {0.5: 1.0, 0.25: 1.0}})
-    again = Profiled("three", A, replace(slow, step_seconds={1: 4.0, 16: 4.75}), limit=0.25)
-    assert after(costs, again, job=replace(PROFILE, limit=0.25)) == second
+    again = Profiled("three", A, replace(slow, step_seconds={1: 4.0, 16: 4.75}), compute_limit=0.25)
+    assert after(costs, again, job=replace(PROFILE, compute_limit=0.25)) == second
     assert after(costs, Profiled("four", A, KNOWN), job=PROFILE) == second, "a new profile keeps them"
 
 
@@ -128,7 +128,7 @@ def test_a_training_job_adds_to_what_was_measured() -> None:
 def test_of_two_runs_of_a_program_the_larger_demands_and_the_least_seconds_count(costs: Costs) -> None:
     key = FusionKey("program", "", 1, opaque=True)
     one, other = (
-        Profile({1: seconds}, 1, 0, base_memory=size, member_memory=0, compute=compute, cores=cores, sample=1)
+        Profile({1: seconds}, 1, 0, base_memory=size, member_memory=0, compute=compute, cores=cores, measured_members=1)
         for seconds, size, compute, cores in ((1.0, 100, 0.2, 0.5), (2.0, 50, 0.4, 0.1))
     )
     both = [Profiled("one", key, one), Profiled("two", key, other)]
@@ -140,7 +140,7 @@ EPOCH = replace(FUSES, step_seconds={1: 0.1, 2: 0.2}, epoch_steps=10, validation
 COMPILED = replace(EPOCH, compiled_gain={2: 3.0})
 
 
-UNTRIED = replace(EPOCH, step_seconds={1: 0.1}, pending=9)
+UNTRIED = replace(EPOCH, step_seconds={1: 0.1}, expected_epochs=9)
 
 
 def test_the_first_epochs_of_members_together_give_the_time_of_their_size() -> None:

@@ -171,7 +171,7 @@ def test_cache_directory(monkeypatch, own, shared, expected):
 def test_the_default_file_is_in_the_cache_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
     History().put(*KEY, PROFILE)
-    assert [file.name for file in tmp_path.iterdir()] == ["history-7.sqlite"]
+    assert [file.name for file in tmp_path.iterdir()] == ["history-8.sqlite"]
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-1.0"])

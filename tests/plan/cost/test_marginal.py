@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from shoal.plan.cost.scaling import (
     fit_alpha,
     fit_beta,
-    max_sharing,
+    max_jobs_per_device,
     measured_scaling,
     packing_benefit,
     shared_device_scaling,
@@ -46,16 +46,16 @@ SHARING = {
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_max_sharing(name):
+def test_max_jobs_per_device(name):
     times, threshold, expected = SHARING[name]
-    assert max_sharing(times, threshold) == expected
+    assert max_jobs_per_device(times, threshold) == expected
 
 
 def test_the_largest_p_above_the_threshold_may_be_worse_than_one_trial():
     times = packed(1, 3, 3.1)
     assert packing_benefit(3, times[3], times[2]) > 0.05
     assert 3 / 3.1 < 1, "three at once are slower than one after the other"
-    assert max_sharing(times) == 1
+    assert max_jobs_per_device(times) == 1
 
 
 @given(st.floats(1, 3), st.integers(2, 6), st.floats(0.001, 100))
@@ -86,7 +86,7 @@ def test_a_measured_scaling_is_within_the_bounds_of_the_lemmas(packing, spreadin
         dict(enumerate(spreading, start=1)),
         max_devices=most,
     )
-    assert scaling.sharing == 1 or 1 <= scaling.alpha < scaling.sharing / (scaling.sharing - 1)
+    assert scaling.max_jobs == 1 or 1 <= scaling.alpha < scaling.max_jobs / (scaling.max_jobs - 1)
     assert scaling.devices == 1 or 1 <= scaling.beta < 1 + 1 / scaling.devices
 
 
@@ -94,7 +94,7 @@ def test_measured_scaling_takes_all_of_it_together():
     scaling = measured_scaling({1: [1.0], 2: [1.2, 1.2], 3: [1.44] * 3, 4: [3.0] * 4}, {1: 1.0, 2: 0.55}, max_devices=4)
     assert scaling.alpha == pytest.approx(1.2)
     assert scaling.beta == pytest.approx(1.1)
-    assert (scaling.sharing, scaling.devices) == (3, 4)
+    assert (scaling.max_jobs, scaling.devices) == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_measured_scaling_takes_all_of_it_together():
     [
         pytest.param(lambda: packing_benefit(1, [1.0], []), "at least 2 trials, got 1", id="one trial"),
         pytest.param(lambda: packing_benefit(2, [1.0, 0.0], [1.0]), r"with 2 must be .* \[1.0, 0.0\]", id="no time"),
-        pytest.param(lambda: max_sharing({2: [1.0, 1.0]}), "with 1 must be measured", id="not alone"),
+        pytest.param(lambda: max_jobs_per_device({2: [1.0, 1.0]}), "with 1 must be measured", id="not alone"),
         pytest.param(lambda: fit_alpha({1: [1.0]}), "measure 2 as well", id="alone only"),
         pytest.param(lambda: fit_beta({2: 1.0}), "with 1 must be measured", id="not on one device"),
     ],
@@ -129,4 +129,4 @@ SCALINGS = {
 @pytest.mark.parametrize(("crowding", "expected", "found"), SCALINGS.values(), ids=SCALINGS)
 def test_how_many_are_to_share_a_device(crowding, expected, found):
     scaling = shared_device_scaling(crowding, expected)
-    assert (scaling and (scaling.sharing, pytest.approx(scaling.alpha))) == found
+    assert (scaling and (scaling.max_jobs, pytest.approx(scaling.alpha))) == found

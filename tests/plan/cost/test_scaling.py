@@ -40,8 +40,8 @@ def test_within_the_limits_a_width_is_worth_it(most, part):
     [
         ({"alpha": 0.9}, "alpha must be finite and at least 1, got 0.9"),
         ({"beta": float("nan")}, "beta must be finite"),
-        ({"sharing": 0}, "sharing must be an integer of at least 1, got 0"),
-        ({"sharing": 1.5}, "sharing must be an integer of at least 1, got 1.5"),
+        ({"max_jobs": 0}, "max_jobs must be an integer of at least 1, got 0"),
+        ({"max_jobs": 1.5}, "max_jobs must be an integer of at least 1, got 1.5"),
         ({"devices": float("inf")}, "devices must be an integer"),
         ({"resize_seconds": -1.0}, "resize_seconds must be finite and not negative, got -1.0"),
     ],
@@ -59,5 +59,5 @@ def test_a_width_is_above_0(width):
 
 
 def test_an_overflow_is_infinite():
-    assert Scaling(alpha=2.0, sharing=2000).factor(1 / 2000) == inf
+    assert Scaling(alpha=2.0, max_jobs=2000).factor(1 / 2000) == inf
     assert Scaling(beta=1.5, devices=3000).factor(3000) == inf

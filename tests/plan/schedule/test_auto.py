@@ -119,7 +119,7 @@ def test_sharing(name):
     assert set(placed(plan)) | set(refused(plan)) == {view.id for view in jobs if not view.devices}
 
 
-ELASTIC = Scaling(alpha=1.5, beta=1.25, sharing=2, devices=2, resize_seconds=3.0)
+ELASTIC = Scaling(alpha=1.5, beta=1.25, max_jobs=2, devices=2, resize_seconds=3.0)
 
 
 def elastic(name, **options):
@@ -192,7 +192,7 @@ def test_plan_estimate(name):
 def test_grows_over_idle_devices():
     """Fluid's toy case (section 4.4): on five devices 30 s are due three, 12 s one, and 4 s half of one each."""
     where = cluster(*(gpu(index) for index in range(5)))
-    scaling = Scaling(alpha=1.0, sharing=2, devices=4)
+    scaling = Scaling(alpha=1.0, max_jobs=2, devices=4)
     jobs = [
         replace(job(str(index), compute=1.0, seconds=seconds), scaling=scaling)
         for index, seconds in enumerate((4, 4, 12, 30))
@@ -201,12 +201,12 @@ def test_grows_over_idle_devices():
 
 
 def test_a_scaling_implied_by_the_demand_does_not_reduce_sharing():
-    """As of live jobs whose sharing was not seen yet: two of 0.4 at no cost. Three times a device may be promised."""
+    """As of live jobs whose sharing was not seen yet: two of 0.4 at no cost. Three times a device may be reserved."""
     views = [
         *(job(name, compute=0.4, seconds=10, on="cuda:0") for name in "abc"),
         *(job(name, compute=0.8, seconds=10) for name in "defg"),
     ]
-    jobs = [replace(view, scaling=Scaling(1.0, sharing=int(1 / view.demand["A100"].compute))) for view in views]
+    jobs = [replace(view, scaling=Scaling(1.0, max_jobs=int(1 / view.demand["A100"].compute))) for view in views]
     where = cluster(gpu(0, oversubscription=3.0))
     assert placed(Auto().plan(jobs, where, 0.0)) == {"d": "cuda:0", "e": "cuda:0"}
 

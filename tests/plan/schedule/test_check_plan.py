@@ -25,9 +25,9 @@ from shoal.plan.schedule import (
 from shoal.testing.policies import check_policy
 
 WHERE = cluster(gpu(0), gpu(1, healthy=False), gpu(2, kind="H200"), gpu(3), cores=4)
-RUNS = replace(job("runs", compute=0.6, memory=50, on="cuda:0"), scaling=Scaling(sharing=2, devices=2))
+RUNS = replace(job("runs", compute=0.6, memory=50, on="cuda:0"), scaling=Scaling(max_jobs=2, devices=2))
 SLEEPS = JobView("sleeps", {"A100": needs()}, JobState.SUSPENDED)
-WAITS = replace(job("waits", compute=0.5, memory=40), scaling=Scaling(sharing=2))
+WAITS = replace(job("waits", compute=0.5, memory=40), scaling=Scaling(max_jobs=2))
 JOBS = [RUNS, SLEEPS, WAITS]
 LATER = Refusal("waits", "later")
 

@@ -44,7 +44,7 @@ def test_a_shrunk_device_admits_no_job_and_names_the_foreign_program(name: str, 
 def overfull(draw: st.DrawFn) -> tuple[list[JobView], Cluster]:
     """Devices whose jobs demand up to 3 times the compute of one, and jobs that wait."""
     ratio = draw(st.sampled_from((1.0, 1.5, 2.0)))
-    scalings = st.sampled_from((Scaling(), Scaling(1.2, sharing=4), Scaling(1.5, 1.1, 2, 3, 2.0), Scaling(devices=2)))
+    scalings = st.sampled_from((Scaling(), Scaling(1.2, max_jobs=4), Scaling(1.5, 1.1, 2, 3, 2.0), Scaling(devices=2)))
     demands = st.builds(
         Demand, st.sampled_from((0.0, 0.3, 0.5, 1.0)), st.integers(0, 20), st.just(1.0), st.sampled_from((0.0, 10.0))
     )
@@ -59,7 +59,7 @@ def overfull(draw: st.DrawFn) -> tuple[list[JobView], Cluster]:
                 {"A100": draw(demands)},
                 JobState.RUNNING,
                 (device.name,),
-                draw(st.sampled_from((None, 0.25, 1.0))) if scaling.sharing > 1 else None,
+                draw(st.sampled_from((None, 0.25, 1.0))) if scaling.max_jobs > 1 else None,
                 ran=10.0,
                 quanta=draw(st.sampled_from(((), (TurnStats(2.0, 1.0, 1.0, 3, 10.0),)))),
                 scaling=scaling,

@@ -59,7 +59,7 @@ CHANGES = {
             pair(running("a", *STANDING), suspended("b", *FALLING), compute=(0.6, 0.6)),
         )
     ],
-    "scaling": [(scaled(Scaling()), scaled(Scaling(1.01, sharing=2)))],
+    "scaling": [(scaled(Scaling()), scaled(Scaling(1.01, max_jobs=2)))],
 }
 """What a policy may need -> pairs of jobs that differ in that alone."""
 

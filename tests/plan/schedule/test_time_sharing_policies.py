@@ -12,7 +12,12 @@ from shoal.plan.schedule import Convergence, ExpectedFinish, Fifo, Resume, Start
 
 ONE = cluster(gpu(0))
 TWO = cluster(gpu(0), gpu(1))
-ALL = {"convergence": Convergence(), "promise": ExpectedFinish(), "round_robin": RoundRobin(10.0), "slaq": Slaq(10.0)}
+ALL = {
+    "convergence": Convergence(),
+    "expected_finish": ExpectedFinish(),
+    "round_robin": RoundRobin(10.0),
+    "slaq": Slaq(10.0),
+}
 
 
 TURNS = {
@@ -34,7 +39,7 @@ TURNS = {
     "when one has ended the highest follows": ([suspended("a", LOW), suspended("b", HIGH)], {"b": Resume}),
     "who cannot be suspended stays": ([running("a", LOW, preemptible=False), suspended("b", HIGH)], {}),
     "who holds a share stays": (
-        [running("a", LOW, share=0.5, scaling=Scaling(1.2, sharing=2)), suspended("b", HIGH)],
+        [running("a", LOW, share=0.5, scaling=Scaling(1.2, max_jobs=2)), suspended("b", HIGH)],
         {},
     ),
     "a loss that is not a number comes last": (
@@ -71,21 +76,25 @@ def test_turns(name):
 CONSTANT, FALLING, NO_LOSS = (turn(2.0), turn(2.0)), (turn(2.0), turn(1.0)), turn(inf)
 BAD_LOSSES = {
     "of two that stand still the running one stays": (CONSTANT, CONSTANT, set()),
-    "one that falls goes before one that stands still": (CONSTANT, FALLING, {"convergence", "promise"}),
+    "one that falls goes before one that stands still": (CONSTANT, FALLING, {"convergence", "expected_finish"}),
     "one that stands still stays behind one that falls": (FALLING, CONSTANT, {"slaq"}),
-    "one whose last turn had no loss comes last": ((turn(2.0), NO_LOSS), CONSTANT, {"convergence", "promise", "slaq"}),
+    "one whose last turn had no loss comes last": (
+        (turn(2.0), NO_LOSS),
+        CONSTANT,
+        {"convergence", "expected_finish", "slaq"},
+    ),
     "a loss that was missing before counts for nothing": (
         (turn(2.0), turn(2.0)),
         (turn(2.0), NO_LOSS, turn(1.0)),
-        {"convergence", "promise"},
+        {"convergence", "expected_finish"},
     ),
-    "nor at the beginning": (CONSTANT, (NO_LOSS, turn(2.0), turn(1.0)), {"convergence", "promise"}),
+    "nor at the beginning": (CONSTANT, (NO_LOSS, turn(2.0), turn(1.0)), {"convergence", "expected_finish"}),
     "of two that never had a loss the running one stays": ((NO_LOSS, NO_LOSS), (NO_LOSS, NO_LOSS), set()),
 }
 """Turns of the running job and of the suspended one, and the policies under which the other one has the device next."""
 
 
-@pytest.mark.parametrize("name", ["convergence", "promise", "slaq"])
+@pytest.mark.parametrize("name", ["convergence", "expected_finish", "slaq"])
 @pytest.mark.parametrize("case", BAD_LOSSES)
 def test_losses_that_are_constant_or_missing(case, name):
     one, other, changes = BAD_LOSSES[case]

@@ -12,16 +12,16 @@ from shoal.plan.schedule import JobState, Resize, Resume, Start, Suspend, WaterF
 from shoal.plan.schedule.growth import StripPlacement
 from shoal.plan.schedule.water_filling import due_widths, fill_up
 
-FREE = Scaling(alpha=1.0, beta=1.0, sharing=2, devices=4)
+FREE = Scaling(alpha=1.0, beta=1.0, max_jobs=2, devices=4)
 """Fluid's toy case: neither sharing nor spreading costs anything."""
 
-EASY = Scaling(alpha=1.2, beta=1.05, sharing=4, devices=8)
+EASY = Scaling(alpha=1.2, beta=1.05, max_jobs=4, devices=8)
 
 
 def trial(name, seconds=10.0, scaling=EASY, on=(), share=None, group="g", **amounts):
     """A trial that waits, or runs on devices."""
     demand = {"compute": 1.0, **amounts}
-    view = replace(job(name, seconds=seconds, **demand), scaling=scaling, group=group)
+    view = replace(job(name, seconds=seconds, **demand), scaling=scaling, trial_group=group)
     return replace(view, state=JobState.RUNNING, devices=tuple(on), share=share) if on else view
 
 
@@ -132,7 +132,7 @@ STATIC = {
         {"a": (names(0, 1), None)},
     ),
     "a whole device even if its compute is less than the demand": (
-        [trial("a", compute=1.5, scaling=Scaling(sharing=2))],
+        [trial("a", compute=1.5, scaling=Scaling(max_jobs=2))],
         gpus(1),
         {"a": (names(0), 1.0)},
     ),

@@ -19,7 +19,7 @@ from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.accounting import account, accounting_json
 from shoal.look.grid import grid_json, study_grid
-from shoal.look.overview import Bar, Overview, failed_job_json, grouped, overview, overview_json
+from shoal.look.overview import Bar, Overview, by_key, failed_job_json, overview, overview_json
 from shoal.look.savings import savings
 from shoal.look.snapshot import Snapshot, snapshot, trial_verdicts
 from shoal.look.table import snapshot_json
@@ -213,7 +213,7 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
         spent = accounting_json(account(journal, study.elapsed, study.bars))
         began = journal.runs()[0].started
         reported = StudyStatistics(journal).epochs()[0]
-        telemetry = grouped(journal.telemetry(), lambda row: row.device)
+        telemetry = by_key(journal.telemetry(), lambda row: row.device)
         saved = study.state.savings if _has_ended(journal, study.state) else savings(journal, _history())
     return overview_json(study) | {
         "began": began,
@@ -292,7 +292,7 @@ def _bars(study: Overview) -> list[Mapping[str, Any]]:
     """Return all jobs with the lane of each on its device."""
     names = {name: index for index, name in enumerate(dict.fromkeys(study.structures.values()))}
     found: list[Mapping[str, Any]] = []
-    of_devices = grouped(study.bars, lambda bar: bar.job.device)
+    of_devices = by_key(study.bars, lambda bar: bar.job.device)
     for use in study.usage:
         for lane, lanes, bar in _lanes(of_devices.get(use.device.name, [])):
             job = bar.job

@@ -18,18 +18,18 @@ STEP_OVERHEAD_SECONDS = 2.5e-4
 counts in comparisons of arrays of different sizes."""
 
 MIN_FUSING_GAIN = 0.05
-"""Least expected saving, as a share of the time one after another, for fusing members."""
+"""Least expected saving, as a part of the time one after another, for fusing members."""
 
 MIN_MIXING_GAIN = 0.05
-"""Least expected saving, as a share of the time, for fusing members at different epochs."""
+"""Least expected saving, as a part of the time, for fusing members at different epochs."""
 
 MIN_WORK_TO_MEASURE = 60.0
-"""Seconds of all pending epochs, one trial after another, from which several array sizes are measured before training
+"""Seconds of all expected epochs, one trial after another, from which several array sizes are measured before training
 on a GPU. With less work, an array of all that wait has gained more by the time that the measurements would take."""
 
 REPROFILE_FACTOR = 3
-"""A key is profiled again if its number of waiting members, or of pending epochs, is this many times the number at its
-last profile. Pending epochs include trained epochs; they count only if the last profile had fewer members than wait."""
+"""A key is profiled again if its number of waiting members, or of expected epochs, is this many times the number at its
+last profile. Expected epochs include trained ones; they count only if the last profile had fewer members than wait."""
 
 ENOUGH = 0.95
 """Part of its throughput on the whole device that an array must reach with its demand of compute."""
@@ -158,7 +158,7 @@ class Cost:
         An array finds out in its first steps whether fused steps are faster than plain ones, and takes plain ones if
         not. So trying costs next to nothing, where measuring before training would cost more than it could save.
         """
-        return self.profile.pending is not None and set(self.profile.step_seconds) == {1}
+        return self.profile.expected_epochs is not None and set(self.profile.step_seconds) == {1}
 
     def best_size(self, at_most: int) -> int:
         """Return the B with the least seconds per member, including `STEP_OVERHEAD_SECONDS`; the largest one of a tie.
@@ -240,18 +240,19 @@ class Cost:
 
     @property
     def min_work_to_measure(self) -> float:
-        """Seconds of pending work from which several sizes are measured; on a GPU little work is not measured."""
+        """Seconds of expected work from which several sizes are measured; on a GPU little work is not measured."""
         return MIN_WORK_TO_MEASURE if self.profile.first_size is None else 0.0
 
-    def is_outgrown(self, members: int, pending: float) -> bool:
+    def is_outgrown(self, members: int, expected_epochs: float) -> bool:
         """Return whether to measure the key again, since far more members or epochs wait than at its last profile."""
         profile = self.profile
-        if self.work(pending) < self.min_work_to_measure:
+        if self.work(expected_epochs) < self.min_work_to_measure:
             return False
-        if profile.sample * REPROFILE_FACTOR <= members:
+        if profile.measured_members * REPROFILE_FACTOR <= members:
             return True
-        has_larger_sample = members > max(profile.step_seconds)
-        return has_larger_sample and profile.pending is not None and profile.pending * REPROFILE_FACTOR <= pending
+        has_more_members = members > max(profile.step_seconds)
+        before = profile.expected_epochs
+        return has_more_members and before is not None and before * REPROFILE_FACTOR <= expected_epochs
 
     def time_on(self, devices: int) -> float:
         """Return the time of a step on so many devices over that on one; beyond the measured ones, that on the most."""
@@ -269,7 +270,7 @@ class Cost:
             team: Whether the job may have several devices.
         """
         shared = shared_device_scaling(self.profile.crowding, expected)
-        scaling = shared or Scaling(1.0, sharing=expected, trial=expected == 1 and lasts)
+        scaling = shared or Scaling(1.0, max_jobs=expected, trial=expected == 1 and lasts)
         return multi_device_scaling(self.profile.spreading, scaling) if team else scaling
 
 

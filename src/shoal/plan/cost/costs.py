@@ -136,9 +136,9 @@ class Costs:
             configs = [flatten(member.trial.config) for member in members]
             self._history.put_task(key.structure, key.data, key.batch_size, self._task, configs)
         known, profiling = self.profile(key, kind), job.purpose is Purpose.PROFILE
-        if job.limit is not None and profiling:
-            if known is not None and found.limit is not None:
-                self._put(key, kind, _with_share(known, profile, found.limit))
+        if job.compute_limit is not None and profiling:
+            if known is not None and found.compute_limit is not None:
+                self._put(key, kind, _with_share(known, profile, found.compute_limit))
         elif known is None:
             self._put(key, kind, profile)
         else:

@@ -20,7 +20,7 @@ from shoal.core.version import VERSION
 
 __all__ = [
     "History",
-    "Record",
+    "HistoryRecord",
     "cache_directory",
     "delete_records",
     "environment",
@@ -60,7 +60,7 @@ def cache_directory() -> Path:
 
 def history_path() -> Path:
     """Return the file of this user's history."""
-    return cache_directory() / "history-7.sqlite"
+    return cache_directory() / "history-8.sqlite"
 
 
 def environment() -> str:
@@ -69,7 +69,7 @@ def environment() -> str:
 
 
 @dataclass(frozen=True)
-class Record:
+class HistoryRecord:
     """Measurements of one structure on one kind of device.
 
     Args:
@@ -192,7 +192,7 @@ class History:
         )
 
 
-def records(path: Path) -> list[Record]:
+def records(path: Path) -> list[HistoryRecord]:
     """Return all records of a job history, of every environment, sorted; empty if there is no file."""
     if _is_empty(path):
         return []
@@ -205,7 +205,7 @@ def records(path: Path) -> list[Record]:
         for *key, task, text in connection.execute(f"{_TASKS} ORDER BY task"):
             known.setdefault(tuple(key), {})[task] = json.loads(text)
     return [
-        Record(environment_name, kind, name, data, size, profile_from(text), known.get((name, data, size), {}))
+        HistoryRecord(environment_name, kind, name, data, size, profile_from(text), known.get((name, data, size), {}))
         for environment_name, kind, name, data, size, text in rows
     ]
 

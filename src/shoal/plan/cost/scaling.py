@@ -13,7 +13,7 @@ __all__ = [
     "Scaling",
     "fit_alpha",
     "fit_beta",
-    "max_sharing",
+    "max_jobs_per_device",
     "measured_scaling",
     "multi_device_scaling",
     "packing_benefit",
@@ -33,7 +33,7 @@ class Scaling:
     Args:
         alpha: α, overhead of sharing: the factor by which half a device lengthens a job; 1 means no slow-down.
         beta: β, overhead of scaling: 1 if w devices are w times as fast.
-        sharing: c, largest number of jobs of this kind on one device; the least width is 1/c.
+        max_jobs: c, largest number of jobs of this kind on one device; the least width is 1/c.
         trial: Whether one job more may be tried on one device, as c is 1 and no measurement of two speaks against it.
         devices: d, largest number of devices of a job.
         grows: Whether a job may be tried on one device more than d, as no measurement of so many speaks against it.
@@ -41,7 +41,7 @@ class Scaling:
 
     alpha: float = 2.0
     beta: float = 1.0
-    sharing: int = 1
+    max_jobs: int = 1
     devices: int = 1
     resize_seconds: float = 0.0
     trial: bool = False
@@ -52,7 +52,7 @@ class Scaling:
             value = getattr(self, name)
             if not 1 <= value < float("inf"):  # also refuses NaN
                 raise ValueError(f"a scaling's {name} must be finite and at least 1, got {value!r}")
-        for name in ("sharing", "devices"):
+        for name in ("max_jobs", "devices"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"a scaling's {name} must be an integer of at least 1, got {value!r}")
@@ -62,7 +62,7 @@ class Scaling:
     @property
     def may_share(self) -> bool:
         """Whether a device may hold another job beside one of this kind."""
-        return self.sharing > 1 or self.trial
+        return self.max_jobs > 1 or self.trial
 
     @property
     def max_devices(self) -> int:
@@ -97,7 +97,7 @@ def packing_benefit(trials: int, together: Sequence[float], before: Sequence[flo
     return 1 - (trials - 1) / trials * _checked_mean(together, trials) / _checked_mean(before, trials - 1)
 
 
-def max_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESHOLD) -> int:
+def max_jobs_per_device(times: Mapping[int, Sequence[float]], threshold: float = THRESHOLD) -> int:
     """Return c, the number of trials to pack on a device, from times measured with 1, 2, 3 ... of them.
 
     The paper prints c = arg max_p O^p > O_th and describes the point where the benefit falls below O_th. This is the p
@@ -121,7 +121,7 @@ def fit_alpha(times: Mapping[int, Sequence[float]]) -> float:
     Least squares of ln(avg T^p / avg T^1) on p - 1, through the origin.
 
     Args:
-        times: p -> T^p, as for `max_sharing`, of any p; 1 must be among them.
+        times: p -> T^p, as for `max_jobs_per_device`, of any p; 1 must be among them.
     """
     alone = _checked_mean(times.get(1, ()), 1)
     return _fit_base(
@@ -157,17 +157,17 @@ def measured_scaling(
         shared_times: p -> T^p, seconds of an iteration of each of p trials on one device, including p = 1.
         multi_device_times: w -> seconds of an iteration on w devices; may be empty.
     """
-    sharing = max_sharing(shared_times)
-    measured = [p for p in range(1, max(sharing, 2) + 1) if p in shared_times]
+    max_jobs = max_jobs_per_device(shared_times)
+    measured = [p for p in range(1, max(max_jobs, 2) + 1) if p in shared_times]
     alpha = fit_alpha({p: shared_times[p] for p in measured}) if len(measured) > 1 else Scaling.alpha
-    while sharing > 1 and alpha >= sharing / (sharing - 1):
-        sharing -= 1
+    while max_jobs > 1 and alpha >= max_jobs / (max_jobs - 1):
+        max_jobs -= 1
     has_several = any(devices > 1 for devices in multi_device_times)
     beta = fit_beta(multi_device_times) if has_several else Scaling.beta
     devices = max_devices if has_several else 1
     while devices > 1 and beta >= 1 + 1 / devices:
         devices -= 1
-    return Scaling(alpha, beta, sharing, devices)
+    return Scaling(alpha, beta, max_jobs, devices)
 
 
 def shared_device_scaling(crowding: Mapping[int, float], expected: int) -> Scaling | None:
@@ -183,14 +183,14 @@ def shared_device_scaling(crowding: Mapping[int, float], expected: int) -> Scali
     if len(times) == 1:
         return None
     found = measured_scaling(times, {})
-    if found.sharing < max(times):
+    if found.max_jobs < max(times):
         return found
-    max_jobs = max(expected, found.sharing + 1)
-    while max_jobs > found.sharing and found.alpha >= max_jobs / (
+    max_jobs = max(expected, found.max_jobs + 1)
+    while max_jobs > found.max_jobs and found.alpha >= max_jobs / (
         max_jobs - 1
     ):  # Lemma 4: h(w) is not worth its devices
         max_jobs -= 1
-    return replace(found, sharing=max_jobs)
+    return replace(found, max_jobs=max_jobs)
 
 
 def multi_device_scaling(spreading: Mapping[int, float], scaling: Scaling) -> Scaling:

@@ -2,7 +2,7 @@
 
 from shoal.plan.packing.base import Candidate, NoPacking, Packing, PackingContext
 from shoal.plan.packing.cost import CostPacking
-from shoal.plan.packing.groups import check_groups
+from shoal.plan.packing.packs import check_packs
 from shoal.plan.packing.prediction import Prediction, predicted
 from shoal.plan.packing.registry import PACKINGS, make_packing
 
@@ -14,7 +14,7 @@ __all__ = [
     "Packing",
     "PackingContext",
     "Prediction",
-    "check_groups",
+    "check_packs",
     "make_packing",
     "predicted",
 ]

@@ -21,7 +21,7 @@ class Candidate:
             that returns to the process.
         fetching: Part of these seconds for fetching and preparing samples.
         memory: Bytes that the array adds to a process.
-        base: Bytes of the process before any array; the largest value of a group counts.
+        base: Bytes of the process before any array; the largest value of a pack counts.
         tail: Seconds of training that follows the array on any device (the delivery time of J. Carlier, 1982).
 
     Raises:
@@ -116,12 +116,12 @@ class Packing(ABC):
 
     What `pack` may return:
 
-    - Every candidate is in exactly one group, in the given order; groups are in the order of their first candidates.
-    - All arrays of a group have the same `key.data`, since one stream feeds them.
-    - The largest `base` of a group plus the sum of its `memory` is at most `PackingContext.memory`, unless it has one
+    - Every candidate is in exactly one pack, in the given order; packs are in the order of their first candidates.
+    - All arrays of a pack have the same `key.data`, since one stream feeds them.
+    - The largest `base` of a pack plus the sum of its `memory` is at most `PackingContext.memory`, unless it has one
       candidate.
 
-    The planner checks every answer with `check_groups`, which raises a `PackError` for an illegal one. This error, and
+    The planner checks every answer with `check_packs`, which raises a `PackError` for an illegal one. This error, and
     any error of `pack` or `admits`, ends the run. All reports are recorded, and `resume` continues, also with another
     packing.
 
@@ -130,20 +130,20 @@ class Packing(ABC):
 
     @abstractmethod
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """Put candidates that are to share a process into one group; there may be no candidates."""
+        """Put candidates that are to share a process into one pack; there may be no candidates."""
 
     def admits(self, incoming: Candidate, present: Sequence[Candidate], context: PackingContext) -> bool:
         """Return whether a running process admits a waiting candidate.
 
-        By default, whether `pack` puts it into a group with a present candidate.
+        By default, whether `pack` puts it into a pack with a present candidate.
 
         Args:
             incoming: The waiting candidate.
             present: The candidates that the process still trains, at least one.
             context: The context with the device of the process.
         """
-        groups = self.pack([*present, incoming], context)
-        return any(len(group) > 1 and any(each is incoming for each in group) for group in groups)
+        packs = self.pack([*present, incoming], context)
+        return any(len(pack) > 1 and any(each is incoming for each in pack) for pack in packs)
 
 
 @final
@@ -152,5 +152,5 @@ class NoPacking(Packing):
     """Puts every array into a process of its own."""
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """Return one group per candidate."""
+        """Return one pack per candidate."""
         return [(candidate,) for candidate in candidates]

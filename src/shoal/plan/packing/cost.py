@@ -1,4 +1,4 @@
-"""The cost packing: groups with the least expected makespan, found by cuts and local search."""
+"""The cost packing: packs with the least expected makespan, found by cuts and local search."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import final
 from shoal.core.array import FusionKey
 from shoal.core.errors import PackError
 from shoal.plan.packing.base import Candidate, Packing, PackingContext
-from shoal.plan.packing.groups import memory_needed, ordered_groups
+from shoal.plan.packing.packs import memory_needed, ordered_packs
 from shoal.plan.packing.prediction import makespan, predicted
 
 __all__ = ["CandidateOrder", "CostPacking", "Partition", "local_search"]
@@ -18,13 +18,13 @@ _JOBS = (1, 2, 3, 4, 6, 8)
 """Numbers of jobs per device to try. More jobs balance devices better, but fewer arrays share a process."""
 
 _SLACK = (1.0, 0.5)
-"""Slack of a group beyond its even share, in mean lengths of a candidate, since groups are not filled exactly."""
+"""Slack of a pack beyond its even share, in mean lengths of a candidate, since packs are not filled exactly."""
 
 _EVEN_JOBS = (1, 2)
 """Numbers of jobs per device to try for cuts that are as even as possible."""
 
 _HALVINGS = 7
-"""Bisection steps in the search for the length of even groups."""
+"""Bisection steps in the search for the length of even packs."""
 
 _TOLERANCE = 0.01
 """Relative gain in makespan below which the search stops."""
@@ -41,20 +41,20 @@ with the number of candidates."""
 @final
 @dataclass(frozen=True)
 class CostPacking(Packing):
-    """Groups arrays for the least expected makespan of all arrays and the training that follows; ties are broken by
+    """Packs arrays for the least expected makespan of all arrays and the training that follows; ties are broken by
     device time.
 
-    Every group must save a part of the time of its arrays one after another, as predicted from measurements
-    (`predicted`). So a group that was measured to save too little is split. The makespan assumes list scheduling, the
-    longest group first, each on the first free device, so the search also keeps enough groups for all devices.
+    Every pack must save a part of the time of its arrays one after another, as predicted from measurements
+    (`predicted`). So a pack that was measured to save too little is split. The makespan assumes list scheduling, the
+    longest pack first, each on the first free device, so the search also keeps enough packs for all devices.
 
-    Arrays are sorted so that matching arrays are neighbours (`CandidateOrder`), and the order is cut into groups of
-    different length: single arrays, cuts that balance the devices, and the fewest groups that save time. The
+    Arrays are sorted so that matching arrays are neighbours (`CandidateOrder`), and the order is cut into packs of
+    different length: single arrays, cuts that balance the devices, and the fewest packs that save time. The
     best cut, and the cut into single arrays, are then improved by changes of one or two arrays. For few arrays this
-    nearly always finds the best groups; for many arrays there are no changes, and the time is linear in their number.
+    nearly always finds the best packs; for many arrays there are no changes, and the time is linear in their number.
 
     Args:
-        worth: Part of its time that a group must save.
+        worth: Part of its time that a pack must save.
 
     Raises:
         PackError: `worth` is not at least 0 and below 1.
@@ -68,7 +68,7 @@ class CostPacking(Packing):
             raise PackError(f"`worth` must be at least 0 and below 1, got {self.worth!r}; 0.05 is 5 % of the time")
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """Return the best groups found."""
+        """Return the best packs found."""
         if len(candidates) < 2:
             return [(each,) for each in candidates]
         candidate_order = CandidateOrder(candidates, context, self.worth)
@@ -77,40 +77,40 @@ class CostPacking(Packing):
             return _score(cut, context.loads)
 
         best = min(_candidate_cuts(candidate_order, context.loads), key=score_of)
-        starts = [best] if len(best.groups) == len(candidates) else [best, candidate_order.single()]
+        starts = [best] if len(best.packs) == len(candidates) else [best, candidate_order.single()]
         improved = [local_search(cut, candidate_order, context.loads) for cut in starts]
-        return ordered_groups(min(improved, key=score_of).groups, candidates)
+        return ordered_packs(min(improved, key=score_of).packs, candidates)
 
     def admits(self, incoming: Candidate, present: Sequence[Candidate], context: PackingContext) -> bool:
         """Return whether sharing saves at least `worth` of the time of the incoming candidate alone."""
-        group = [*present, incoming]
-        if incoming.key.data != present[0].key.data or memory_needed(group) > context.memory:
+        pack = [*present, incoming]
+        if incoming.key.data != present[0].key.data or memory_needed(pack) > context.memory:
             return False
         alone = context.start + incoming.seconds
-        added = predicted(group, context).together - predicted(present, context).together
+        added = predicted(pack, context).together - predicted(present, context).together
         return alone - added >= self.worth * alone
 
 
-_MAX_OPEN_GROUPS = 3
-"""Number of newest groups that may still grow; the next candidate joins the one with the largest saving."""
+_MAX_OPEN_PACKS = 3
+"""Number of newest packs that may still grow; the next candidate joins the one with the largest saving."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Candidates in groups, the predicted seconds of each, and those of training that follows it if nothing waits."""
+    """Candidates in packs, the predicted seconds of each, and those of training that follows it if nothing waits."""
 
-    groups: list[list[int]]
+    packs: list[list[int]]
     lengths: list[float]
     tails: list[float]
 
 
 @dataclass(eq=False, slots=True)
 class _Item:
-    """Amounts of a candidate; `alone` is its start, fetching and steps, `epochs` the largest number of a member."""
+    """Amounts of a candidate; `alone_seconds` are its start, fetching and steps, `epochs` the most of a member."""
 
     index: int
     kind: int
-    alone: float
+    alone_seconds: float
     fetching: float
     steps: float
     memory: int
@@ -120,7 +120,7 @@ class _Item:
 
 
 @dataclass(eq=False, slots=True)
-class _ItemGroup:
+class _ItemPack:
     """Items, the seconds of all one after another (`apart`) and in one process (`together`), and their amounts.
 
     `fetching`, `memory` and `base` are those of the process; `steps` are the seconds of all steps, each item alone.
@@ -137,13 +137,13 @@ class _ItemGroup:
     change: float = 0.0
 
     @classmethod
-    def of(cls, item: _Item) -> "_ItemGroup":
-        alone = (item.alone, item.alone, item.fetching, item.steps, item.memory, item.base)
+    def of(cls, item: _Item) -> "_ItemPack":
+        alone = (item.alone_seconds, item.alone_seconds, item.fetching, item.steps, item.memory, item.base)
         return cls([item], *alone, kinds={item.kind: 1})
 
     def tail(self, start: float) -> float:
-        """Seconds from the end of the group to the end of all training that follows its items. The items train each
-        epoch together, so items with fewer epochs end before the group.
+        """Seconds from the end of the pack to the end of all training that follows its items. The items train each
+        epoch together, so items with fewer epochs end before the pack.
         """
         tails: dict[int, float] = {}  # longest tail by the epochs after which it begins
         for item in self.items:
@@ -161,7 +161,7 @@ class _ItemGroup:
 
     def add(self, item: _Item, together: float, change: float) -> None:
         self.items.append(item)
-        self.apart += item.alone
+        self.apart += item.alone_seconds
         self.together = together
         self.fetching = max(self.fetching, item.fetching)
         self.steps += item.steps
@@ -172,9 +172,9 @@ class _ItemGroup:
 
 
 class CandidateOrder:
-    """Sorts candidates, and cuts the order into groups of any length, each of which must save `worth` of its time.
+    """Sorts candidates, and cuts the order into packs of any length, each of which must save `worth` of its time.
 
-    Candidates are sorted by data set, then by keys that gain from each other, then by fetching time: a group fetches as
+    Candidates are sorted by data set, then by keys that gain from each other, then by fetching time: a pack fetches as
     long as its longest candidate, so candidates of similar fetching times save most.
     """
 
@@ -192,80 +192,78 @@ class CandidateOrder:
         self._streams = list(streams.values())
 
     def single(self) -> Partition:
-        """Return one group per candidate."""
+        """Return one pack per candidate."""
         items = self._items
         return Partition(
-            [[item.index] for item in items], [item.alone for item in items], [item.tail for item in items]
+            [[item.index] for item in items], [item.alone_seconds for item in items], [item.tail for item in items]
         )
 
     def cut(self, longest: float = inf) -> Partition:
-        """Return the worthwhile groups of at most `longest` seconds.
+        """Return the worthwhile packs of at most `longest` seconds.
 
-        The next candidate in the order joins one of the newest groups if that saves enough of its time, else it begins
-        a new group.
+        The next candidate in the order joins one of the newest packs if that saves enough of its time, else it begins
+        a new pack.
         """
-        groups: list[list[int]] = []
+        packs: list[list[int]] = []
         lengths: list[float] = []
         tails: list[float] = []
-        for group in (group for stream in self._streams for group in self._grow_groups(stream, longest)):
-            if self._saves_enough(group):
-                groups.append([item.index for item in group.items])
-                lengths.append(group.together)
-                tails.append(group.tail(self._start))
+        for pack in (pack for stream in self._streams for pack in self._grow_packs(stream, longest)):
+            if self._saves_enough(pack):
+                packs.append([item.index for item in pack.items])
+                lengths.append(pack.together)
+                tails.append(pack.tail(self._start))
             else:
-                groups += [[item.index] for item in group.items]
-                lengths += [item.alone for item in group.items]
-                tails += [item.tail for item in group.items]
-        return Partition(groups, lengths, tails)
+                packs += [[item.index] for item in pack.items]
+                lengths += [item.alone_seconds for item in pack.items]
+                tails += [item.tail for item in pack.items]
+        return Partition(packs, lengths, tails)
 
     def evaluate(self, indices: Iterable[int]) -> tuple[float, float] | None:
-        """Predicted seconds and tail of a group; None if the candidates cannot share a process, or save too little."""
+        """Predicted seconds and tail of a pack; None if the candidates cannot share a process, or save too little."""
         first, *others = (self._items[index] for index in indices)
-        group = _ItemGroup.of(first)
+        pack = _ItemPack.of(first)
         for item in others:
-            if self._data[item.index] != self._data[first.index] or not self._fits(group, item):
+            if self._data[item.index] != self._data[first.index] or not self._fits(pack, item):
                 return None
-            group.add(item, *self._joined_cost(group, item))
-        return (group.together, group.tail(self._start)) if self._saves_enough(group) else None
+            pack.add(item, *self._joined_cost(pack, item))
+        return (pack.together, pack.tail(self._start)) if self._saves_enough(pack) else None
 
-    def _grow_groups(self, stream: Sequence[_Item], longest: float) -> list[_ItemGroup]:
-        done: list[_ItemGroup] = []
-        open_groups: list[_ItemGroup] = []
+    def _grow_packs(self, stream: Sequence[_Item], longest: float) -> list[_ItemPack]:
+        done: list[_ItemPack] = []
+        open_packs: list[_ItemPack] = []
         for item in stream:
-            best: tuple[_ItemGroup, float, float] | None = None
-            best_saving = self._worth * item.alone
-            for group in open_groups:
-                if self._fits(group, item):
-                    together, change = self._joined_cost(group, item)
-                    saved = group.together + item.alone - together
+            best: tuple[_ItemPack, float, float] | None = None
+            best_saving = self._worth * item.alone_seconds
+            for pack in open_packs:
+                if self._fits(pack, item):
+                    together, change = self._joined_cost(pack, item)
+                    saved = pack.together + item.alone_seconds - together
                     if together <= longest and saved > 0 and saved >= best_saving:
-                        best, best_saving = (group, together, change), saved
+                        best, best_saving = (pack, together, change), saved
             if best is not None:
-                group, together, change = best
-                group.add(item, together, change)
+                pack, together, change = best
+                pack.add(item, together, change)
                 continue
-            if len(open_groups) == _MAX_OPEN_GROUPS:
-                done.append(
-                    open_groups.pop(max(range(_MAX_OPEN_GROUPS), key=lambda index: open_groups[index].together))
-                )
-            open_groups.append(_ItemGroup.of(item))
-        return done + open_groups
+            if len(open_packs) == _MAX_OPEN_PACKS:
+                done.append(open_packs.pop(max(range(_MAX_OPEN_PACKS), key=lambda index: open_packs[index].together)))
+            open_packs.append(_ItemPack.of(item))
+        return done + open_packs
 
-    def _fits(self, group: _ItemGroup, item: _Item) -> bool:
-        return max(group.base, item.base) + group.memory + item.memory <= self._memory
+    def _fits(self, pack: _ItemPack, item: _Item) -> bool:
+        return max(pack.base, item.base) + pack.memory + item.memory <= self._memory
 
-    def _saves_enough(self, group: _ItemGroup) -> bool:
-        return len(group.items) == 1 or group.apart - group.together >= self._worth * group.apart
+    def _saves_enough(self, pack: _ItemPack) -> bool:
+        return len(pack.items) == 1 or pack.apart - pack.together >= self._worth * pack.apart
 
-    def _joined_cost(self, group: _ItemGroup, item: _Item) -> tuple[float, float]:
-        change, measured, kinds = group.change, self._relative_time_changes[item.kind], group.kinds
+    def _joined_cost(self, pack: _ItemPack, item: _Item) -> tuple[float, float]:
+        change, measured, kinds = pack.change, self._relative_time_changes[item.kind], pack.kinds
         if measured:
             for kind in measured if len(measured) < len(kinds) else kinds:
                 if kind in kinds and kind in measured:
                     change += measured[kind] * kinds[kind]
-        count = len(group.items)
+        count = len(pack.items)
         relative_time = 1 + change / (count * (count + 1) / 2)
-        return self._start + max(group.fetching, item.fetching) + relative_time * (group.steps + item.steps), change
+        return self._start + max(pack.fetching, item.fetching) + relative_time * (pack.steps + item.steps), change
 
 
 def _item(index: int, candidate: Candidate, context: PackingContext, kinds: dict[FusionKey, int]) -> _Item:
@@ -322,11 +320,11 @@ def _ranks(items: Sequence[_Item], changes: Sequence[Mapping[int, float]]) -> li
 
 
 def _candidate_cuts(candidate_order: CandidateOrder, loads: Sequence[float]) -> Iterator[Partition]:
-    """Return cuts from single arrays to as few groups as save time, until one reaches a bound of the makespan."""
+    """Return cuts from single arrays to as few packs as save time, until one reaches a bound of the makespan."""
     single, coarsest = candidate_order.single(), candidate_order.cut()
     yield single
     yield coarsest
-    if len(coarsest.groups) == len(single.groups) or len(loads) == 1:
+    if len(coarsest.packs) == len(single.packs) or len(loads) == 1:
         return
     longest_path = min(loads) + max(map(sum, zip(single.lengths, single.tails, strict=True)))
     target = (1 + _TOLERANCE) * max(_water_level(sum(coarsest.lengths), loads), longest_path, *loads)
@@ -335,7 +333,7 @@ def _candidate_cuts(candidate_order: CandidateOrder, loads: Sequence[float]) -> 
     for jobs, slack in product(_JOBS, _SLACK):
         if best_makespan <= target:
             return
-        cut = candidate_order.cut((_water_level(total, loads) - min(loads)) / jobs + slack * total / len(single.groups))
+        cut = candidate_order.cut((_water_level(total, loads) - min(loads)) / jobs + slack * total / len(single.packs))
         best_makespan, total = min(best_makespan, _score(cut, loads)[0]), sum(cut.lengths)
         yield cut
     for jobs in _EVEN_JOBS:
@@ -346,14 +344,14 @@ def _candidate_cuts(candidate_order: CandidateOrder, loads: Sequence[float]) -> 
         yield cut
 
 
-def _even_cut(candidate_order: CandidateOrder, groups: int, cut: Partition) -> Partition:
-    """Return the cut into at most `groups` groups whose longest group is shortest, by bisection: shared fetching makes
-    the length of groups unpredictable from the sum of lengths."""
+def _even_cut(candidate_order: CandidateOrder, packs: int, cut: Partition) -> Partition:
+    """Return the cut into at most `packs` packs whose longest pack is shortest, by bisection: shared fetching makes
+    the length of packs unpredictable from the sum of lengths."""
     low, high = 0.0, max(cut.lengths)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         finer = candidate_order.cut(middle)
-        if len(finer.groups) <= groups:
+        if len(finer.packs) <= packs:
             cut, high = finer, middle
         else:
             low = middle
@@ -372,15 +370,15 @@ def _water_level(seconds: float, loads: Sequence[float]) -> float:
 
 
 def _score(cut: Partition, loads: Sequence[float]) -> _Score:
-    unused = max(0, loads.count(0) - len(cut.groups))
+    unused = max(0, loads.count(0) - len(cut.packs))
     return _without_rounding(makespan(cut.lengths, loads, cut.tails)), unused, _without_rounding(sum(cut.lengths))
 
 
 def local_search(cut: Partition, candidate_order: CandidateOrder, loads: Sequence[float]) -> Partition:
-    """Improve groups by small changes until none is better or the effort is used up; `loads` as in `PackingContext`."""
+    """Improve packs by small changes until none is better or the effort is used up; `loads` as in `PackingContext`."""
     best = _score(cut, loads)
     neighbours = _neighbours(cut, candidate_order)
-    for _ in range(_SEARCH_EFFORT // sum(map(len, cut.groups)) ** 2):
+    for _ in range(_SEARCH_EFFORT // sum(map(len, cut.packs)) ** 2):
         other = next(neighbours, cut)
         if other is cut:  # there is no neighbour
             break
@@ -395,37 +393,37 @@ def _without_rounding(seconds: float) -> float:
 
 
 def _neighbours(cut: Partition, candidate_order: CandidateOrder) -> Iterator[Partition | None]:
-    """The groups after moving one candidate to another group or a new one, or swapping two; None if impossible.
+    """The packs after moving one candidate to another pack or a new one, or swapping two; None if impossible.
 
-    The longest groups come first, since they are likely to end last.
+    The longest packs come first, since they are likely to end last.
     """
-    order = sorted(range(len(cut.groups)), key=lambda index: -cut.lengths[index])
+    order = sorted(range(len(cut.packs)), key=lambda index: -cut.lengths[index])
     for source in order:
-        for index in cut.groups[source]:
-            rest = [other for other in cut.groups[source] if other != index]
+        for index in cut.packs[source]:
+            rest = [other for other in cut.packs[source] if other != index]
             if rest:
                 yield _replaced(cut, candidate_order, (source,), (rest, [index]))
             for target in order:
                 if target == source:
                     continue
-                group = cut.groups[target]
-                yield _replaced(cut, candidate_order, (source, target), (rest, [*group, index]))
-                for other in group if rest else ():
-                    kept = [each for each in group if each != other]
+                pack = cut.packs[target]
+                yield _replaced(cut, candidate_order, (source, target), (rest, [*pack, index]))
+                for other in pack if rest else ():
+                    kept = [each for each in pack if each != other]
                     yield _replaced(cut, candidate_order, (source, target), ([*rest, other], [*kept, index]))
 
 
 def _replaced(
     cut: Partition, candidate_order: CandidateOrder, old: tuple[int, ...], new: tuple[list[int], ...]
 ) -> Partition | None:
-    groups = [group for index, group in enumerate(cut.groups) if index not in old]
+    packs = [pack for index, pack in enumerate(cut.packs) if index not in old]
     lengths = [length for index, length in enumerate(cut.lengths) if index not in old]
     tails = [tail for index, tail in enumerate(cut.tails) if index not in old]
-    for group in filter(None, new):
-        joined = candidate_order.evaluate(group)
+    for pack in filter(None, new):
+        joined = candidate_order.evaluate(pack)
         if joined is None:
             return None
-        groups.append(group)
+        packs.append(pack)
         lengths.append(joined[0])
         tails.append(joined[1])
-    return Partition(groups, lengths, tails)
+    return Partition(packs, lengths, tails)

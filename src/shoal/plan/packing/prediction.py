@@ -1,4 +1,4 @@
-"""Predicted times of groups of arrays in one process, and the makespan of jobs on devices."""
+"""Predicted times of packs of arrays in one process, and the makespan of jobs on devices."""
 
 import heapq
 from collections import Counter
@@ -26,27 +26,27 @@ class Prediction:
         return (self.apart - self.together) / self.apart if self.apart else 0.0
 
 
-def predicted(group: Sequence[Candidate], context: PackingContext) -> Prediction:
-    """Predict the times of a group.
+def predicted(pack: Sequence[Candidate], context: PackingContext) -> Prediction:
+    """Predict the times of a pack.
 
     With s the start, f the seconds of fetching and c = seconds - f of each candidate: apart is Σ (s + f + c), together
     is s + max f + p Σ c. Samples are fetched and prepared once, for the candidate with the largest f; p is the mean
     measured relative time over all pairs, 1 for an unmeasured pair.
     """
-    apart = sum(context.start + candidate.seconds for candidate in group)
-    fetching = max(candidate.fetching for candidate in group)
-    steps = sum(candidate.seconds - candidate.fetching for candidate in group)
+    apart = sum(context.start + candidate.seconds for candidate in pack)
+    fetching = max(candidate.fetching for candidate in pack)
+    steps = sum(candidate.seconds - candidate.fetching for candidate in pack)
     return Prediction(
-        apart, context.start + fetching + _mean_relative_time([candidate.key for candidate in group], context) * steps
+        apart, context.start + fetching + _mean_relative_time([candidate.key for candidate in pack], context) * steps
     )
 
 
-def lockstep_seconds(group: Sequence[Candidate], epochs: int | None = None) -> float:
+def lockstep_seconds(pack: Sequence[Candidate], epochs: int | None = None) -> float:
     """Seconds of so many epochs, or of all, for candidates that train each epoch together in a running process."""
-    lengths = [max(1, *each.array.epochs) for each in group]
+    lengths = [max(1, *each.array.epochs) for each in pack]
     done = [min(1.0, epochs / length) if epochs else 1.0 for length in lengths]
-    steps = sum((each.seconds - each.fetching) * part for each, part in zip(group, done, strict=True))
-    return max(each.fetching * part for each, part in zip(group, done, strict=True)) + steps
+    steps = sum((each.seconds - each.fetching) * part for each, part in zip(pack, done, strict=True))
+    return max(each.fetching * part for each, part in zip(pack, done, strict=True)) + steps
 
 
 def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[float] = ()) -> float:

@@ -47,7 +47,7 @@ def check_objective(objective: str) -> None:
 @final
 @dataclass(frozen=True)
 class Auto(Policy):
-    """Runs one policy for each way of dividing devices, and returns the plan with the best estimate by the objective.
+    """Runs one policy for each division of devices, and returns the plan with the best estimate by the objective.
 
     1. Sharing (HyperSack): jobs side by side, see `SpaceSharing`. It moves no job, and is always a candidate.
     2. Growing (Fluid): the widths of `WaterFilling`, if jobs have a measured scaling beyond their demand.
@@ -97,8 +97,8 @@ class Auto(Policy):
         """Return the best plan of sharing, growing and taking turns."""
         waits = any(job.state is not JobState.RUNNING for job in jobs)
         seen = [on_first_device(job, cluster) for job in jobs] if waits else jobs
-        sharing = SpaceSharing(largest_first=self.objective == "makespan")
-        best = give_back(sharing.plan(seen, cluster, now), jobs, cluster)
+        space_sharing = SpaceSharing(largest_first=self.objective == "makespan")
+        best = give_back(space_sharing.plan(seen, cluster, now), jobs, cluster)
         turns = self._time_sharing(jobs)
         oversubscribed = any(device.capacity > device.compute for _, device in cluster)
         grows = any(_has_measured_scaling(job, oversubscribed=oversubscribed) for job in jobs)
@@ -161,9 +161,9 @@ def _has_measured_scaling(job: JobView, *, oversubscribed: bool) -> bool:
         return job.scaling.devices > 1
     if job.share is not None:
         return True
-    sharing = job.scaling.sharing
-    exceeds_device = sharing * max((ask.compute for ask in job.demand.values()), default=0.0) > 1 + ROUNDING
-    return sharing > 1 and (job.scaling.alpha > 1 or exceeds_device)
+    max_jobs = job.scaling.max_jobs
+    exceeds_device = max_jobs * max((ask.compute for ask in job.demand.values()), default=0.0) > 1 + ROUNDING
+    return max_jobs > 1 and (job.scaling.alpha > 1 or exceeds_device)
 
 
 def _on_one_cpu_slot(job: JobView) -> JobView:

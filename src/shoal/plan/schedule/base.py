@@ -53,7 +53,7 @@ class JobView:
         turn_since: Start of the current turn of a running job, which is the time of the plan if a turn has just ended;
             None in the first turn since `since`.
         ran: Seconds on devices so far.
-        group: Name of its TrialGroup, whose makespan counts, or None.
+        trial_group: Name of its TrialGroup, whose makespan counts, or None.
         budget: Target epoch; None if unknown.
         epoch: Epochs trained so far.
         quanta: Losses measured in each turn, the newest last.
@@ -76,7 +76,7 @@ class JobView:
     since: float = 0.0
     turn_since: float | None = None
     ran: float = 0.0
-    group: str | None = None
+    trial_group: str | None = None
     budget: int | None = None
     epoch: int = 0
     quanta: tuple[TurnStats, ...] = ()

@@ -16,7 +16,7 @@ from shoal.plan.schedule.base import JobView
 __all__ = ["MIN_WAITING_GAIN", "CompletionTimes", "ExpectedStart"]
 
 MIN_WAITING_GAIN = 0.1
-"""Least saving, as a share of the time until a job would end on a free device, for which it waits for a faster one.
+"""Least saving, as a part of the time until a job would end on a free device, for which it waits for a faster one.
 Estimates of run times miss by some percent, and the free device may stay idle meanwhile, so a wait must gain more."""
 
 Rank = TypeVar("Rank", bound=tuple[float, ...])

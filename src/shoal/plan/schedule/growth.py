@@ -120,12 +120,12 @@ class DeviceStrips:
         places: list[StripPlacement] = []
         for kind, nodes in fitting.items():
             cores = job.demand[kind].cores
-            groups: list[list[str]] = []
+            by_node: list[list[str]] = []
             for node, names in nodes.items():
                 names.sort(key=lambda name: rank.get(name, 0))
-                groups.append(names[: int((self._ledger.cores(node) + ROUNDING) / cores)] if cores > 0 else names)
-            groups.sort(key=lambda names: (min((rank.get(name, 0) for name in names), default=0), -len(names)))
-            chosen = [name for names in groups for name in names][:max_devices]
+                by_node.append(names[: int((self._ledger.cores(node) + ROUNDING) / cores)] if cores > 0 else names)
+            by_node.sort(key=lambda names: (min((rank.get(name, 0) for name in names), default=0), -len(names)))
+            chosen = [name for names in by_node for name in names][:max_devices]
             chosen.sort(key=lambda name: rank.get(name, self._ledger[name].position))
             places.append(StripPlacement(tuple(chosen), float(len(chosen))))
         return min(places, key=lambda place: self.seconds(job, place), default=None)

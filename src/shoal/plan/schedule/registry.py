@@ -30,7 +30,7 @@ POLICIES: dict[str, type[Policy]] = {
     "ff": FF,
     "ffd": FFD,
     "fifo": Fifo,
-    "promise": ExpectedFinish,
+    "expected_finish": ExpectedFinish,
     "water_filling": WaterFilling,
     "wf": WF,
     "wfd": WFD,

@@ -54,14 +54,14 @@ class WaterFilling(Policy):
         every, jobs = jobs, [job for job in jobs if job.id not in suspended]
         before = dict(layout.places)
         waiting = [job for job in jobs if job.state is not JobState.RUNNING and usable[job.id]]
-        for group in _groups(waiting):
-            names = dict.fromkeys(device.name for job in group for device in usable[job.id])
+        for related in _jobs_by_trial_group(waiting):
+            names = dict.fromkeys(device.name for job in related for device in usable[job.id])
             widths = due_widths(
-                [seconds[job.id] for job in group],
-                [job.scaling for job in group],
+                [seconds[job.id] for job in related],
+                [job.scaling for job in related],
                 sum(layout.free(name) for name in names),
             )
-            _place_jobs(layout, group, {job.id: width for job, width in zip(group, widths, strict=True)}, seconds)
+            _place_jobs(layout, related, {job.id: width for job, width in zip(related, widths, strict=True)}, seconds)
         movable = [job for job in jobs if job.id in layout.places and _may_move(job, layout)]
         left = [job for job in waiting if job.id not in layout.places]
         if movable:
@@ -90,7 +90,7 @@ def due_widths(seconds: Sequence[float], scalings: Sequence[Scaling], devices: f
     total = sum(seconds)
     parts = [each / total for each in seconds] if total > 0 else [1 / len(seconds)] * len(seconds)
     return [
-        float(min(max(floor(part * devices + ROUNDING), 1 / scaling.sharing), scaling.devices))
+        float(min(max(floor(part * devices + ROUNDING), 1 / scaling.max_jobs), scaling.devices))
         for part, scaling in zip(parts, scalings, strict=True)
     ]
 
@@ -136,9 +136,9 @@ def _place_jobs(
 def _find_place(layout: DeviceStrips, job: JobView, width: float) -> StripPlacement | None:
     if width >= 1 and (place := layout.whole_devices(job, int(width))) is not None:
         return place
-    if job.scaling.sharing == 1:
+    if job.scaling.max_jobs == 1:
         return None
-    return layout.device_part(job, 1 / job.scaling.sharing)
+    return layout.device_part(job, 1 / job.scaling.max_jobs)
 
 
 def _resize(
@@ -214,7 +214,7 @@ def _beyond_limit(layout: DeviceStrips, seconds: Mapping[str, float]) -> list[Jo
     for name in layout.devices:
         jobs = layout.jobs_on(name)
         removable = [job for job in jobs if job.preemptible]
-        if not removable or len(jobs) <= min(job.scaling.sharing for job in jobs):
+        if not removable or len(jobs) <= min(job.scaling.max_jobs for job in jobs):
             continue
         if any(job.share is None for job in jobs):  # another policy placed them
             continue
@@ -250,11 +250,11 @@ def _try_sharing(layout: DeviceStrips, movable: Sequence[JobView], waiting: Sequ
 def _divide_rest(layout: DeviceStrips, movable: Mapping[str, JobView], before: Mapping[str, StripPlacement]) -> None:
     """Divide the rest of every shared device equally among its jobs, where the gain exceeds the cost."""
     for name in layout.devices:
-        sharing = [job for job in layout.jobs_on(name) if job.id in movable and job.scaling.may_share]
+        sharers = [job for job in layout.jobs_on(name) if job.id in movable and job.scaling.may_share]
         free = layout.free(name)
-        if not sharing or free <= ROUNDING:
+        if not sharers or free <= ROUNDING:
             continue
-        gaining = [job for job in sharing if _is_worth_widening(layout, job, free / len(sharing), before.get(job.id))]
+        gaining = [job for job in sharers if _is_worth_widening(layout, job, free / len(sharers), before.get(job.id))]
         for job in gaining:
             place = layout.places[job.id]
             layout.move(job, StripPlacement(place.devices, min(1.0, place.width + free / len(gaining))))
@@ -298,13 +298,13 @@ def _fits_alone(job: JobView, node: Node, device: Device) -> bool:
     )
 
 
-def _groups(jobs: Sequence[JobView]) -> list[list[JobView]]:
+def _jobs_by_trial_group(jobs: Sequence[JobView]) -> list[list[JobView]]:
     """Jobs by TrialGroup, in the order of the oldest job of each group."""
-    groups: dict[Hashable, list[JobView]] = {}
+    by_trial_group: dict[Hashable, list[JobView]] = {}
     for job in jobs:
-        key = tuple(sorted(job.demand)) if job.group is None else job.group
-        groups.setdefault(key, []).append(job)
-    return list(groups.values())
+        key = tuple(sorted(job.demand)) if job.trial_group is None else job.trial_group
+        by_trial_group.setdefault(key, []).append(job)
+    return list(by_trial_group.values())
 
 
 def _may_move(job: JobView, layout: DeviceStrips) -> bool:

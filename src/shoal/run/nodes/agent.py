@@ -154,5 +154,5 @@ class Agent:
 
     def _look(self, backend: Backend, monitor: NvmlMonitor, cluster: Cluster) -> NodeState:
         """The state of the node now; this process and its descendants are the study's."""
-        limited = frozenset(device.name for _, device in cluster if backend.limits_shares(device))
+        limited = frozenset(device.name for _, device in cluster if backend.can_limit_compute(device))
         return NodeState(monitor.conditions({os.getpid()}), limited, backend.starting)

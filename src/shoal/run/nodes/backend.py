@@ -153,7 +153,7 @@ class Nodes(Backend):
         if node in self._links:
             self._links[node].send(ReleaseDevice(name))
 
-    def limits_shares(self, device: Device) -> bool:
+    def can_limit_compute(self, device: Device) -> bool:
         """Return whether MPS limits the processes on a device, as its agent said last."""
         state = self._states.get(device.node)
         return state is not None and device.local_name in state.limited

@@ -92,7 +92,7 @@ class NodeJoined:
 
 @dataclass(frozen=True)
 class NodeState:
-    """The state of a node: conditions of devices, where `Job.limit` holds, and whether workers still import modules."""
+    """The state of a node: conditions of devices, those that limit compute, and whether workers import modules yet."""
 
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     limited: frozenset[str] = frozenset()

@@ -25,14 +25,14 @@ from planner_samples import (
 
 from shoal.core.array import Array
 from shoal.core.trial import Budget, TrialGroup
-from shoal.plan.grouping import START_SECONDS, Grouping
+from shoal.plan.array_packer import START_SECONDS, ArrayPacker
 from shoal.plan.packing import NoPacking, Packing
 from shoal.plan.schedule import Fifo
 
 
-def grouped(arrays, costs, grouping=None, devices=None, alone=frozenset()):
-    found = (grouping or Grouping()).groups(arrays, costs, devices or slots(1), {}, alone)
-    return [[numbers(each) for each in group] for group in found]
+def packed(arrays, costs, packer=None, devices=None, alone=frozenset()):
+    found = (packer or ArrayPacker()).packs(arrays, costs, devices or slots(1), {}, alone)
+    return [[numbers(each) for each in pack] for pack in found]
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def grouped(arrays, costs, grouping=None, devices=None, alone=frozenset()):
 def test_arrays_of_equal_data_and_kinds_share_a_process(profile, other, together):
     costs = known(A=profile, B=profile)
     expected = [[[0], [1]]] if together else [[[0]], [[1]]]
-    assert grouped([array(A, 0), array(other, 1)], costs) == expected
+    assert packed([array(A, 0), array(other, 1)], costs) == expected
 
 
 def test_arrays_at_different_epochs_do_not_share_samples():
     costs = known(A=FETCHES, B=FETCHES)
-    assert grouped([array(A, 0), array(B, 1, start=3)], costs) == [[[0]], [[1]]]
+    assert packed([array(A, 0), array(B, 1, start=3)], costs) == [[[0]], [[1]]]
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_arrays_at_different_epochs_do_not_share_samples():
         pytest.param(KEPT, 99, [[[0]], [[1], [2], [3]]], id="or is done anywhere"),
     ],
 )
-def test_an_array_with_follow_up_training_is_not_delayed_by_a_group(profile, ahead, together):
+def test_an_array_with_follow_up_training_is_not_delayed_by_a_pack(profile, ahead, together):
     rung = TrialGroup((member(0).trial,), Budget(10), epochs_ahead=ahead, work_ahead=ahead)
     arrays = [array(A if number % 2 else B, number) for number in range(4)]
-    found = Grouping().groups(
+    found = ArrayPacker().packs(
         arrays,
         known(A=profile, B=profile),
         slots(2),
@@ -79,7 +79,7 @@ def test_an_array_with_follow_up_training_is_not_delayed_by_a_group(profile, ahe
         frozenset(),
         {0: rung},
     )
-    assert [[numbers(each) for each in group] for group in found] == together
+    assert [[numbers(each) for each in pack] for pack in found] == together
 
 
 class Noting(Packing):
@@ -107,7 +107,7 @@ def test_follow_up_training_counts_in_its_process_or_as_a_tail(profile, seconds,
     rung = TrialGroup(tuple(member(number).trial for number in range(18)), Budget(6), epochs_ahead=27, work_ahead=27)
     one_by_one = replace(profile, step_seconds={1: 0.001, 2: 0.002})
     packing = Noting()
-    Grouping(packing).groups([both], known(A=one_by_one), slots(1), {}, frozenset(), dict.fromkeys(range(18), rung))
+    ArrayPacker(packing).packs([both], known(A=one_by_one), slots(1), {}, frozenset(), dict.fromkeys(range(18), rung))
     (found,) = packing.told
     assert (found.seconds, found.fetching, found.tail) == pytest.approx((seconds, fetching, tail))
 
@@ -116,7 +116,7 @@ def test_arrays_of_the_same_data_have_the_same_fetch_time():
     noisy = replace(FETCHES, fetch_seconds=0.03)
     packing = Noting()
     arrays = [array(A, 0), array(replace(B, batch_size=64), 1), array(replace(C, data="other"), 2)]
-    grouped(arrays, known(A=FETCHES, B=noisy, C=noisy), Grouping(packing))
+    packed(arrays, known(A=FETCHES, B=noisy, C=noisy), ArrayPacker(packing))
     per_sample = {one.key.structure: one.fetching / 100 / one.key.batch_size for one in packing.told}
     assert per_sample == pytest.approx({"A": 0.01 / 32, "B": 0.01 / 32, "C": 0.03 / 32})
 
@@ -124,29 +124,29 @@ def test_arrays_of_the_same_data_have_the_same_fetch_time():
 def test_failed_and_unmeasured_arrays_get_their_own_process():
     costs = known(A=FETCHES, B=FETCHES)
     arrays = [array(A, 0), array(C, 1), array(B, 2), array(B, 3)]
-    assert grouped(arrays, costs, alone={3}) == [[[0], [2]], [[1]], [[3]]]
+    assert packed(arrays, costs, alone={3}) == [[[0], [2]], [[1]], [[3]]]
 
 
-def test_arrays_with_profiles_on_different_kinds_are_not_grouped():
+def test_arrays_with_profiles_on_different_kinds_are_not_packed():
     costs = known(A={"cpu/1": FETCHES}, B={"H200": FETCHES})
     devices = [*slots(1), *slots(1, "H200")]
-    assert grouped([array(A, 0), array(B, 1)], costs, devices=devices) == [[[0]], [[1]]]
+    assert packed([array(A, 0), array(B, 1)], costs, devices=devices) == [[[0]], [[1]]]
 
 
 def test_the_packing_decides():
     costs = known(A=FETCHES, B=FETCHES)
     arrays = [array(A, 0), array(B, 1)]
-    assert grouped(arrays, costs, Grouping(NoPacking())) == [[[0]], [[1]]]
+    assert packed(arrays, costs, ArrayPacker(NoPacking())) == [[[0]], [[1]]]
     slow = known(A=LINEAR, B=LINEAR)
-    assert grouped(arrays, slow, Grouping(RandomPacking())) == [[[0], [1]]]
+    assert packed(arrays, slow, ArrayPacker(RandomPacking())) == [[[0], [1]]]
 
 
-def test_a_measured_loss_splits_a_group():
+def test_a_measured_loss_splits_a_pack():
     costs = known(A=replace(FETCHES, fetch_seconds=0.0005), B=replace(FETCHES, fetch_seconds=0.0005))
     arrays = [array(A, 0), array(B, 1)]
-    assert grouped(arrays, costs) == [[[0], [1]]]
-    loses = Grouping(relative_times=lambda kind: {(A.steps, B.steps): 1.5})
-    assert grouped(arrays, costs, loses) == [[[0]], [[1]]]
+    assert packed(arrays, costs) == [[[0], [1]]]
+    loses = ArrayPacker(relative_times=lambda kind: {(A.steps, B.steps): 1.5})
+    assert packed(arrays, costs, loses) == [[[0]], [[1]]]
 
 
 def test_the_demand_of_a_job_is_the_sum_over_its_arrays():
@@ -171,4 +171,4 @@ def test_the_demand_of_a_job_is_the_sum_over_its_arrays():
 
 def test_the_fixed_overhead_of_jobs_makes_packs_of_short_arrays_pay():
     short = replace(LINEAR, step_seconds={1: START_SECONDS / 1000})
-    assert grouped([array(A, 0), array(B, 1)], known(A=short, B=short)) == [[[0], [1]]]
+    assert packed([array(A, 0), array(B, 1)], known(A=short, B=short)) == [[[0], [1]]]

@@ -18,9 +18,9 @@ from shoal.plan.cost.cost import Cost
 from shoal.plan.cost.costs import Costs
 from shoal.plan.packing.base import Candidate, Packing, PackingContext
 from shoal.plan.packing.cost import CostPacking
-from shoal.plan.packing.groups import check_groups
+from shoal.plan.packing.packs import check_packs
 
-__all__ = ["START_SECONDS", "CandidateCosts", "Grouping", "RelativeTimes", "candidate", "candidates", "stream_of"]
+__all__ = ["START_SECONDS", "ArrayPacker", "CandidateCosts", "RelativeTimes", "candidate", "candidates", "stream_of"]
 
 START_SECONDS = 0.03
 """Fixed overhead of a job: planning, journaling, dispatch, completion. `benchmarks/placement.py` prints 28 ms for
@@ -30,8 +30,8 @@ RelativeTimes = Callable[[str], Mapping[tuple[str, str], float]]
 """Kind of a device -> relative times of pairs of structures; see `History.relative_times`."""
 
 
-class Grouping:
-    """Groups arrays into jobs by a packing.
+class ArrayPacker:
+    """Packs arrays into jobs, as a packing decides.
 
     An array gets a job of its own if it has no profile, is opaque, or has a trial that failed in a shared job.
     """
@@ -48,24 +48,24 @@ class Grouping:
         self._axes = axes or {}
         self._seed = seed
 
-    def groups(
+    def packs(
         self,
         arrays: Sequence[Array],
         costs: Costs,
         devices: Sequence[Device],
         busy: Mapping[str, float],
-        alone: AbstractSet[int],
+        needs_own_job: AbstractSet[int],
         trial_groups: Mapping[int, TrialGroup] = MappingProxyType({}),
     ) -> list[tuple[Array, ...]]:
-        """Return the groups of arrays, one per job, in the order of their first arrays.
+        """Return the packs, one per job, in the order of their first arrays.
 
         Args:
             arrays: In the order of service.
             devices: All healthy devices, at least one.
             busy: Name of a device that holds jobs -> expected seconds until it holds none.
-            trial_groups: Number of a trial -> its group.
+            trial_groups: Number of a trial -> its TrialGroup.
         """
-        ungrouped: list[Array] = []
+        single: list[Array] = []
         by_stream: dict[tuple[frozenset[str], object], list[Array]] = {}
         kinds_here = dict.fromkeys(device.kind for device in devices)
         kinds_of_key: dict[FusionKey, frozenset[str]] = {}
@@ -75,21 +75,21 @@ class Grouping:
                     kind for kind in kinds_here if costs.of(array.key, kind) is not None
                 )
             kinds = kinds_of_key[array.key]
-            may_share = not alone or not any(member.trial.number in alone for member in array.members)
+            may_share = not needs_own_job or not any(member.trial.number in needs_own_job for member in array.members)
             if kinds and may_share and not array.key.opaque:
                 by_stream.setdefault((kinds, stream_of(array, costs.of(array.key, min(kinds)))), []).append(array)
             else:
-                ungrouped.append(array)
-        groups: list[tuple[Array, ...]] = [(array,) for array in ungrouped]
+                single.append(array)
+        packs: list[tuple[Array, ...]] = [(array,) for array in single]
         for (kinds, _), stream_arrays in by_stream.items():
             devices_of_kinds = [device for device in devices if device.kind in kinds]
             stream_candidates = candidates(stream_arrays, costs, devices_of_kinds, trial_groups)
             context = self.context(stream_candidates, devices_of_kinds, busy)
-            grouped = self._packing.pack(stream_candidates, context)
-            check_groups(grouped, stream_candidates, context)
-            groups += [tuple(each.array for each in group) for group in grouped]
+            chosen = self._packing.pack(stream_candidates, context)
+            check_packs(chosen, stream_candidates, context)
+            packs += [tuple(each.array for each in pack) for pack in chosen]
         place = {array.members[0].trial.number: position for position, array in enumerate(arrays)}
-        return sorted(groups, key=lambda group: place[group[0].members[0].trial.number])
+        return sorted(packs, key=lambda pack: place[pack[0].members[0].trial.number])
 
     def admits(self, incoming: Candidate, present: Sequence[Candidate], device: Device) -> bool:
         """Return whether the packing admits a candidate to a running process with the present candidates."""
@@ -98,7 +98,7 @@ class Grouping:
     def context(
         self, candidates: Sequence[Candidate], devices: Sequence[Device], busy: Mapping[str, float]
     ) -> PackingContext:
-        """The packing context of candidates on devices; for `busy` see `groups`."""
+        """The packing context of candidates on devices; for `busy` see `packs`."""
         return PackingContext(
             loads=tuple(busy.get(device.name, 0.0) for device in devices),
             memory=min(device.memory for device in devices),
@@ -145,8 +145,8 @@ class _FollowUp(NamedTuple):
     work: float = 0.0
 
     @classmethod
-    def of(cls, array: Array, groups: Mapping[int, TrialGroup]) -> "_FollowUp":
-        found = [(member.epochs, group) for member in array.members if (group := groups.get(member.trial.number))]
+    def of(cls, array: Array, trial_groups: Mapping[int, TrialGroup]) -> "_FollowUp":
+        found = [(member.epochs, group) for member in array.members if (group := trial_groups.get(member.trial.number))]
         return cls(
             max((group.epochs_ahead for _, group in found), default=0),
             max((epochs + group.epochs_ahead for epochs, group in found), default=0),
