@@ -20,14 +20,12 @@ from shoal.fuse.capture import records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.host.activity_clock import during
-from shoal.train.array_members import ArrayMembers
+from shoal.train.array_members import ArrayMembers, LossTracker, call_end_epoch
 from shoal.train.data.loader import augmentation_seed
-from shoal.train.epoch_hook import call_end_epoch
 from shoal.train.fused_stepper import make_stepper
-from shoal.train.loss_tracker import LossTracker
 from shoal.train.outside import refuse_lasting_change, shares_outside
 from shoal.train.proof import Proof, ProofRecord
-from shoal.train.step_plan import StepPlan
+from shoal.train.step_settings import StepPlan
 from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.train.team.leader import TeamLeader
 from shoal.train.trial_runtime import TrialRuntime

@@ -26,8 +26,7 @@ from shoal.train.checkpoint import load_newest
 from shoal.train.control import JobControl
 from shoal.train.metrics import task_loss
 from shoal.train.team.channel import Channel, PeerLostError
-from shoal.train.team.content import TrainedArray
-from shoal.train.team.exchange import BatchLeaf, GradientSum, Header, SharedState, rebuilt, unpack
+from shoal.train.team.exchange import BatchLeaf, GradientSum, Header, SharedState, TrainedArray, rebuilt, unpack
 from shoal.train.team.rendezvous import HelperSide, address_path
 from shoal.train.trial_runtime import TrialRuntime, build
 from shoal.train.worker_state import WorkerState

@@ -26,12 +26,12 @@ from shoal.fuse.transaction import Transaction
 from shoal.task import size_of
 from shoal.train.stepper import MixedEpochsError, Stepper, StepRefusedError
 from shoal.train.team.channel import Channel, PeerLostError
-from shoal.train.team.content import TrainedArray
 from shoal.train.team.exchange import (
     BatchLeaf,
     GradientSum,
     Header,
     SharedState,
+    TrainedArray,
     divided,
     first_rows,
     leaves_of,
