@@ -25,14 +25,6 @@ from shoal.fuse.randomness import RandomSource, active_source, current_source, u
 from shoal.fuse.rules.attention import multi_head_without_overrides
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.shard import IndivisibleStepError, active_shard
-from shoal.fuse.side_effects import (
-    HIDDEN_WRITES,
-    RANDOM_FUNCTIONS,
-    STATISTICS_FUNCTIONS,
-    draws_random,
-    updates_statistics,
-    written_arguments,
-)
 from shoal.fuse.stacked import (
     NeedsMemberError,
     Ragged,
@@ -42,6 +34,14 @@ from shoal.fuse.stacked import (
     member_values,
     refuse_custom_autograd,
     stack,
+)
+from shoal.fuse.torch_functions import (
+    HIDDEN_WRITES,
+    RANDOM_FUNCTIONS,
+    STATISTICS_FUNCTIONS,
+    draws_random,
+    updates_statistics,
+    written_arguments,
 )
 
 __all__ = ["FunctionInterceptor", "GradientCheck", "dispatch", "loop", "member_run"]

@@ -15,7 +15,7 @@ import torch
 from shoal.core.errors import TaskError
 from shoal.core.space import is_number
 from shoal.core.trial import Config
-from shoal.fuse.micro_batches import MicroBatches
+from shoal.fuse.backward import MicroBatches
 from shoal.task import Task, call
 from shoal.train.data.batches import Batches
 from shoal.train.data.loader import augmentation_seed

@@ -17,7 +17,7 @@ from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 from shoal.host.machine import own_addresses
 from shoal.host.nvml import NvmlMonitor
-from shoal.host.temporary import remove_abandoned
+from shoal.host.process_lock import remove_abandoned
 from shoal.run.base import Backend, Ended, WorkerContext
 from shoal.run.local import Local
 from shoal.run.nodes.inventory import devices_on, take_node_inventory

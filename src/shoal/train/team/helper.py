@@ -14,10 +14,9 @@ from shoal.core.errors import FusionError
 from shoal.core.job import Job
 from shoal.core.trial import step_seed
 from shoal.fuse.api import fuse
-from shoal.fuse.backward import backward
+from shoal.fuse.backward import MicroBatches, backward
 from shoal.fuse.frozen import large_frozen, share_frozen
 from shoal.fuse.generators import seeded
-from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
 from shoal.host.pickling import loaded

@@ -19,7 +19,7 @@ from shoal.core.array import FusionKey
 from shoal.core.event import TeamMeasured
 from shoal.core.job import WorkerContext
 from shoal.fuse.array import ModelArray
-from shoal.fuse.micro_batches import MicroBatches, micro_batches
+from shoal.fuse.backward import MicroBatches, micro_batches
 from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
 from shoal.fuse.step import TrainingStep
 from shoal.fuse.transaction import Transaction
