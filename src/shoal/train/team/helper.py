@@ -24,9 +24,8 @@ from shoal.task import size_of
 from shoal.train.checkpoint import load_newest
 from shoal.train.control import JobControl
 from shoal.train.metrics import task_loss
-from shoal.train.team.channel import Channel, PeerLostError
+from shoal.train.team.channel import Channel, HelperSide, PeerLostError, address_path
 from shoal.train.team.exchange import BatchLeaf, GradientSum, Header, SharedState, TrainedArray, rebuilt, unpack
-from shoal.train.team.rendezvous import HelperSide, address_path
 from shoal.train.trial_runtime import TrialRuntime, build
 from shoal.train.worker_state import WorkerState
 

@@ -25,7 +25,7 @@ from shoal.fuse.step import TrainingStep
 from shoal.fuse.transaction import Transaction
 from shoal.task import size_of
 from shoal.train.stepper import MixedEpochsError, Stepper, StepRefusedError
-from shoal.train.team.channel import Channel, PeerLostError
+from shoal.train.team.channel import Channel, LeaderSide, PeerLostError
 from shoal.train.team.exchange import (
     BatchLeaf,
     GradientSum,
@@ -38,7 +38,6 @@ from shoal.train.team.exchange import (
     pack,
     rebuilt,
 )
-from shoal.train.team.rendezvous import LeaderSide
 
 __all__ = ["GradientSnapshot", "TeamLeader", "TeamStepTimes", "tolerance"]
 
