@@ -43,14 +43,13 @@ lower."""
 class LossTracker:
     """Collects losses on the device, and reads several at once, since each read waits for the device.
 
-    With `check`, a read sets the failure of trials with a loss that is not finite, unless their loss scale skipped the
-    step, and of those with a scale below 2**`MIN_SCALE_EXPONENT`. The next report contains a summary of the losses.
+    A read sets the failure of trials with a loss that is not finite, unless their loss scale skipped the step, and of
+    those with a scale below 2**`MIN_SCALE_EXPONENT`. The next report contains a summary of the losses.
     """
 
-    def __init__(self, job: str, events: list[Event], check: bool = True) -> None:
+    def __init__(self, job: str, events: list[Event]) -> None:
         self._job = job
         self._events = events
-        self._check = check
         self._runtimes: Sequence[TrialRuntime] = ()
         self._losses: list[Tensor] = []  # losses not read yet, [B] each
         self._skipped: list[list[bool]] = []  # whether an overflow skipped the step, [B] each
@@ -66,7 +65,7 @@ class LossTracker:
         """Add the losses of a step, [B]. The runtimes must stay the same until the next `flush`."""
         scales = [runtime.loss_scale for runtime in runtimes]
         small = [scale is not None and scale.scale < 2.0**MIN_SCALE_EXPONENT for scale in scales]
-        if self._check and any(small):
+        if any(small):
             self.flush()  # so that an earlier loss that is not finite is the reported reason
             self._mark_overflows(compress(runtimes, small))
         self._runtimes = runtimes
@@ -88,7 +87,7 @@ class LossTracker:
         losses, self._losses = torch.stack(self._losses), []
         skipped, self._skipped = self._skipped, []
         finite = losses.isfinite()
-        if self._check and not finite.all():
+        if not finite.all():
             self._mark_losses(finite, skipped)
         best = losses.where(finite, torch.inf).amin(1)
         highest, lowest, last = torch.stack([best.max(), best.min(), best[-1]]).tolist()
@@ -142,7 +141,6 @@ class ArrayMembers:
         frozen_sources: Callable[[], Iterable[nn.Module]],
         heartbeat: Callable[[], None],
         note: Callable[[str], None],
-        use_schedulers: bool = True,
     ) -> None:
         self.runtimes: list[TrialRuntime] = []
         """Trials in training."""
@@ -155,7 +153,6 @@ class ArrayMembers:
         self._frozen_sources = frozen_sources
         self._heartbeat = heartbeat
         self._note = note
-        self._use_schedulers = use_schedulers
         self._epoch_due: set[int] = set()  # trials that must train one epoch before others join
 
     @property
@@ -199,7 +196,7 @@ class ArrayMembers:
             runtime = self._state.build(member)
             self._state.outside.begin(member.trial.number, runtime.model)
             runtime.restore(self._state.directory, epoch_steps)
-        return runtime if self._use_schedulers else dataclasses.replace(runtime, scheduler=None)
+        return runtime
 
     def _epoch_steps(self, member: Member) -> int:
         config = member.trial.config
@@ -386,7 +383,8 @@ def _in_place(model: nn.Module) -> Iterator[None]:
 def _is_replaced(tensor: Tensor, memory: Tensor, value: Tensor) -> bool:
     if isinstance(value, nn.Parameter) and value is not tensor:
         return False
-    return _fits(value, memory) and value.data_ptr() != memory.data_ptr()
+    fits = (value.shape, value.dtype, value.device) == (memory.shape, memory.dtype, memory.device)
+    return fits and value.data_ptr() != memory.data_ptr()
 
 
 def _first_in_memory(values: Iterable[Tensor | None]) -> list[int]:
@@ -409,7 +407,3 @@ def _shared_unchanged(model: nn.Module) -> Iterator[None]:
         if not torch.equal(memory.cpu(), copied):
             memory.copy_(copied)
             raise StepRefusedError(f"`end_epoch` changes {path!r}, which is frozen and in memory that trials share")
-
-
-def _fits(new: Tensor, memory: Tensor) -> bool:
-    return (new.shape, new.dtype, new.device) == (memory.shape, memory.dtype, memory.device)
