@@ -13,9 +13,9 @@ from torch import Tensor
 from shoal.fuse import array_state, capture, randomness, slots, step
 from shoal.fuse.array import ModelArray
 from shoal.fuse.array_state import ArrayState
+from shoal.fuse.backward import MicroBatches
 from shoal.fuse.grads import Gradients
 from shoal.fuse.member_changes import AttributeSync
-from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.optim import traced
 from shoal.fuse.optim.adagrad import RMSprop
 from shoal.fuse.optim.adam import Adam

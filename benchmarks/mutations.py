@@ -43,9 +43,8 @@ from shoal.core.demand import Profile
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.step import StepMode, TrainingStep
 from shoal.train import array_trainer, fused_stepper, plain_copy, run
-from shoal.train.array_members import ArrayMembers
+from shoal.train.array_members import ArrayMembers, LossTracker
 from shoal.train.array_trainer import ArrayTrainer
-from shoal.train.loss_tracker import LossTracker
 from shoal.train.proof import Proof, ProofCost, ProofRecord
 
 RATES = (0.03, 0.05, 0.07, 0.1)

@@ -81,7 +81,7 @@ for rows in torch.randperm(len(x)).split(32):
 """
 
 WAYS = {
-    "run": (SEARCH, [sys.executable, "-c", "from shoal.cli import main; main()", "run"]),
+    "run": (SEARCH, [sys.executable, "-c", "from shoal.__main__ import main; main()", "run"]),
     "python": (SEARCH, [sys.executable]),
     "plain": (PLAIN, [sys.executable]),
 }

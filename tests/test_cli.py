@@ -22,7 +22,7 @@ from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
 from shoal.journal.view import JournalView
 from shoal.spec import StudySpec
 
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
+SHOAL = [sys.executable, "-c", "from shoal.__main__ import main; main()"]
 
 STUDY = """
 import os
@@ -456,7 +456,7 @@ def test_a_look_at_a_study_imports_nothing_heavy(ended):
     commands = ["status", "trials", "best"]
     code = (
         "import sys\n"
-        "from shoal.cli import main\n"
+        "from shoal.__main__ import main\n"
         f"for command in {commands}:\n"
         f"    sys.argv[1:] = [command, {str(directory)!r}]\n"
         "    try:\n        main()\n"

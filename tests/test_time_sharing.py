@@ -18,7 +18,7 @@ from shoal.plan.packing.registry import make_packing
 from shoal.run import virtual
 from shoal.simulate.run import Simulation
 from shoal.simulate.slowdown import SLOWDOWNS
-from shoal.simulate.tables import profile
+from shoal.simulate.tables import profile_of_costs
 from shoal.simulate.workload import Curves, CurveSet, ListedJobs, SimulatedModel, SimulatedWorkload
 
 ONE = Cluster((Node("node", 100.0, (Device("cuda:0", "A100", 10**9),)),))
@@ -55,7 +55,7 @@ def test_turns_are_those_of_a_simulation(name: str, seed: int, monkeypatch: pyte
     monkeypatch.setattr(job_tracker, "SWITCH_SECONDS", 0.0)
     curves = bin_of_curves(seed)
     target = sorted(map(min, curves))[3]
-    takes = profile(INTERVAL / STEPS, 1.0, 1, 1.0, {})
+    takes = profile_of_costs(INTERVAL / STEPS, 1.0, 1, 1.0, {})
     structures = [SimulatedModel(str(number), {"A100": takes}, "", None, 0.0, 0.0) for number in range(len(curves))]
     listed = ListedJobs("job", structures, [0.0] * len(curves), curves=Recorded(curves, target), epochs=len(curves[0]))
     slowdown = SLOWDOWNS["none"]({each.name: each for each in structures}, Path())

@@ -128,7 +128,7 @@ def _command(*, directory: str, command: list[str], environment: Mapping[str, st
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv[:] = ["shoal", *command]
     sys.path[0] = ""
-    from shoal.cli import main
+    from shoal.__main__ import main
 
     try:
         status = main()

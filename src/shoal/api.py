@@ -35,10 +35,10 @@ from shoal.core.space import Space
 from shoal.core.trial import Config
 from shoal.host.fleet import Fleet
 from shoal.host.paths import absolute, as_given, check_path
+from shoal.host.process_lock import TemporaryFolder, remove_abandoned
 from shoal.host.process_settings import current
 from shoal.host.remedy import command
 from shoal.host.sources import Edit, edits, project_files, sources, written_since_start
-from shoal.host.temporary import TemporaryFolder, remove_abandoned
 from shoal.journal.check import check_not_paused, check_study
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import FILE_NAME

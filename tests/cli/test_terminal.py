@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from timeline_samples import pretend
 
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
+SHOAL = [sys.executable, "-c", "from shoal.__main__ import main; main()"]
 COMMANDS = [["status"], ["trials"], ["report", "--accounting"], ["best"]]
 COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|4[0-7]|9[0-7]|38|48)(?:;\d+)*m")
 

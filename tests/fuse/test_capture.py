@@ -19,8 +19,8 @@ import shoal.fuse.capture as capture_module
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
+from shoal.fuse.backward import MicroBatches
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import StepMode, TrainingStep
 from shoal.fuse.watched_step import WatchedStep

@@ -14,7 +14,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse import capture as capture_module
 from shoal.fuse.api import fuse
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.compiled_check import Float32Interpreter
+from shoal.fuse.inductor import Float32Interpreter
 from shoal.fuse.optim.fused import fuse_optimizers
 
 

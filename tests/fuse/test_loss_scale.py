@@ -13,10 +13,9 @@ from twins import build, close
 
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
-from shoal.fuse.loss_scale import LossScale
-from shoal.fuse.micro_batches import MicroBatches
+from shoal.fuse.backward import MicroBatches
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.scaler import GradScaler
+from shoal.fuse.scaler import GradScaler, LossScale
 from shoal.fuse.step import StepMode, TrainingStep
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

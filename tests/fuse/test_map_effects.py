@@ -17,8 +17,8 @@ from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.side_effects import written_arguments
 from shoal.fuse.step import TrainingStep
+from shoal.fuse.torch_functions import written_arguments
 
 MEMBERS = 3
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(7))

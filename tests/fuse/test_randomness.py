@@ -18,9 +18,9 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.generators import seeded
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.randomness import RandomSource, keep_mask, member_keys
-from shoal.fuse.side_effects import draws_random
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.step import TrainingStep
+from shoal.fuse.torch_functions import draws_random
 
 SEEDS = [11, 12, 13]
 X = torch.randn(3, 4, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

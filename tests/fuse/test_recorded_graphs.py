@@ -17,9 +17,9 @@ from twins import class_loss, eager_step
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
+from shoal.fuse.backward import MicroBatches
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.cuda_graph import record_graph
-from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.randomness import seed_words
 from shoal.fuse.step import TrainingStep

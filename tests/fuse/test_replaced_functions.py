@@ -28,7 +28,7 @@ for namespace, name in ((torch.Tensor, "add_"), (torch.Tensor, "item"), (F, "sof
 import copy
 import shoal
 from shoal.fuse.rules.table import RULES
-from shoal.fuse.side_effects import RANDOM_FUNCTIONS
+from shoal.fuse.torch_functions import RANDOM_FUNCTIONS
 
 assert select in RULES and bernoulli in RANDOM_FUNCTIONS
 

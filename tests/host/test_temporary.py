@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.host.temporary import TemporaryFolder, remove_abandoned
+from shoal.host.process_lock import TemporaryFolder, remove_abandoned
 
 OWNER = """
 import signal
-from shoal.host.temporary import TemporaryFolder
+from shoal.host.process_lock import TemporaryFolder
 folder = TemporaryFolder()
 (folder.path / "socket").touch()
 print(folder.path, flush=True)

@@ -21,9 +21,9 @@ from shoal.core.space import Space
 from shoal.core.trial import Trial, TrialState
 from shoal.fuse.generators import seed_all
 from shoal.integrations.lightning import LightningTask
+from shoal.train.array_members import LossTracker
 from shoal.train.data.datasets import DataSets
 from shoal.train.fused_stepper import FusedStepper
-from shoal.train.loss_tracker import LossTracker
 from shoal.train.signature_builder import SignatureBuilder
 from shoal.train.trial_runtime import build
 

@@ -16,7 +16,7 @@ from journal_samples import SPEC, create, group, report
 from support.recorded import RecordedJournal
 
 from shoal.core.errors import JournalError, StudyExistsError
-from shoal.host.temporary import remove_abandoned
+from shoal.host.process_lock import remove_abandoned
 from shoal.journal.lock import LockOwner, lock_owner
 
 

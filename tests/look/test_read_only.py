@@ -11,7 +11,7 @@ from timeline_samples import pretend, trial
 
 from shoal.core.trial import Budget, Report, TrialGroup, TrialState
 
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
+SHOAL = [sys.executable, "-c", "from shoal.__main__ import main; main()"]
 DROP, RIGHTS = 24, (1, 2)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of Linux
 Look = Callable[..., tuple[int, str]]
 

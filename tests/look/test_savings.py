@@ -110,7 +110,7 @@ def test_a_pack_saves_what_its_relative_time_says(journal: RecordedJournal, cloc
 def test_nothing_is_said_of_what_was_not_grouped_or_measured(
     structures: str, trials: int, opaque: bool, journal: RecordedJournal, history: History
 ) -> None:
-    journal.spec = replace(journal.spec, opaque="a program" if opaque else "")
+    journal.spec = replace(journal.spec, opaque="opaque train 0123456789abcdef" if opaque else "")
     train(journal, structures, trials, 0.25)
     assert savings(journal, history) is None
 

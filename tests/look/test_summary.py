@@ -61,7 +61,13 @@ def test_batches(space, task, text):
             id="bounds, gone on with",
         ),
         pytest.param(
-            {"opaque": "train", "totals": None, "batches": "", "metric": ["a", "b"], "mode": ["max", "min"]},
+            {
+                "opaque": "opaque train 0123456789abcdef",
+                "totals": None,
+                "batches": "",
+                "metric": ["a", "b"],
+                "mode": ["max", "min"],
+            },
             "",
             ["Digits: Hyperband(9); maximises a and minimises b", "cpu:0, cpu:1; directory runs/one"],
             id="program",

@@ -21,7 +21,7 @@ from shoal.run.base import Ended, Outcome, WorkerContext
 from shoal.testing.backends import events_until_ended
 from shoal.train.data.datasets import DataSets
 from shoal.train.signature_builder import SignatureBuilder
-from shoal.train.team.rendezvous import address_path
+from shoal.train.team.channel import address_path
 
 
 @pytest.mark.thorough

@@ -18,12 +18,14 @@ from shoal.run.base import Backend, Ended, Event, Outcome, Reported, WorkerConte
 from shoal.run.nodes.agent import Agent
 from shoal.run.nodes.inventory import (
     NodeInventory,
+    agent_probe_fault,
     check_nodes,
     cluster_of,
     devices_on,
     first_gpus,
     version_fault,
     versions,
+    write_probe,
 )
 from shoal.run.nodes.link import Carrier, NodeGone, NodeLink, NodeUnreachable
 from shoal.run.nodes.messages import (
@@ -35,7 +37,6 @@ from shoal.run.nodes.messages import (
     NodeState,
     ProcessSettings,
 )
-from shoal.run.nodes.probe import agent_probe_fault, write_probe
 from shoal.run.nodes.ray import RayAgent, is_address_of
 from shoal.testing.backends import scripted_job
 

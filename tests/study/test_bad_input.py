@@ -80,7 +80,7 @@ LR = {"lr": 0.01}
         pytest.param(
             {"sharing": "mps", "backend": "local"}, BackendError, r"cpu:0 .* is not one", id="sharing of no GPU"
         ),
-        pytest.param({"oversubscription": 0.5}, PolicyError, "`oversubscription` .*at least 1, got 0.5", id="ratio"),
+        pytest.param({"oversubscription": 0.5}, ShoalError, "`oversubscription` .*at least 1, got 0.5", id="ratio"),
         pytest.param({"oversubscription": 2}, PolicyError, "needs a process for each job", id="ratio in one process"),
         pytest.param({"retries": -1}, AlgorithmError, "`retries`.*got -1", id="retries"),
         pytest.param({"task": tasks.Blobs}, TaskError, "an instance of .*shoal.Task, got <class", id="class of a task"),

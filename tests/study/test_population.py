@@ -13,8 +13,8 @@ from torch import nn
 import shoal
 from shoal.core.trial import Trial, TrialState
 from shoal.journal.view import JournalView
+from shoal.train.checkpoint import CheckpointWriter
 from shoal.train.checkpoint_paths import checkpoint_directory
-from shoal.train.checkpoint_writer import CheckpointWriter
 from shoal.train.data.loader import epoch_order
 
 EPOCHS = 6

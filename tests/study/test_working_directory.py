@@ -73,7 +73,7 @@ def test_whole_paths_need_no_working_directory(tmp_path: Path) -> None:
 def test_the_command_line_tells_before_torch_is_imported(tmp_path: Path) -> None:
     """Its arithmetic ends a process without a working directory: "cannot load libtorch_cpu.so"."""
     (tmp_path / "script.py").write_text("print('was run')")
-    main = f"{sys.executable} -c 'from shoal.cli import main; main()'"
+    main = f"{sys.executable} -c 'from shoal.__main__ import main; main()'"
     line = f"mkdir gone && cd gone && rmdir ../gone && exec {main} run {tmp_path / 'script.py'}"
     done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

@@ -14,8 +14,7 @@ from shoal.core.event import Reported
 from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Report, Trial
 from shoal.task import Task
-from shoal.train.checkpoint import Checkpoint, snapshot, write
-from shoal.train.checkpoint_writer import CheckpointWriter
+from shoal.train.checkpoint import Checkpoint, CheckpointWriter, snapshot, write
 from shoal.train.control import JobControl
 from shoal.train.data.datasets import DataSets
 from shoal.train.run import Trainer

@@ -21,10 +21,9 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Event, MembersLeft, Outcome, Reported
 from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Report, TrialState
-from shoal.train import array_members, array_trainer, checkpoint_writer
-from shoal.train.checkpoint import Checkpoint, CheckpointSnapshot, load_newest, write
+from shoal.train import array_members, array_trainer
+from shoal.train.checkpoint import Checkpoint, CheckpointSnapshot, CheckpointWriter, load_newest, write
 from shoal.train.checkpoint_paths import checkpoint_files, remove_later_checkpoints
-from shoal.train.checkpoint_writer import CheckpointWriter
 from shoal.train.control import JobControl
 from shoal.train.data.datasets import DataSets
 from shoal.train.failures import describe
@@ -65,7 +64,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         assert opened.wait(60)
         return write(directory, taken)
 
-    monkeypatch.setattr(checkpoint_writer, "write", gated)
+    monkeypatch.setattr("shoal.train.checkpoint.write", gated)
     return opened
 
 
@@ -204,7 +203,7 @@ def test_what_cannot_be_pickled_is_an_error_of_its_own_trial(tmp_path: Path) -> 
 
 
 def test_snapshots_take_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_writer, "HELD_BYTES", 2 * 400)
+    monkeypatch.setattr("shoal.train.checkpoint.HELD_BYTES", 2 * 400)
     writer = CheckpointWriter(tmp_path)
     for epoch in range(1, 9):
         writer.submit(checkpoint(epoch, {"weight": torch.ones(100)}))
@@ -220,8 +219,8 @@ def test_a_checkpoint_that_cannot_be_written_is_no_error_of_the_next_trial(
     def fails(directory: Path, taken: CheckpointSnapshot) -> Path:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(checkpoint_writer, "write", fails)
-    monkeypatch.setattr(checkpoint_writer, "HELD_BYTES", 400)
+    monkeypatch.setattr("shoal.train.checkpoint.write", fails)
+    monkeypatch.setattr("shoal.train.checkpoint.HELD_BYTES", 400)
     writer = CheckpointWriter(tmp_path)
     for epoch in range(1, 5):
         writer.submit(checkpoint(epoch, {"weight": torch.ones(100)}))
@@ -263,7 +262,7 @@ def test_events_before_a_checkpoint_that_fails_are_told(tmp_path: Path, monkeypa
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(directory, taken)
 
-    monkeypatch.setattr(checkpoint_writer, "write", fails)
+    monkeypatch.setattr("shoal.train.checkpoint.write", fails)
     reports: list[Any] = []
     members = [Member(trial(0), 0, 1), Member(trial(1), 0, 2)]
     with pytest.raises(OSError, match="No space left"):

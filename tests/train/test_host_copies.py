@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from shoal.train import host_copies as module
-from shoal.train.checkpoint import Checkpoint, snapshot
-from shoal.train.host_copies import host_copies
+from shoal.train import checkpoint as module
+from shoal.train.checkpoint import Checkpoint, host_copies, snapshot
 
 
 class OnGpu(Tensor):

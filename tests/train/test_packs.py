@@ -37,7 +37,7 @@ from shoal.core.trial import Report, TrialState
 from shoal.fuse import frozen
 from shoal.train.checkpoint import load_newest
 from shoal.train.control import JobControl
-from shoal.train.data import fetch as fetch_module
+from shoal.train.data import sample_window
 from shoal.train.data.batches import PROBED_SAMPLES
 from shoal.train.data.sample_window import BLOCK
 
@@ -175,7 +175,7 @@ class Long(SharedNoise):
 def test_who_comes_within_an_epoch_catches_up_and_shares_the_samples(
     newcomer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 0)
+    monkeypatch.setattr(sample_window, "MAX_PREFETCH_SECONDS", 0)
     task = Long()
     shop = Shop(task, tmp_path)
     (array,) = shop.arrays([whole(newcomer, 2)])

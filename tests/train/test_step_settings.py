@@ -24,8 +24,7 @@ from shoal.train.checkpoint import load_newest
 from shoal.train.checkpoint_paths import copy_checkpoint
 from shoal.train.data.batches import Batches
 from shoal.train.data.loader import LoaderSettings, epoch_order
-from shoal.train.step_plan import StepPlan
-from shoal.train.step_settings import StepSettings
+from shoal.train.step_settings import StepPlan, StepSettings
 from shoal.train.worker_state import TrialCache
 
 EPOCHS = 3

@@ -18,7 +18,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported, TurnStats
 from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
-from shoal.train import loss_tracker, worker_state
+from shoal.train import array_members, worker_state
 from shoal.train import run as run_module
 from shoal.train.array_trainer import ArrayTrainer
 from shoal.train.control import JobControl
@@ -95,7 +95,7 @@ def test_the_losses_are_told_of_the_best_member_with_each_epoch_and_when_it_stop
 
 
 def test_losses_are_told_in_the_middle_of_long_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_tracker, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(array_members, "READ_SECONDS", 0.0)
     events = train(tmp_path / "study", TrialCache(), JobControl(prompt=True), 0)
     assert sum(event.losses.steps for event in events if event.losses) == 7 * EPOCHS
     assert sum(not event.reports for event in events) == 7 * EPOCHS

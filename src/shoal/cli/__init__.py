@@ -3,7 +3,3 @@
 Commands: `run`, `profile`, `devices`, `page`, `report`, `export`, `rerun`, `history`, `trial`, `policy`, `study`,
 `resume`, `status`, `trials`, `best`, `simulate`.
 """
-
-from shoal.cli.entry_point import main
-
-__all__ = ["main"]

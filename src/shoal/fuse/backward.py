@@ -1,19 +1,25 @@
-"""Losses and backward passes of a training step: of all members of an array at once, and of a single model."""
+"""Losses and backward passes of a training step, in one or more micro-batches, of one model or of an array."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
-from shoal.fuse.loss_scale import LossScale
-from shoal.fuse.micro_batches import micro_batches, total, weighted
-from shoal.fuse.scaler import GradScaler
+from shoal.fuse.scaler import GradScaler, LossScale
 from shoal.fuse.shard import Shard, use_shard
 
-__all__ = ["backward", "backward_alone", "one_loss"]
+__all__ = ["MicroBatches", "backward", "backward_alone", "micro_batches", "one_loss", "total", "weighted"]
+
+
+class MicroBatches(NamedTuple):
+    """The batches of one training step with gradient accumulation; its loss is the sum of theirs with these weights."""
+
+    batches: tuple[Any, ...]
+    weights: tuple[float, ...]
 
 
 def backward(
@@ -68,6 +74,23 @@ def one_loss(returned: Any) -> Tensor:
         raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape)}"))
     _check_graph(returned)
     return returned if returned.dim() == 0 else returned.reshape(())
+
+
+def micro_batches(batch: Any) -> list[tuple[Any, float]]:
+    """The batches of a step with their weights: those of `MicroBatches`, or any other batch with weight 1."""
+    if isinstance(batch, MicroBatches):
+        return list(zip(batch.batches, batch.weights, strict=True))
+    return [(batch, 1.0)]
+
+
+def weighted(loss: Tensor, weight: float) -> Tensor:
+    """The loss times the weight of its batch."""
+    return loss if weight == 1.0 else weight * loss
+
+
+def total(losses: Sequence[Tensor]) -> Tensor:
+    """The loss of a step from the weighted losses of its batches."""
+    return losses[0] if len(losses) == 1 else torch.stack([*losses]).sum(0)
 
 
 def _one_for_each(returned: Any, members: int) -> Tensor:

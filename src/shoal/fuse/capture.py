@@ -34,13 +34,12 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import autocast_state
+from shoal.fuse.backward import micro_batches, total, weighted
 from shoal.fuse.compile_cache import use_shared_directory
-from shoal.fuse.compiled_check import check_compiled
 from shoal.fuse.constants import to_device
 from shoal.fuse.cuda_graph import record_graph
 from shoal.fuse.grads import Gradients
-from shoal.fuse.inductor import compile_graph
-from shoal.fuse.micro_batches import micro_batches, total, weighted
+from shoal.fuse.inductor import check_compiled, compile_graph
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import keys_at, member_keys, seed_words

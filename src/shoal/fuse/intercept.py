@@ -25,14 +25,6 @@ from shoal.fuse.randomness import RandomSource, active_source, current_source, u
 from shoal.fuse.rules.attention import multi_head_without_overrides
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.shard import IndivisibleStepError, active_shard
-from shoal.fuse.side_effects import (
-    HIDDEN_WRITES,
-    RANDOM_FUNCTIONS,
-    STATISTICS_FUNCTIONS,
-    draws_random,
-    updates_statistics,
-    written_arguments,
-)
 from shoal.fuse.stacked import (
     NeedsMemberError,
     Ragged,
@@ -42,6 +34,14 @@ from shoal.fuse.stacked import (
     member_values,
     refuse_custom_autograd,
     stack,
+)
+from shoal.fuse.torch_functions import (
+    HIDDEN_WRITES,
+    RANDOM_FUNCTIONS,
+    STATISTICS_FUNCTIONS,
+    draws_random,
+    updates_statistics,
+    written_arguments,
 )
 
 __all__ = ["FunctionInterceptor", "GradientCheck", "dispatch", "loop", "member_run"]
@@ -163,8 +163,8 @@ def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         functorch._vmap_decrement_nesting()
 
 
-def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool = False) -> Any:
-    """Run `func` for one member after another; if `seeded`, with torch's generators seeded by each member's key."""
+def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run `func` for one member after another, a random one with torch's generators seeded by each member's key."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     source = active_source()
     members = member_count(leaves) or (len(source.keys) if source else 1)
@@ -176,8 +176,8 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
         columns = [copies[id(leaf)] if id(leaf) in copies else member_values(leaf, members) for leaf in leaves]
     rows = zip(*columns, strict=True) if columns else [()] * members
     calls = [pytree.tree_unflatten(list(values), spec) for values in rows]
-    if seeded or draws_random(func, args, kwargs):
-        own = _run_seeded(func, calls, leaves, None if seeded else [draws_random(func, *call) for call in calls])
+    if draws_random(func, args, kwargs):
+        own = _run_seeded(func, calls, leaves)
     else:
         own = [func(*own_args, **own_kwargs) for own_args, own_kwargs in calls]
     result = stack(own)
@@ -202,7 +202,7 @@ def _write_back(tensor: Stacked, rows: list[Tensor]) -> None:
     tensor.whole.copy_(torch.stack(rows))
 
 
-def _run_seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], drawing: list[bool] | None) -> list[Any]:
+def _run_seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any]) -> list[Any]:
     """Run a random function for each member, with torch's default generators seeded by the member's key."""
     if active_shard() is not None:
         raise IndivisibleStepError(f"{_name(func)} draws random numbers, of which a part of the batch cannot be drawn")
@@ -210,6 +210,7 @@ def _run_seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], draw
     if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # its generator is seeded, too
         devices = [torch.cuda.current_device()]
     generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)]
+    drawing = [draws_random(func, *call) for call in calls]
     results = []
     with forked_rng(devices):
         for key, (args, kwargs) in zip(current_source(len(calls)).next(drawing).tolist(), calls, strict=True):

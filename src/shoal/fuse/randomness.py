@@ -3,7 +3,7 @@
 A dropout mask is counter-based: a strong hash of the element's index is mixed with a key per member and call by two
 rounds of multiply and xor-shift (the construction of splitmix and of murmur's finalizer). So a mask does not depend on
 the other members, the dtype or the device, costs six passes over int32, and can be traced. Any other random
-function runs in a loop over the members with torch's generators seeded by the same key; see `shoal.fuse.side_effects`.
+function runs in a loop over the members with torch's generators seeded by the same key; see `fuse.torch_functions`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

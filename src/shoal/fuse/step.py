@@ -29,17 +29,15 @@ from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import timed_by_replay
-from shoal.fuse.backward import backward, backward_alone, one_loss
+from shoal.fuse.backward import backward, backward_alone, micro_batches, one_loss
 from shoal.fuse.capture import CapturedStep, CompiledAheadError, records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.generators import seed_member
 from shoal.fuse.grads import clip_grad_norm_, parse_thresholds
-from shoal.fuse.loss_scale import LossScale
-from shoal.fuse.micro_batches import micro_batches
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.race import Race
-from shoal.fuse.scaler import GradScaler
+from shoal.fuse.scaler import GradScaler, LossScale
 from shoal.fuse.shard import Shard
 from shoal.fuse.stacked import Stacked
 from shoal.host.activity_clock import during

@@ -18,7 +18,6 @@ from shoal.fuse.guard import refuse_user_access
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import active_source
 from shoal.fuse.rules.linear import batched_linear, shared_input_linear
-from shoal.fuse.side_effects import HIDDEN_WRITES, written_arguments
 from shoal.fuse.stacked import (
     NeedsMemberError,
     Ragged,
@@ -28,6 +27,7 @@ from shoal.fuse.stacked import (
     refuse_custom_autograd,
     stack,
 )
+from shoal.fuse.torch_functions import HIDDEN_WRITES, written_arguments
 
 __all__ = [
     "PaddedLinear",

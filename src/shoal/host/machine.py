@@ -181,8 +181,9 @@ def threads(cores: int) -> int:
     return min(cores, max(1, int(allowed))) if allowed.isdecimal() else cores
 
 
-def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
+def cpu_model() -> str:
     """Return the model of this machine's CPU: "AMD EPYC 7763 64-Core Processor"; "" if it is unknown."""
+    info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()

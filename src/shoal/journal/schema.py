@@ -12,8 +12,8 @@ from typing import Literal
 
 from shoal.core.errors import JournalError, StorageFullError, StudyExistsError
 from shoal.host.file_system import network_file_system
+from shoal.host.process_lock import TemporaryFolder
 from shoal.host.remedy import command
-from shoal.host.temporary import TemporaryFolder
 from shoal.journal.lock import lock_owner
 from shoal.journal.storage import is_in_wal_mode, read_stamp
 

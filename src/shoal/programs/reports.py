@@ -18,7 +18,7 @@ from shoal.core.event import Outcome
 from shoal.core.objective import metric_fault
 from shoal.core.space import is_number
 from shoal.core.trial import Report
-from shoal.host.temporary import TemporaryFolder
+from shoal.host.process_lock import TemporaryFolder
 from shoal.train.failures import ProgramFailedError
 
 __all__ = ["OutputReports", "ProgramChannel", "ProgramReport", "ProgramReports"]

@@ -1,23 +1,127 @@
-"""Membership of an array in a worker: trials join, leave, and are restored, saved and cached."""
+"""Trials of an array in a worker: their membership and checkpoints, their losses, and calls of `Task.end_epoch`."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from itertools import compress
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from shoal.core.activity import Activity
 from shoal.core.array import Member
-from shoal.core.trial import Report, TrialState
-from shoal.fuse.frozen import large_frozen, share_frozen
+from shoal.core.errors import FusionError
+from shoal.core.event import Event, Reported, TurnStats
+from shoal.core.trial import Report, TrialState, derive_seed
+from shoal.fuse.frozen import is_shared, large_frozen, share_frozen
+from shoal.fuse.generators import seed_all
+from shoal.fuse.rows import storage_address
 from shoal.host.activity_clock import during
+from shoal.task import Task, call
 from shoal.train.checkpoint_paths import remove_later_checkpoints
-from shoal.train.loss_tracker import LossTracker
-from shoal.train.step_plan import StepPlan
+from shoal.train.kept_gradients import enter_array
+from shoal.train.outside import OutsideState
+from shoal.train.step_settings import StepPlan
+from shoal.train.stepper import StepRefusedError
 from shoal.train.trial_runtime import TrialRuntime, sort_by_optimizer
 from shoal.train.worker_state import WorkerState
 
-__all__ = ["ArrayMembers"]
+__all__ = ["ArrayMembers", "LossTracker", "call_end_epoch"]
+
+READ_STEPS, READ_SECONDS = 64, 1.0
+"""Steps or seconds after which losses are read from the device, unless they were read before. The engine gets a summary
+each READ_SECONDS at the latest, however long an epoch is."""
+
+MIN_SCALE_EXPONENT = -14
+"""Exponent of the smallest loss scale, the smallest normal float16. A trial fails if its scale, at first 2**16, is
+lower."""
+
+
+class LossTracker:
+    """Collects losses on the device, and reads several at once, since each read waits for the device.
+
+    A read sets the failure of trials with a loss that is not finite, unless their loss scale skipped the step, and of
+    those with a scale below 2**`MIN_SCALE_EXPONENT`. The next report contains a summary of the losses.
+    """
+
+    def __init__(self, job: str, events: list[Event]) -> None:
+        self._job = job
+        self._events = events
+        self._runtimes: Sequence[TrialRuntime] = ()
+        self._losses: list[Tensor] = []  # losses not read yet, [B] each
+        self._skipped: list[list[bool]] = []  # whether an overflow skipped the step, [B] each
+        self._began = self._reported = time.perf_counter()
+        self._summary: TurnStats | None = None  # of the best member at each step, since the last report
+
+    def begin_step(self) -> None:
+        """Start the clock, if all losses so far have been read."""
+        if not self._losses:
+            self._began = time.perf_counter()
+
+    def add(self, runtimes: Sequence[TrialRuntime], losses: Tensor) -> None:
+        """Add the losses of a step, [B]. The runtimes must stay the same until the next `flush`."""
+        scales = [runtime.loss_scale for runtime in runtimes]
+        small = [scale is not None and scale.scale < 2.0**MIN_SCALE_EXPONENT for scale in scales]
+        if any(small):
+            self.flush()  # so that an earlier loss that is not finite is the reported reason
+            self._mark_overflows(compress(runtimes, small))
+        self._runtimes = runtimes
+        self._losses.append(losses)
+        self._skipped.append([scale is not None and scale.overflowed for scale in scales])
+
+    def end_step(self) -> None:
+        """Read the losses, and report their summary, if due. Call it after the runtimes have counted the step."""
+        now = time.perf_counter()
+        if len(self._losses) == READ_STEPS or now - self._began >= READ_SECONDS:
+            self.flush()
+        if now - self._reported >= READ_SECONDS:
+            self.report_summary()
+
+    def flush(self) -> None:
+        """Read all losses from the device."""
+        if not self._losses:
+            return
+        losses, self._losses = torch.stack(self._losses), []
+        skipped, self._skipped = self._skipped, []
+        finite = losses.isfinite()
+        if not finite.all():
+            self._mark_losses(finite, skipped)
+        best = losses.where(finite, torch.inf).amin(1)
+        highest, lowest, last = torch.stack([best.max(), best.min(), best[-1]]).tolist()
+        read = TurnStats(highest, lowest, last, len(best), time.perf_counter() - self._began)
+        self._summary = read if self._summary is None else self._summary.followed_by(read)
+
+    def _mark_losses(self, finite: Tensor, skipped: list[list[bool]]) -> None:
+        """Set `TrialRuntime.failure` of runtimes with a loss that is not finite."""
+        for runtime, *members in zip(self._runtimes, finite.T.tolist(), zip(*skipped, strict=True), strict=True):
+            fine = [ends or without for ends, without in zip(*members, strict=True)]
+            if not runtime.failure and not all(fine):
+                step = runtime.step - len(fine) + fine.index(False) + 1
+                runtime.failure = f"loss is not finite at step {step} of epoch {runtime.epoch + 1}"
+
+    @staticmethod
+    def _mark_overflows(runtimes: Iterable[TrialRuntime]) -> None:
+        """Set `TrialRuntime.failure` of runtimes whose loss scale is too small after the step being added."""
+        for runtime in runtimes:
+            if not runtime.failure:
+                runtime.failure = (
+                    f"float16 overflow in step after step: the loss scale fell below 2**{MIN_SCALE_EXPONENT} at step "
+                    f'{runtime.step + 1} of epoch {runtime.epoch + 1}; return "bf16-mixed" or "32" from the task\'s '
+                    "`precision`, or scale inputs and loss down"
+                )
+
+    def report(self, reports: Iterable[Report]) -> None:
+        """Append an event with these reports and the summary of the losses since the last event."""
+        self._events.append(Reported(self._job, tuple(reports), self._summary))
+        self._summary, self._reported = None, time.perf_counter()
+
+    def report_summary(self) -> None:
+        """Append an event with the summary alone, if there is one."""
+        if self._summary is not None:
+            self.report(())
 
 
 class ArrayMembers:
@@ -37,7 +141,6 @@ class ArrayMembers:
         frozen_sources: Callable[[], Iterable[nn.Module]],
         heartbeat: Callable[[], None],
         note: Callable[[str], None],
-        use_schedulers: bool = True,
     ) -> None:
         self.runtimes: list[TrialRuntime] = []
         """Trials in training."""
@@ -50,7 +153,6 @@ class ArrayMembers:
         self._frozen_sources = frozen_sources
         self._heartbeat = heartbeat
         self._note = note
-        self._use_schedulers = use_schedulers
         self._epoch_due: set[int] = set()  # trials that must train one epoch before others join
 
     @property
@@ -94,7 +196,7 @@ class ArrayMembers:
             runtime = self._state.build(member)
             self._state.outside.begin(member.trial.number, runtime.model)
             runtime.restore(self._state.directory, epoch_steps)
-        return runtime if self._use_schedulers else dataclasses.replace(runtime, scheduler=None)
+        return runtime
 
     def _epoch_steps(self, member: Member) -> int:
         config = member.trial.config
@@ -199,7 +301,109 @@ class ArrayMembers:
         self._epoch_due.discard(runtime.trial.number)
 
 
+def call_end_epoch(task: Task, runtimes: Sequence[TrialRuntime], fused: bool, outside: OutsideState) -> bool:
+    """Call `Task.end_epoch` for the trials that have not failed; return whether an array of them must be made anew.
+
+    Tensors that a call has put in the place of buffers, or given to parameters as `.data`, are copied into the memory
+    of these where that is the memory of an array. An array sees no other change of a model's attributes.
+
+    Args:
+        fused: Whether the trials are an array.
+        outside: What trials keep outside of models; in plain PyTorch each has its own.
+
+    Raises:
+        StepRefusedError: a call has changed a frozen parameter that trials share, which is as before; or it has changed
+            which tensors of a model of an array share memory, or the gradients of some members alone.
+    """
+    if type(task).end_epoch is Task.end_epoch:
+        return False
+    changed, array = False, runtimes[0].gradients.array
+    for runtime in runtimes:
+        runtime.gradients.leave()
+        if runtime.failure:
+            continue
+        before = _attributes(runtime) if fused else None
+        own = _in_place(runtime.model) if fused else outside.of(runtime.trial.number, runtime.model, "end_epoch")
+        with _shared_unchanged(runtime.model), own:
+            seed_all(derive_seed(runtime.trial.seed, "end_epoch", runtime.epoch), runtime.device)
+            call(task, "end_epoch", runtime.model, config=runtime.trial.config)
+        changed = changed or (fused and _attributes(runtime) != before)
+    if array is not None:
+        try:
+            enter_array(array[0], [runtime.gradients for runtime in runtimes])
+        except FusionError as error:
+            raise StepRefusedError(str(error)) from error
+    return changed
+
+
 def _with_state(runtime: TrialRuntime, report: Report) -> Report:
     reached = report.epoch >= runtime.member.target
     state = TrialState.PAUSED if reached else TrialState.RUNNING
     return dataclasses.replace(report, state=state, checkpoint=runtime.checkpoint)
+
+
+def _attributes(runtime: TrialRuntime) -> object:
+    return runtime.carried and runtime.carried.attributes()
+
+
+@contextmanager
+def _in_place(model: nn.Module) -> Iterator[None]:
+    """Copy values that are assigned to buffers, and to the `.data` of parameters, into the memory of before."""
+    held: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
+        (container, name, tensor, tensor.detach())
+        for module in model.modules()
+        for container in (module._parameters, module._buffers)
+        for name, tensor in container.items()
+        if tensor is not None and tensor.layout is torch.strided
+    ]
+    yield
+    memories = [memory for *_, memory in held]
+    values = [container.get(name) for container, name, _, _ in held]
+    before, after = _first_in_memory(memories), _first_in_memory(values)
+    if before != after:
+        one = next(number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
+        names = {held[number][1] for number in (one, before[one], after[one])}
+        raise StepRefusedError(
+            f"`end_epoch` changes which of the model's tensors share memory ({', '.join(sorted(names))}), and of an "
+            "array each is on its own; assign a copy (`.clone()`) if they are not to change together"
+        )
+    own = set(map(_address, memories))
+    replaced = [
+        # copied now, as what the first copies write may be the values of others
+        (entry, value.detach().clone() if _address(value) in own else value.detach())
+        for entry, value in zip(held, values, strict=True)
+        if value is not None and _is_replaced(*entry[2:], value)
+    ]
+    for (container, name, tensor, memory), value in replaced:
+        memory.copy_(value)
+        tensor.data = memory
+        container[name] = tensor
+
+
+def _is_replaced(tensor: Tensor, memory: Tensor, value: Tensor) -> bool:
+    if isinstance(value, nn.Parameter) and value is not tensor:
+        return False
+    fits = (value.shape, value.dtype, value.device) == (memory.shape, memory.dtype, memory.device)
+    return fits and value.data_ptr() != memory.data_ptr()
+
+
+def _first_in_memory(values: Iterable[Tensor | None]) -> list[int]:
+    """The number of the first value in the same memory, for each value."""
+    found: dict[int, int] = {}
+    return [found.setdefault(_address(value) or -1 - number, number) for number, value in enumerate(values)]
+
+
+def _address(value: Tensor | None) -> int:
+    return 0 if value is None else storage_address(value)
+
+
+@contextmanager
+def _shared_unchanged(model: nn.Module) -> Iterator[None]:
+    """Undo a change of frozen parameters in memory that other trials use, and refuse it."""
+    shared = {each.data_ptr(): (path, each) for path, each in model.named_parameters() if is_shared(each)}
+    copies = [(path, each.detach(), each.detach().to("cpu", copy=True)) for path, each in shared.values()]
+    yield
+    for path, memory, copied in copies:
+        if not torch.equal(memory.cpu(), copied):
+            memory.copy_(copied)
+            raise StepRefusedError(f"`end_epoch` changes {path!r}, which is frozen and in memory that trials share")

@@ -20,14 +20,12 @@ from shoal.fuse.capture import records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.host.activity_clock import during
-from shoal.train.array_members import ArrayMembers
+from shoal.train.array_members import ArrayMembers, LossTracker, call_end_epoch
 from shoal.train.data.loader import augmentation_seed
-from shoal.train.epoch_hook import call_end_epoch
 from shoal.train.fused_stepper import make_stepper
-from shoal.train.loss_tracker import LossTracker
 from shoal.train.outside import refuse_lasting_change, shares_outside
 from shoal.train.proof import Proof, ProofRecord
-from shoal.train.step_plan import StepPlan
+from shoal.train.step_settings import StepPlan
 from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.train.team.leader import TeamLeader
 from shoal.train.trial_runtime import TrialRuntime
@@ -85,8 +83,6 @@ class ArrayTrainer:
         frozen_sources: Function that returns models of other arrays in this process. If a large frozen parameter of a
             new model equals the one of the same name in such a model, both share its memory.
         heartbeat: Function to call at each step and validation batch, and before each operation that may take long.
-        timing_only: Whether steps are only timed: losses need not be finite, and LR schedulers, which may end with the
-            budget, are not used.
     """
 
     def __init__(
@@ -96,7 +92,6 @@ class ArrayTrainer:
         worker_state: WorkerState,
         frozen_sources: Callable[[], Iterable[nn.Module]] = tuple,
         heartbeat: Callable[[], None] = lambda: None,
-        timing_only: bool = False,
     ) -> None:
         self.key = array.key
         self.position = 0
@@ -112,7 +107,7 @@ class ArrayTrainer:
         self._job = job
         self._state = worker_state
         self._heartbeat = heartbeat
-        self._losses = LossTracker(job, self.events, check=not timing_only)
+        self._losses = LossTracker(job, self.events)
         self._members = ArrayMembers(
             array.members,
             worker_state,
@@ -120,7 +115,6 @@ class ArrayTrainer:
             frozen_sources,
             heartbeat,
             note=lambda text: self.events.append(Noted(job, text)),
-            use_schedulers=not timing_only,
         )
         self.failures = self._members.failures
         """Trials that could not be built while others train: their numbers, and the exception."""
@@ -135,7 +129,7 @@ class ArrayTrainer:
         self._reported: dict[int, str] = {}  # trials of reported arrays -> why they train in plain PyTorch
         self._record = worker_state.proofs.setdefault(array.key, ProofRecord(worker_state.proof_cost))
         self._proof: Proof | None = None
-        if worker_state.task.exact and not timing_only:
+        if worker_state.task.exact:
             self._proof = Proof(worker_state.task, worker_state.outside, self._record)
         self._training = self._train_all()
 

@@ -23,11 +23,10 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.frozen import unshare_small
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
-from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.per_member import error_location, tensors_in
-from shoal.fuse.scaler import GradScaler
+from shoal.fuse.scaler import GradScaler, LossScale
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.step import StepMode, TrainingStep, modes_to_try
 from shoal.task import Task, call, size_of, takes_config

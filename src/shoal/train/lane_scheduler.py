@@ -134,7 +134,8 @@ class LaneScheduler:
         self._count = 0
         self._searches: dict[tuple[frozenset[int], tuple[Interleaving, ...]], InterleavingSearch] = {}
         self._search: InterleavingSearch | None = None
-        self._round_samples = 1
+        self.round_samples = 1
+        """Samples of each lane in the next round; within it lanes drift apart by at most these and a step."""
 
     @property
     def interleaving(self) -> Interleaving | None:
@@ -145,11 +146,6 @@ class LaneScheduler:
     def seconds(self) -> dict[Interleaving, float]:
         """Schedule -> seconds per sample of a lane, for the lanes of the last round."""
         return {} if self._search is None else self._search.seconds
-
-    @property
-    def round_samples(self) -> int:
-        """Samples of each lane in the next round; within it lanes drift apart by at most these and a step."""
-        return self._round_samples
 
     def round(self, lanes: Sequence[Lane], interrupted: Callable[[], bool]) -> list[LaneFailure]:
         """Train lanes for a round, which ends early if none has a step ready; return the failed ones, to be dropped.
@@ -175,16 +171,16 @@ class LaneScheduler:
             search.record(seconds, [lane.position - then for lane, then in zip(lanes, before, strict=True)])
             if search.interleaving is not None:
                 _log.info("%d lanes are interleaved by %r: %s", len(lanes), search.interleaving, search)
-        if max(lane.position - then for lane, then in zip(lanes, before, strict=True)) >= self._round_samples:
+        if max(lane.position - then for lane, then in zip(lanes, before, strict=True)) >= self.round_samples:
             self._adapt(seconds)
         return failures
 
     def _adapt(self, seconds: float) -> None:
         """After a complete round, change `round_samples` so that rounds take about `ROUND_SECONDS`."""
         if seconds < ROUND_SECONDS / 2:
-            self._round_samples *= 2
+            self.round_samples *= 2
         elif seconds > ROUND_SECONDS * 2:
-            self._round_samples = max(1, self._round_samples // 2)
+            self.round_samples = max(1, self.round_samples // 2)
 
     def _admit(self, lanes: Sequence[Lane]) -> None:
         """Register new lanes, and drop the searches of sets with a lane that no longer exists."""
@@ -236,7 +232,7 @@ class LaneScheduler:
         before = [lane.position for lane in lanes]
         active = list(lanes)
         while active:
-            goal = sys.maxsize if len(lanes) == 1 else min(map(self._progress, active)) + self._round_samples
+            goal = sys.maxsize if len(lanes) == 1 else min(map(self._progress, active)) + self.round_samples
             with self._streams(lanes) if interleaving == "streams" else nullcontext():
                 stopped = self._run_to(interleaving, active, goal, interrupted, failures)
             if stopped or before != [lane.position for lane in lanes]:

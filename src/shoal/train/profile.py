@@ -26,12 +26,11 @@ from shoal.fuse.race import RaceRules, choose_fastest
 from shoal.fuse.rows import bytes_of
 from shoal.host.processes import own_memory
 from shoal.plan.cost.cost import MIN_WORK_TO_MEASURE
-from shoal.train.build_snapshot import BuildSnapshot
 from shoal.train.data.batches import Batches
 from shoal.train.failures import outcome_of
 from shoal.train.fused_stepper import make_stepper
-from shoal.train.plain_copy import copied_bytes, copy_trial
-from shoal.train.step_plan import StepPlan
+from shoal.train.plain_copy import BuildSnapshot, copied_bytes, copy_trial
+from shoal.train.step_settings import StepPlan
 from shoal.train.stepper import MixedEpochsError, Stepper, StepRefusedError
 from shoal.train.trial_runtime import TrialRuntime, sort_by_optimizer, state_tensors, synchronize
 from shoal.train.worker_state import WorkerState

@@ -26,10 +26,9 @@ from shoal.host.activity_clock import during
 from shoal.task import Task
 from shoal.train.comparison import first_difference
 from shoal.train.failures import outcome_of
-from shoal.train.member_check import MemberCheck, without_trace
 from shoal.train.metrics import ValidationMetrics
 from shoal.train.outside import OutsideState, refuse_lasting_change, shares_outside
-from shoal.train.plain_copy import PlainCopy, copied_bytes
+from shoal.train.plain_copy import MemberCheck, PlainCopy, copied_bytes, without_trace
 from shoal.train.stepper import StepRefusedError
 from shoal.train.trial_runtime import TrialRuntime
 

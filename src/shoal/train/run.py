@@ -35,8 +35,8 @@ from shoal.core.trial import Report, Trial
 from shoal.host.activity_clock import during
 from shoal.host.machine import threads
 from shoal.host.pickling import original_or_loaded, why_not_loaded
+from shoal.host.process_lock import TemporaryFolder
 from shoal.host.process_settings import ProcessSettings, applied, thread_limit
-from shoal.host.temporary import TemporaryFolder
 from shoal.task import Task
 from shoal.train.array_trainer import ArrayTrainer
 from shoal.train.control import JobControl

@@ -20,14 +20,13 @@ from shoal.core.array import Member
 from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
 from shoal.core.trial import Report, Trial
 from shoal.fuse.generators import seed_all
-from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.unfused_step import mode_setter, required_argument
+from shoal.fuse.scaler import LossScale
 from shoal.host.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.train.carried_state import CarriedState, Lost
-from shoal.train.checkpoint import Checkpoint, load_newest, mismatch_message
+from shoal.train.checkpoint import Checkpoint, CheckpointWriter, load_newest, mismatch_message
 from shoal.train.checkpoint_paths import checkpoint_directory, checkpoint_stem
-from shoal.train.checkpoint_writer import CheckpointWriter
 from shoal.train.failures import user_traceback
 from shoal.train.kept_gradients import KeptGradients, uncleared
 from shoal.train.step_settings import StepSettings

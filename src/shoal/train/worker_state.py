@@ -13,10 +13,9 @@ from shoal.core.array import FusionKey, Member
 from shoal.fuse.frozen import is_shared
 from shoal.fuse.rows import bytes_of
 from shoal.task import Task
+from shoal.train.checkpoint import CheckpointWriter, host_copies
 from shoal.train.checkpoint_paths import checkpoint_files
-from shoal.train.checkpoint_writer import CheckpointWriter
 from shoal.train.data.datasets import DataSets
-from shoal.train.host_copies import host_copies
 from shoal.train.outside import OutsideState
 from shoal.train.proof import ProofCost, ProofRecord
 from shoal.train.trial_runtime import TrialRuntime, build, state_tensors

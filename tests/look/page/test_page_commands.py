@@ -62,7 +62,7 @@ def test_without_its_packages_the_page_names_the_remedy_before_a_study_begins(tm
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_page_quietly_also_while_a_browser_watches(study: Path, end: signal.Signals) -> None:
-    program = "from shoal.cli import main; main()"
+    program = "from shoal.__main__ import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", program, "page", str(study)], stderr=subprocess.PIPE, text=True, start_new_session=True
     )

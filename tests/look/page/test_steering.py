@@ -144,7 +144,7 @@ def test_a_study_that_runs_is_steered_from_its_page(browser, tmp_path: Path) -> 
 
 def test_shoal_run_serves_the_page_of_its_study_until_it_ends(browser, tmp_path: Path) -> None:
     with (
-        running(tmp_path, "-c", "from shoal.cli import main; main()", "run") as (process, page),
+        running(tmp_path, "-c", "from shoal.__main__ import main; main()", "run") as (process, page),
         opened(browser, page.address, javascript_faults=True) as tab,
     ):
         reached(tab, tmp_path / "study", lambda _, trials: any(row.epoch for row in trials.values()))

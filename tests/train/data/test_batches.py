@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from shoal.core.errors import TaskError
 from shoal.fuse.generators import seed_all
 from shoal.train.data import batches as batches_module
-from shoal.train.data import fetch as fetch_module
+from shoal.train.data import sample_window
 from shoal.train.data.batches import Batches
 from shoal.train.data.loader import epoch_order
 from shoal.train.data.samples import samples_equal
@@ -197,8 +197,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     [(named, 0, 2 + 2 * 2), (named, 64, 2 + 2 * 2 + 2), (augmented, 0, 2), (augmented, 64, 2 + 9 + 3)],
 )
 def test_what_is_held_is_bounded_and_let_go(make: Any, early: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 1e9)
-    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_BYTES", early * 1024)  # at least what a small sample counts as
+    monkeypatch.setattr(sample_window, "MAX_PREFETCH_SECONDS", 1e9)
+    monkeypatch.setattr(sample_window, "MAX_PREFETCH_BYTES", early * 1024)  # at least what a small sample counts as
     batches = Batches(Counting(make, 1000), CPU, "training")
     walks = [batches.iterate(size, seed=1) for size in (7, 20)]
     for _ in range(40):

@@ -18,7 +18,7 @@ import shoal
 from shoal.core.errors import TaskError
 from shoal.core.trial import Trial
 from shoal.fuse.generators import seed_all
-from shoal.train.data import fetch as fetch_module
+from shoal.train.data import sample_window
 from shoal.train.data.batches import Batches
 from shoal.train.data.datasets import DataSets
 from shoal.train.data.iterable import IterableReader
@@ -73,7 +73,7 @@ def assert_same(found: list[Any], samples: list[Any], size: int) -> None:
 @pytest.fixture
 def nothing_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable prefetching: only needed samples, and those of the same block, are read."""
-    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_BYTES", 0)
+    monkeypatch.setattr(sample_window, "MAX_PREFETCH_BYTES", 0)
 
 
 @given(samples=st.integers(1, 90), size=st.integers(1, 50), first=st.integers(0, 3), epoch=st.integers(0, 2))

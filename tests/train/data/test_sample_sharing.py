@@ -15,10 +15,10 @@ from torch import Tensor
 
 from shoal.fuse.generators import seed_all
 from shoal.train.data import batches as batches_module
-from shoal.train.data import fetch as fetch_module
+from shoal.train.data import sample_window
 from shoal.train.data.batches import PROBED_SAMPLES, Batches
-from shoal.train.data.fetch import Fetcher
 from shoal.train.data.loader import epoch_order
+from shoal.train.data.sample_window import Fetcher
 from shoal.train.data.samples import samples_equal
 from shoal.train.data.source import BLOCK
 
@@ -89,7 +89,7 @@ def test_nothing_is_held_that_all_take_together() -> None:
 
 
 def test_a_lane_that_goes_on_alone_keeps_nothing_for_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 0)
+    monkeypatch.setattr(sample_window, "MAX_PREFETCH_SECONDS", 0)
     batches = Batches(Counting(augmented), CPU, "training", shared_augmentation=True)
     stays, leaves = walk(batches, 32), walk(batches, 32)
     for lane in (stays, leaves, stays):
@@ -167,8 +167,8 @@ def test_what_is_fetched_early_is_what_would_be_fetched_later(
 ) -> None:
     found = []
     for early in (0, 100, 1000):
-        monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 1e9)
-        monkeypatch.setattr(fetch_module, "MAX_PREFETCH_BYTES", early * 1024)  # at least what a small sample counts as
+        monkeypatch.setattr(sample_window, "MAX_PREFETCH_SECONDS", 1e9)
+        monkeypatch.setattr(sample_window, "MAX_PREFETCH_BYTES", early * 1024)  # at least what a small sample counts as
         batches = Batches(Counting(make), CPU, "training", shared)
         epoch = walk(batches, 20)
         found.append([next(epoch), next(epoch)])
@@ -191,8 +191,8 @@ def test_an_error_is_raised_when_the_sample_is_needed(
 
     given = []
     for early in (0, 1000):
-        monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 1e9)
-        monkeypatch.setattr(fetch_module, "MAX_PREFETCH_BYTES", early * 1024)
+        monkeypatch.setattr(sample_window, "MAX_PREFETCH_SECONDS", 1e9)
+        monkeypatch.setattr(sample_window, "MAX_PREFETCH_BYTES", early * 1024)
         batches = Batches(Counting(fails), CPU, "training", shared)
         epoch = batches.iterate(10, seed=1)
         given.append([next(epoch) for _ in range(19)])
@@ -203,7 +203,7 @@ def test_an_error_is_raised_when_the_sample_is_needed(
 
 @pytest.mark.parametrize(("size", "walks"), [(4, 4), (2, 8)])
 def test_walks_of_several_orders_fetch_each_sample_once(size: int, walks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 0)
+    monkeypatch.setattr(sample_window, "MAX_PREFETCH_SECONDS", 0)
     batches = Batches(Counting(named, 320), CPU, "training")
     lockstep([walk(batches, size, epoch) for epoch in range(walks)], [size] * walks, 320)
     assert batches.fetched == walks * 320

@@ -12,8 +12,8 @@ from torch import Tensor
 from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.dropout import apply_dropout
 from shoal.fuse.rules.elementwise import raise_rank
-from shoal.fuse.side_effects import draws_random
 from shoal.fuse.stacked import Stacked, member_count
+from shoal.fuse.torch_functions import draws_random
 
 __all__ = ["RULES", "multi_head_without_overrides"]
 

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -180,9 +180,7 @@ class PageServer:
         failed: Whether an unexpected error has ended all updates; the server must end then.
     """
 
-    def __init__(
-        self, root: Path, *, token: str, port: int, hosts: Collection[str] = ("127.0.0.1", "localhost")
-    ) -> None:
+    def __init__(self, root: Path, *, token: str, port: int) -> None:
         self._root, self._token, self._cookie = root, token, f"shoal-{port}"
         self._files = page_files()
         self._feeds: dict[str, StudyFeed] = {}
@@ -197,7 +195,7 @@ class PageServer:
             Guard,
             token=token,
             cookie=self._cookie,
-            hosts=frozenset(f"{host}:{port}" for host in hosts),
+            hosts=frozenset([f"127.0.0.1:{port}", f"localhost:{port}"]),
             public=frozenset(["/", *(f"/{name}" for name in self._files)]),
             login=LOGIN,
         )

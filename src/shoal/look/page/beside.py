@@ -30,7 +30,7 @@ def beside_study(directory: Path, wanted: bool) -> Iterator[None]:
         return
     path = [entry or os.getcwd() for entry in sys.path]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "shoal.look.page", str(directory), str(os.getpid())],
+        [sys.executable, "-P", "-m", "shoal.look.page.server", str(directory), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

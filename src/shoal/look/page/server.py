@@ -1,4 +1,7 @@
-"""The server of the page, and its address."""
+"""The server of the page, and its address.
+
+As a program it serves beside a study: its arguments are the study's directory and the id of the study's process.
+"""
 
 import asyncio
 import os
@@ -126,3 +129,10 @@ def _bound(port: int) -> socket.socket:
             f"port {port} of {HOST} cannot be used ({error}); name another one (--port), or none for a free one"
         ) from error
     return bound
+
+
+if __name__ == "__main__":
+    try:
+        serve(Path(sys.argv[1]), announce=lambda address: print(address, flush=True), parent=int(sys.argv[2]))
+    except ShoalError as error:
+        sys.exit(str(error))

@@ -17,12 +17,11 @@ from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 from shoal.host.machine import own_addresses
 from shoal.host.nvml import NvmlMonitor
-from shoal.host.temporary import remove_abandoned
+from shoal.host.process_lock import remove_abandoned
 from shoal.run.base import Backend, Ended, WorkerContext
 from shoal.run.local import Local
-from shoal.run.nodes.inventory import devices_on, take_node_inventory
+from shoal.run.nodes.inventory import agent_probe_fault, devices_on, take_node_inventory
 from shoal.run.nodes.messages import AgentMessage, AgentSetup, MessageBatch, NodeEnded, NodeJoined, NodeState
-from shoal.run.nodes.probe import agent_probe_fault
 
 __all__ = ["Agent", "python_command"]
 

@@ -15,10 +15,9 @@ from shoal.core.errors import BackendError, DeviceError
 from shoal.core.job import Job, JobUpdate, log_path
 from shoal.host.monitor import Condition
 from shoal.run.base import Backend, Ended, Event, Outcome, WorkerContext
-from shoal.run.nodes.inventory import NodeInventory, cluster_of, names_nodes, version_fault
+from shoal.run.nodes.inventory import NodeInventory, cluster_of, names_nodes, remove_probes, version_fault, write_probe
 from shoal.run.nodes.link import LEASE_SECONDS, Carrier, NodeLink
 from shoal.run.nodes.messages import AgentMessage, AgentSetup, NodeEnded, NodeJoined, NodeState, ProcessSettings
-from shoal.run.nodes.probe import remove_probes, write_probe
 
 __all__ = ["Nodes", "NodesMonitor"]
 

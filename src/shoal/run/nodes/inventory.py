@@ -1,10 +1,13 @@
-"""The devices and versions of nodes, and the cluster that they are together."""
+"""Checks of the nodes of a cluster: their devices and versions, and whether they share the directory of a study."""
 
+import os
 import platform
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
 
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
@@ -13,17 +16,26 @@ from shoal.host.discover import discover
 from shoal.host.machine import ThisMachine, cpu_model
 
 __all__ = [
+    "PROBE_SECONDS",
     "NodeInventory",
+    "agent_probe_fault",
     "check_nodes",
     "cluster_of",
     "devices_on",
     "first_gpus",
     "names_nodes",
     "on_node",
+    "remove_probes",
     "take_node_inventory",
     "version_fault",
     "versions",
+    "write_probe",
 ]
+
+PROBE_SECONDS = 30.0
+"""Longest wait for a file of another machine; NFS shows new files after up to this time."""
+
+_PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -157,6 +169,40 @@ def first_gpus(cluster: Cluster, gpus: int) -> Cluster:
     return kept.map(lambda device: replace(device, cores=max(1, int(node.cores) // len(node.devices))))
 
 
+def write_probe(directory: Path, name: str) -> None:
+    """Write the file of the engine or of an agent, whose name is unique in all runs."""
+    folder = directory / "agents"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w", encoding="utf-8") as file:
+        file.write(name)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def agent_probe_fault(directory: Path, node: str, probe: str, seconds: float = PROBE_SECONDS) -> str:
+    """Look on a node for the engine's file, and write one beside it; return a fault in words, or "".
+
+    A run's file has a name of its own, so a node that has it has the engine's directory, and the engine sees what the
+    node writes there.
+    """
+    if not directory.is_dir():  # an agent makes no directory, since the engine's study would not be in it
+        return _not_shared(directory, f"node {node} does not have it")
+    if not _appears(directory / "agents" / probe, seconds):
+        missing = f"agents/{probe}"
+        return _not_shared(directory, f"node {node} has a directory of that name without the engine's file {missing}")
+    try:
+        write_probe(directory, f"{probe}-{node}")
+    except OSError as error:
+        return f"node {node} cannot write to the directory {directory} of the study: {error}; let its user write there"
+    return ""
+
+
+def remove_probes(directory: Path, probe: str) -> None:
+    """Remove the files of a run."""
+    for path in (directory / "agents").glob(f"{probe}*"):
+        path.unlink(missing_ok=True)
+
+
 def _with_model(device: Device, model: str) -> Device:
     return replace(device, kind=f"{device.kind} {model}") if device.is_cpu and model else device
 
@@ -167,3 +213,20 @@ def _names(nodes: Sequence[Node]) -> str:
 
 def _reasons(found: Mapping[str, NodeInventory]) -> str:
     return "".join(f"; {node}: {each.absence_reason}" for node, each in found.items() if each.absence_reason)
+
+
+def _not_shared(directory: Path, why: str) -> str:
+    return (
+        f"the directory {directory} of the study is not shared by all nodes: {why}; choose one on a file system that "
+        "all nodes mount at the same path, with directory=... or --directory"
+    )
+
+
+def _appears(path: Path, seconds: float) -> bool:
+    """Return whether a file is there within some seconds; listing its folder makes NFS look again."""
+    deadline = time.monotonic() + seconds
+    while not (path.parent.is_dir() and path.name in os.listdir(path.parent)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True

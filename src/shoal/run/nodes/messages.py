@@ -16,7 +16,7 @@ from shoal.core.device import Cluster
 from shoal.core.event import Event
 from shoal.core.job import WorkerContext
 from shoal.host.monitor import Condition
-from shoal.run.nodes.probe import PROBE_SECONDS
+from shoal.run.nodes.inventory import PROBE_SECONDS
 
 __all__ = [
     "AgentMessage",

@@ -19,7 +19,7 @@ from shoal.run.launcher import begin_imports, imported_libraries
 from shoal.run.nodes.agent import Agent
 from shoal.run.nodes.backend import Nodes
 from shoal.run.nodes.inventory import NodeInventory, check_nodes, cluster_of, devices_on, take_node_inventory
-from shoal.run.nodes.link import LEASE_SECONDS, Carrier, NodeGone, NodeUnreachable
+from shoal.run.nodes.link import Carrier, NodeGone, NodeUnreachable
 from shoal.run.nodes.messages import AgentSetup, MessageBatch, ProcessSettings
 
 if TYPE_CHECKING:
@@ -321,8 +321,8 @@ class Ray(Nodes):
     _head: ClassVar["ClusterHead | None"] = None
     """The head that back end "slurm" has started in this process."""
 
-    def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
-        super().__init__(worker_context, lease)
+    def __init__(self, worker_context: WorkerContext) -> None:
+        super().__init__(worker_context)
         self._ids: dict[str, str] = {}  # node with an agent -> Ray's id of the node
         self._only_gpus = worker_context.devices == "auto" and _have_gpus(living_nodes({}))
         self._watched = float("-inf")

@@ -19,7 +19,7 @@ from shoal.core.errors import BackendError, DeviceError
 from shoal.run.base import WorkerContext
 from shoal.run.nodes.agent import python_command
 from shoal.run.nodes.inventory import check_nodes, devices_on, names_nodes
-from shoal.run.nodes.link import LEASE_SECONDS, Carrier
+from shoal.run.nodes.link import Carrier
 from shoal.run.nodes.messages import NodeEnded
 from shoal.run.nodes.ray import Ray, RayNode, living_nodes
 from shoal.run.nodes.slurm_cluster import ClusterHead, be_node
@@ -97,7 +97,7 @@ class Slurm(Ray):
     _steps: ClassVar[dict[str, NodeStep]] = {}
     """The steps of the allocation, by node."""
 
-    def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
+    def __init__(self, worker_context: WorkerContext) -> None:
         nodes = allocation() if self._sbatch is None else []
         self._allocation = [node for node in nodes if devices_on(node.name, worker_context.devices) != []]
         self._wanted = 0 if self._sbatch is None else requested_nodes(self._sbatch)
@@ -109,7 +109,7 @@ class Slurm(Ray):
         for contact in worker_context.directory.glob("agents/*.contact"):  # of engines that were killed
             contact.unlink()
         try:
-            super().__init__(worker_context, lease)
+            super().__init__(worker_context)
         except BaseException:
             self.close()
             raise

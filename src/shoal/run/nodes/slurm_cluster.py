@@ -19,9 +19,8 @@ from typing import Any
 
 from shoal.core.errors import BackendError
 from shoal.host.machine import ThisMachine, own_addresses
-from shoal.host.temporary import TemporaryFolder
-from shoal.run.nodes.inventory import version_fault, versions
-from shoal.run.nodes.probe import agent_probe_fault
+from shoal.host.process_lock import TemporaryFolder
+from shoal.run.nodes.inventory import agent_probe_fault, version_fault, versions
 from shoal.run.nodes.ray import check_address, check_ray
 
 __all__ = ["ClusterHead", "be_node"]

@@ -17,11 +17,10 @@ from shoal.core.demand import LOCKSTEP, SampleSharing
 from shoal.core.errors import TaskError
 from shoal.fuse.generators import PythonRngSnapshot, forked_rng
 from shoal.fuse.rows import unstackable
-from shoal.train.data.fetch import Fetcher
 from shoal.train.data.iterable import IterableReader, PassOrder
 from shoal.train.data.loader import LoaderSettings, is_iterable
 from shoal.train.data.loader_processes import FetchRequest, LoaderProcesses
-from shoal.train.data.sample_window import SampleWindow
+from shoal.train.data.sample_window import Fetcher, SampleWindow
 from shoal.train.data.samples import sample_kind
 from shoal.train.data.source import (
     BLOCK,

@@ -1,7 +1,8 @@
-"""Messages between the processes of a team in a step: the weights, the rows of the batch, and the gradients."""
+"""Messages between the processes of a team: the description of an array; in a step weights, rows and gradients."""
 
 import pickle
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from shoal.core.array import Member
 from shoal.fuse.array import ModelArray
 from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
 from shoal.fuse.stacked import Stacked
@@ -23,6 +25,7 @@ __all__ = [
     "GradientSum",
     "Header",
     "SharedState",
+    "TrainedArray",
     "divided",
     "first_rows",
     "leaves_of",
@@ -34,6 +37,39 @@ __all__ = [
 _HEADER_BYTES = 4096
 _LENGTH_BYTES = 8
 _ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class TrainedArray:
+    """The members of an array, in its order, and what a helper must have built equally.
+
+    Args:
+        tensors: Name of each parameter and buffer -> its shape, type and whether it is trained, for each member;
+            of a frozen parameter, which is not sent, also a checksum.
+    """
+
+    members: tuple[Member, ...]
+    tensors: tuple[dict[str, tuple[Any, ...]], ...]
+    rows: Any
+
+    @classmethod
+    def of(cls, members: Iterable[Member], models: Iterable[nn.Module], rows: Any) -> "TrainedArray":
+        """Describe an array by its members and their models."""
+        checksums: dict[int, int] = {}
+        return cls(tuple(members), tuple(_described(model, checksums) for model in models), rows)
+
+    def difference(self, models: Sequence[nn.Module]) -> str:
+        """Why models of a helper are not those of the leader; "" if they are."""
+        checksums: dict[int, int] = {}
+        for member, model, described in zip(self.members, models, self.tensors, strict=True):
+            own = _described(model, checksums)
+            for name in sorted(own.keys() | described.keys()):
+                if own.get(name) != described.get(name):
+                    return (
+                        f"{name!r} of trial {member.trial.number} differs from what the task's `model` returns on "
+                        "another device for the same config and seed; a helper gets only parameters that are trained"
+                    )
+        return ""
 
 
 @dataclass(frozen=True)
@@ -243,3 +279,22 @@ def _view(message: Tensor, begin: int, shape: Sequence[int], dtype: torch.dtype)
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     if targets:
         torch._foreach_copy_(list(targets), list(sources))
+
+
+def _described(model: nn.Module, checksums: dict[int, int]) -> dict[str, tuple[Any, ...]]:
+    found: dict[str, tuple[Any, ...]] = {name: _kind(each) for name, each in model.named_buffers()}
+    for name, each in model.named_parameters():
+        found[name] = (*_kind(each), *(() if each.requires_grad else (_checksum(each, checksums),)))
+    return found
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
+
+
+def _checksum(tensor: Tensor, checksums: dict[int, int]) -> int:
+    """Checksum of the values; members that share memory are summed once."""
+    if tensor.data_ptr() not in checksums:
+        content = tensor.detach().contiguous().cpu().flatten().view(torch.uint8)
+        checksums[tensor.data_ptr()] = zlib.crc32(content.numpy().data)
+    return checksums[tensor.data_ptr()]

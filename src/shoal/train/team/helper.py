@@ -14,10 +14,9 @@ from shoal.core.errors import FusionError
 from shoal.core.job import Job
 from shoal.core.trial import step_seed
 from shoal.fuse.api import fuse
-from shoal.fuse.backward import backward
+from shoal.fuse.backward import MicroBatches, backward
 from shoal.fuse.frozen import large_frozen, share_frozen
 from shoal.fuse.generators import seeded
-from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
 from shoal.host.pickling import loaded
@@ -25,10 +24,8 @@ from shoal.task import size_of
 from shoal.train.checkpoint import load_newest
 from shoal.train.control import JobControl
 from shoal.train.metrics import task_loss
-from shoal.train.team.channel import Channel, PeerLostError
-from shoal.train.team.content import TrainedArray
-from shoal.train.team.exchange import BatchLeaf, GradientSum, Header, SharedState, rebuilt, unpack
-from shoal.train.team.rendezvous import HelperSide, address_path
+from shoal.train.team.channel import Channel, HelperSide, PeerLostError, address_path
+from shoal.train.team.exchange import BatchLeaf, GradientSum, Header, SharedState, TrainedArray, rebuilt, unpack
 from shoal.train.trial_runtime import TrialRuntime, build
 from shoal.train.worker_state import WorkerState
 

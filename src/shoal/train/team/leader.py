@@ -19,26 +19,25 @@ from shoal.core.array import FusionKey
 from shoal.core.event import TeamMeasured
 from shoal.core.job import WorkerContext
 from shoal.fuse.array import ModelArray
-from shoal.fuse.micro_batches import MicroBatches, micro_batches
+from shoal.fuse.backward import MicroBatches, micro_batches
 from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
 from shoal.fuse.step import TrainingStep
 from shoal.fuse.transaction import Transaction
 from shoal.task import size_of
 from shoal.train.stepper import MixedEpochsError, Stepper, StepRefusedError
-from shoal.train.team.channel import Channel, PeerLostError
-from shoal.train.team.content import TrainedArray
+from shoal.train.team.channel import Channel, LeaderSide, PeerLostError
 from shoal.train.team.exchange import (
     BatchLeaf,
     GradientSum,
     Header,
     SharedState,
+    TrainedArray,
     divided,
     first_rows,
     leaves_of,
     pack,
     rebuilt,
 )
-from shoal.train.team.rendezvous import LeaderSide
 
 __all__ = ["GradientSnapshot", "TeamLeader", "TeamStepTimes", "tolerance"]
 
@@ -157,17 +156,11 @@ class TeamLeader:
     and before some later ones. A loss that is a mean over samples in the checked rows only is not recognized.
     """
 
-    def __init__(
-        self,
-        job: str,
-        worker_context: WorkerContext,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, job: str, worker_context: WorkerContext) -> None:
         self.events: list[TeamMeasured] = []
         """Events for the engine; the owner removes them."""
         self._job = job
         self._peer_seconds = min(PEER_SECONDS, HANG_SHARE * worker_context.hang_seconds)
-        self._clock = clock
         self._side = LeaderSide(worker_context.directory, job, worker_context.host)
         self._helpers: frozenset[str] = frozenset()
         self._refused: set[FusionKey] = set()
@@ -203,15 +196,15 @@ class TeamLeader:
             StepRefusedError: Steps that were divided cannot be.
         """
         times = self._times[key, len(stepper.runtimes)]
-        began, self._checked = self._clock(), False
+        began, self._checked = time.perf_counter(), False
         losses = self._with_helpers(key, stepper, batches, ticks)
         if losses is None:
-            began, settled = self._clock(), stepper.settled
+            began, settled = time.perf_counter(), stepper.settled
             losses = alone()
             if settled:
-                times.add(1, self._clock() - began)
+                times.add(1, time.perf_counter() - began)
         elif not self._checked:
-            times.add(self.size, self._clock() - began)
+            times.add(self.size, time.perf_counter() - began)
         self.events += times.news(self._job, key, len(stepper.runtimes))
         return losses
 
