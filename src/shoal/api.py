@@ -55,7 +55,7 @@ from shoal.plan.packing.base import Packing
 from shoal.plan.packing.registry import make_packing
 from shoal.plan.schedule.base import Policy
 from shoal.plan.schedule.registry import check_losses, check_objective_of_study, make_policy
-from shoal.programs.opaque import RUNNER, TIME_LIMIT, Command, Function, opaque, source_files, structure
+from shoal.programs.opaque import RUNNER, TIME_LIMIT, Command, Function, Opaque, opaque, source_files, structure
 from shoal.run.gpu_sharing import check_sharing
 from shoal.run.nodes.slurm_commands import restarted
 from shoal.run.registry import backend_class
@@ -194,16 +194,10 @@ def _tune(
     """
     if measure:
         algorithm, callbacks = Random(measure, epochs=1), ()
-        if not (isinstance(metric, str) or isinstance(mode, str)):
-            metric, mode = metric[0], mode[0]
+        metric, mode = (x if isinstance(metric, str) or isinstance(mode, str) else x[0] for x in (metric, mode))
     space = space if isinstance(space, Space) else Space(space)
     training = opaque(task, space, time_limit, longest_budget(algorithm))
-    if measure and training is not None:
-        raise ShoalError(
-            f"{training.name} is a program of yours, which cannot be tried for a few steps; a study measures its cost "
-            "while it runs. Only a shoal.Task can be fused and packed"
-        )
-    # All checks run before the directory is made.
+    _check_kind(training, described["loss"], measure)
     check_arguments(algorithm, directory, show_progress)
     spec = StudySpec(
         metric=metric_argument(metric),
@@ -227,9 +221,31 @@ def _tune(
             raise ShoalError("Slurm has started this job again, and its study has no name to go on by; set `directory`")
         if (place / FILE_NAME).exists():
             return resume(place, show_progress=show_progress, page=page)
-    if spec.loss is not None and training is None:
-        raise ShoalError("`loss` names a reported value of a function or command; a Task has its own `loss`")
     config = _engine_config(spec, make_policy(policy, spec.objective), make_packing(packing), measure=bool(measure))
+    return _begin(place, spec, config, task, training, algorithm, called, show_progress=show_progress, page=page)
+
+
+def _check_kind(training: Opaque | None, loss: object, measure: int) -> None:
+    if measure and training is not None:
+        why = "which cannot be tried for a few steps; a study measures its cost while it runs"
+        raise ShoalError(f"{training.name} is a program of yours, {why}. Only a shoal.Task can be fused and packed")
+    if loss is not None and training is None:
+        raise ShoalError("`loss` names a reported value of a function or command; a Task has its own `loss`")
+
+
+def _begin(
+    place: Path,
+    spec: StudySpec,
+    config: EngineConfig,
+    task: object,
+    training: Opaque | None,
+    algorithm: Algorithm,
+    called: float,
+    *,
+    show_progress: bool,
+    page: bool,
+) -> "Study":
+    """Check the rest, make the journal of the study, and run it."""
     if page:
         check_page()
     if training is not None:
@@ -244,11 +260,11 @@ def _tune(
         spec,
         kept=is_pickled_by_value(task),
         project=None if project is None else str(project),
-        batches=batch_text(space, batch_size_override(task)) if training is None else "",
+        batches=batch_text(Space.from_json(spec.space), batch_size_override(task)) if training is None else "",
         totals=search.totals,
     )
-    study = {"sources": sources(files)}
-    with closing(Journal.create(place, spec, study, task=content, algorithm=plan, called=called)) as journal:
+    first = {"sources": sources(files)}
+    with closing(Journal.create(place, spec, first, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, spec, search, config, show_progress=show_progress, page=page)
 
 
