@@ -103,10 +103,10 @@ def main() -> int:
                 speed_up[kind][name].append(ratio)
             print(f"{task:>4} {mean['fifo']:>8.0f} s " + " ".join(f"{ratio:>15.2f}" for ratio in ratios))
         print(f"{'mean':>15} " + " ".join(f"{fmean(speed_up[kind][name]):>15.2f}" for name in names))
-        found = speed_up[kind]["expected_finish"]
-        if fmean(found) < ASKED[kind]:
-            missed.append(f"{kind}: expected_finish {fmean(found):.2f}, asked {ASKED[kind]}")
-        missed += [f"{kind}, task {task}: expected_finish {each:.2f}" for task, each in enumerate(found) if each < 1]
+        ours = speed_up[kind]["expected_finish"]
+        if fmean(ours) < ASKED[kind]:
+            missed.append(f"{kind}: expected_finish {fmean(ours):.2f}, asked {ASKED[kind]}")
+        missed += [f"{kind}, task {task}: expected_finish {each:.2f}" for task, each in enumerate(ours) if each < 1]
     print(f"{platform.machine()}, Python {platform.python_version()}; {time.perf_counter() - began:.0f} s to simulate")
     figures = {
         kind: {name: {"mean": round(fmean(each), 3), "least": round(min(each), 3)} for name, each in rows.items()}

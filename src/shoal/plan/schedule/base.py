@@ -194,9 +194,10 @@ class Policy(ABC):
 
     The planner calls `plan` once per turn: after a change (a job arrived or ended, a device was added, removed or
     changed), about once a second while jobs run, and at the time `wake` of the last plan, such as the end of a quantum.
-    It passes all running and suspended jobs and the first waiting ones, oldest first, and the current cluster. Of many
-    waiting jobs that are alike it passes some more than could start; of many that differ it passes more while a device
-    is idle and the plan starts nothing. Profile jobs are included; they run, and are not preemptible.
+    It passes the first waiting jobs, in the order of the queue (those that failed least, then by number), all running
+    and suspended ones, oldest first, and the current cluster. Of many waiting jobs that are alike it passes some more
+    than could start; of many that differ it passes more while a device is idle and the plan starts nothing. Profile
+    jobs are included; they run, and are not preemptible.
 
     A live job leaves its device at its next step. Until then its view is running and not preemptible, and a job that
     the plan placed on the same device is left to the next plan. A moved job is suspended first. A device that a job of
