@@ -67,7 +67,8 @@ class Warm:
         return self._process.pid
 
     def close(self) -> None:
-        self._process.communicate()
+        with self._process:
+            print(file=self._process.stdin, flush=True)  # loader processes of a test may hold the pipe open
 
     def _ask(self, directory: Path, **request: object) -> tuple[int, str, str]:
         assert self._process.stdin is not None
@@ -82,10 +83,12 @@ class Warm:
 
 
 def serve() -> None:
-    """Answer one request after another."""
+    """Answer one request after another, until an empty line."""
     answers = os.fdopen(os.dup(1), "w")
     home = sys.path[0]
     for line in sys.stdin:
+        if line.isspace():
+            return
         request = json.loads(line)
         if "script" in request:
             answer = _script(home, **request)
