@@ -17,6 +17,7 @@ from shoal.core.job import Purpose
 from shoal.core.objective import lower_is_better, merge_best, objectives
 from shoal.core.rows import CheckRow, JobRow, Proposal, Reservation, TrialRow, Verdict
 from shoal.core.trial import Budget, Check, Decision, Report, Trial, TrialGroup, TrialState
+from shoal.journal.codec import metrics_of, metrics_text
 from shoal.journal.statistics import StudyStatistics
 
 PENDING, RUNNING, PAUSED = TrialState.PENDING, TrialState.RUNNING, TrialState.PAUSED
@@ -381,3 +382,16 @@ def test_half_a_character_in_a_reason_is_kept_escaped(journal):
     journal.record_reports("", [replace(report(0, 1, state=TrialState.FAILED), reason="c\udc80")])
     assert journal.trials()[0].reason == r"c\udc80"
     assert journal.jobs()[0].message == r"b\udc80"
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{"loss": 0.1}, {"loss": math.inf, "error": -math.inf}, {"steps": 2**70}, {"null": 1e-300, "mé": 3}, {}],
+    ids=["number", "infinite", "beyond 64 bits", "names", "none"],
+)
+def test_metrics_are_read_as_they_are_written(metrics):
+    assert metrics_of(metrics_text(metrics)) == metrics
+
+
+def test_nan_is_read_as_it_is_written():
+    assert math.isnan(metrics_of(metrics_text({"loss": math.nan}))["loss"])

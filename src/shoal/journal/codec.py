@@ -5,10 +5,11 @@ msgspec or of the Python constructor that rejects it.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import DecodeError, Struct, convert
-from msgspec.json import Decoder
+from msgspec.json import Decoder, Encoder
 
 from shoal.core.activity import Activity
 from shoal.core.errors import JournalError
@@ -24,6 +25,7 @@ __all__ = [
         "intervention_of",
         "job_row",
         "metrics_of",
+        "metrics_text",
         "proposal_of",
         "report_of",
         "trial_row",
@@ -40,6 +42,7 @@ class _TrialGroupRow(Struct):
 
 _NUMBERS, _TEXTS, _GROUPS = Decoder(list[int]), Decoder(list[str]), Decoder(list[_TrialGroupRow])
 _OBJECT = Decoder(dict[str, Any])
+_ENCODER = Encoder()
 _MEMBERS, _JOINED = Decoder(dict[str, list[int]]), Decoder(list[tuple[str, int]])
 _ACTIVITIES = Decoder(dict[Activity, float])
 _METRICS: Decoder[dict[str, float]] = Decoder(dict[str, int | float])
@@ -58,7 +61,18 @@ def encode(value: Any, what: str) -> str:
 
 def storable(text: str) -> str:
     """A text that SQLite can store. Lone surrogates, which UTF-8 cannot encode, are escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """JSON text of metrics. That of msgspec takes a fifth of the time; it has null for NaN and infinities, and no
+    integers beyond 64 bits.
+    """
+    try:
+        text = _ENCODER.encode(metrics).decode()
+    except (OverflowError, TypeError):
+        return json.dumps(metrics)
+    return json.dumps(metrics) if "null" in text else text
 
 
 def trial_row(row: tuple[Any, ...]) -> TrialRow:
