@@ -217,6 +217,7 @@ class Simulation:
     ) -> None:
         directory = Path("simulated")
         worker_context = WorkerContext(directory, b"", checkpoint_seconds=checkpoint_seconds)
+        self._tick = tick
         self._backend = Virtual(worker_context, workload, beat_seconds=inf, slowdown=slowdown, tick=tick)
         self._result = SimulationResult(clusters=[(0.0, cluster)])
         self._workload, self._policy = workload, _TimedPolicy(policy, self._result)
@@ -299,7 +300,7 @@ class Simulation:
             next_change = min(
                 chain(islice(self._arrivals, 1), (event.at for event in islice(self._events, 1))), default=inf
             )
-            until = min(next_change, max(state.wake, now + MIN_POLL_SECONDS))
+            until = min(max(next_change, now + self._tick), max(state.wake, now + MIN_POLL_SECONDS))
             for event in self._backend.poll(until - now):
                 self._handle(event)
 
