@@ -21,7 +21,7 @@ from shoal.arguments import (
     load_algorithm,
     load_strategy,
     longest_budget,
-    metric_argument,
+    metric_arguments,
     pickled_algorithm,
     pickled_task,
     strategy_text,
@@ -188,20 +188,21 @@ def _tune(
     """Do what `tune` does, at the time `called`.
 
     Args:
-        trackers: Callbacks of the command line, which are added to `callbacks`.
+        trackers: Callbacks of the command line, which are added.
         measure: Number of trials to measure instead of the search; see `measured`.
         described: The other arguments of `tune`, of which the specification of the study has each as it is.
     """
+    metric, mode = metric_arguments(metric, mode)
     if measure:
         algorithm, callbacks = Random(measure, epochs=1), ()
-        metric, mode = (x if isinstance(metric, str) or isinstance(mode, str) else x[0] for x in (metric, mode))
+        metric, mode = (x if isinstance(x, str) else x[0] for x in (metric, mode))
     space = space if isinstance(space, Space) else Space(space)
     training = opaque(task, space, time_limit, longest_budget(algorithm))
     _check_kind(training, described["loss"], measure)
-    check_arguments(algorithm, directory, show_progress)
+    check_arguments(algorithm, directory, show_progress, page)
     spec = StudySpec(
-        metric=metric_argument(metric),
-        mode=metric_argument(mode),
+        metric=metric,
+        mode=mode,
         space=space.to_json(),
         algorithm=call_text(algorithm),
         policy=strategy_text(policy),
@@ -263,8 +264,8 @@ def _begin(
         batches=batch_text(Space.from_json(spec.space), batch_size_override(task)) if training is None else "",
         totals=search.totals,
     )
-    first = {"sources": sources(files)}
-    with closing(Journal.create(place, spec, first, task=content, algorithm=plan, called=called)) as journal:
+    values = {"sources": sources(files)}
+    with closing(Journal.create(place, spec, values, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, spec, search, config, show_progress=show_progress, page=page)
 
 
@@ -487,9 +488,8 @@ def _edits(journal: Journal, accepted: bool) -> list[Edit]:
         what = "\n".join(f"{edit.path}:\n{edit.text}" for edit in found)
         raise TaskChangedError(
             f"files of the task were edited since the study in {journal.directory} last ran:\n\n{what}\n\n"
-            "Further reports would come from another task than the earlier ones. Undo the edits, or accept them, which "
-            f"the journal notes: {command('resume', journal.directory, '--accept-changes')} (in "
-            "Python: accept_changes=True)"
+            "Further reports would come from another task than the earlier ones. Undo the edits, or accept them, which the "
+            f"journal notes: {command('resume', journal.directory, '--accept-changes')} (in Python: accept_changes=True)"
         )
     return found
 

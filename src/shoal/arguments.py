@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.algorithms.base import Algorithm
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
+from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.host.paths import check_path
 from shoal.host.pickling import dumped, loaded, register_original, why_not_loaded
@@ -26,7 +27,7 @@ __all__ = [
     "load_algorithm",
     "load_strategy",
     "longest_budget",
-    "metric_argument",
+    "metric_arguments",
     "pickled_algorithm",
     "pickled_task",
     "strategy_text",
@@ -134,19 +135,25 @@ def _cause(error: BaseException) -> str:
     return f"{why_not_loaded(error)}\n\n{user_traceback(error)}"
 
 
-def metric_argument(value: Any) -> Any:
-    """Return a list of one metric as that metric, several metrics as a list, and a name unchanged."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    return value[0] if len(value) == 1 else list(value)
+def metric_arguments(metric: Any, mode: Any) -> Any:
+    """Return the metric and the mode of `tune`, a list of one as a name.
+
+    Raises:
+        AlgorithmError: They do not name metrics, with a mode for each.
+    """
+    first, *others = objectives(metric, mode)
+    if not others:
+        return first.metric, first.mode
+    return list(metric), list(mode)
 
 
-def check_arguments(algorithm: object, directory: object, show_progress: object) -> None:
+def check_arguments(algorithm: object, directory: object, show_progress: object, page: object) -> None:
     """Refuse invalid arguments of `tune` that `StudySpec` does not have."""
     if not isinstance(algorithm, Algorithm):
         expected = "an algorithm, such as shoal.Random(32, epochs=10)"
         raise ShoalError(f"`algorithm` must be {expected}, got {reprlib.repr(algorithm)}")
-    if not isinstance(show_progress, bool):
-        raise ShoalError(f"`show_progress` must be True or False, got {reprlib.repr(show_progress)}")
+    for name, value in {"show_progress": show_progress, "page": page}.items():
+        if not isinstance(value, bool):
+            raise ShoalError(f"`{name}` must be True or False, got {reprlib.repr(value)}")
     if directory is not None:
         check_path(directory)

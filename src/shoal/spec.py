@@ -2,6 +2,7 @@
 
 import re
 import reprlib
+import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -138,6 +139,15 @@ def _is_metric(value: object) -> bool:
     return isinstance(value, str) and all(unicodedata.category(char) != "Cc" for char in value)
 
 
+def _is_data_seed(value: object) -> bool:
+    is_seed = isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    return value is None or is_seed or (isinstance(value, str) and value == "trial")
+
+
+def _is_target(value: object) -> bool:
+    return value is None or (_is(int, float)(value) and not sys.float_info.max < abs(value) < inf)  # type: ignore[arg-type]
+
+
 def _is_callback(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("name", "pickled"))
 
@@ -167,7 +177,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_TEXTS, (_is(str), "a text")),
     **dict.fromkeys(("ray_address", "sbatch", "project"), (_is(str, NoneType), "a text or None")),
     **dict.fromkeys(("fuse", "kept"), (_is(bool), "True or False")),
-    "target": (_is(int, float, NoneType), "a number or None"),
+    "target": (_is_target, "a number or None"),
     "devices": (_one_or_more(_is(str)), 'a name such as "auto" or "cpu:2", or a list of names'),
     "opaque": (
         lambda value: isinstance(value, str) and bool(re.fullmatch(r"(opaque .* [0-9a-f]{16})?", value, re.DOTALL)),
@@ -175,10 +185,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "oversubscription": (lambda value: _is(int, float)(value) and 1 <= value < inf, "a number of at least 1"),
     "seed": (_is(int), "an integer"),
-    "data_seed": (
-        lambda value: value in (None, "trial") or (_is(int)(value) and -(2**63) <= value < 2**63),
-        'an integer of 64 bits, "trial" or None',
-    ),
+    "data_seed": (_is_data_seed, 'an integer of 64 bits, "trial" or None'),
     "checkpoint_seconds": (lambda value: _is(int, float)(value) and value >= 0, "a number of seconds, at least 0"),
     "hang_seconds": (
         lambda value: _is(int, float)(value) and MIN_HANG_SECONDS <= value < inf,

@@ -43,6 +43,9 @@ LR = {"lr": 0.01}
         pytest.param({"algorithm": lambda: shoal.Random(0, 1)}, AlgorithmError, "`n`.*got 0", id="no trials"),
         pytest.param({"algorithm": lambda: shoal.Grid(0)}, AlgorithmError, "`epochs`.*got 0", id="no epochs"),
         pytest.param({"mode": "least"}, AlgorithmError, '"min" or "max", got \'least\'', id="mode"),
+        pytest.param({"metric": ["loss"]}, AlgorithmError, "`mode` must be .*got 'max'", id="a list and a name"),
+        pytest.param({"target": 10**400}, ShoalError, "`target` must be a number", id="target beyond floats"),
+        pytest.param({"page": 3}, ShoalError, "`page` must be True or False, got 3", id="page"),
         pytest.param({"metric": 3}, ShoalError, "`metric` must be .*got 3", id="metric"),
         pytest.param({"metric": "loss\0"}, ShoalError, "without control .*, got 'loss.x00'", id="NUL in a metric"),
         pytest.param(

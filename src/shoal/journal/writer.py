@@ -241,12 +241,12 @@ def _reservation(row: Reservation) -> tuple[object, ...]:
 
 def _intervention(row: Intervention) -> tuple[object, ...]:
     lists = map(json.dumps, (row.trials, row.devices, [storable(line) for line in row.refused]))
-    return row.seq, row.time, row.request, row.verb, storable(row.text), *lists
+    return row.seq, row.time, row.request, storable(row.verb), storable(row.text), *lists
 
 
 def _device(row: DeviceRow) -> tuple[object, ...]:
     place = row.name, row.node, row.node_cores, row.kind, row.memory, row.cores, row.compute
-    return row.time, *place, row.healthy, row.reason
+    return row.time, *place, row.healthy, storable(row.reason)
 
 
 def _quantum(row: Quantum) -> tuple[object, ...]:
