@@ -488,7 +488,7 @@ def _edits(journal: Journal, accepted: bool) -> list[Edit]:
         what = "\n".join(f"{edit.path}:\n{edit.text}" for edit in found)
         raise TaskChangedError(
             f"files of the task were edited since the study in {journal.directory} last ran:\n\n{what}\n\n"
-            "Further reports would come from another task than earlier ones. Undo the edits, or accept them (in Python: "
+            "Further reports would come from another task than earlier ones. Undo the edits, or accept them (Python: "
             f"accept_changes=True), which the journal notes: {command('resume', journal.directory, '--accept-changes')}"
         )
     return found
