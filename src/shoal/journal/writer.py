@@ -29,7 +29,7 @@ from shoal.core.rows import (
 )
 from shoal.host.paths import absolute
 from shoal.host.sources import Edit, imported_files, sources
-from shoal.journal.codec import encode, storable
+from shoal.journal.codec import encode, metrics_text, storable
 from shoal.journal.lock import WriterLock
 from shoal.journal.schema import connect, create_tables, open_existing, translate_errors
 from shoal.journal.storage import set_journal_mode
@@ -208,8 +208,7 @@ def _proposal(row: Proposal) -> tuple[object, ...]:
 
 
 def _report(row: ReportRow) -> tuple[object, ...]:
-    report = row.report
-    metrics = json.dumps(dict(report.metrics))
+    report, metrics = row.report, metrics_text(row.report.metrics)
     return (
         *(row.seq, row.time, row.job, report.trial, report.epoch, report.state, storable(report.reason)),
         *(report.seconds, metrics, report.checkpoint, row.improvement),
@@ -217,12 +216,12 @@ def _report(row: ReportRow) -> tuple[object, ...]:
 
 
 def _trial(row: TrialRow) -> tuple[object, ...]:
-    trial = row.trial
+    trial, metrics = row.trial, metrics_text(row.metrics)
     return (
         *(trial.number, encode(trial.config, f"the config of trial {trial.number}"), trial.seed, trial.data_seed),
         *(None if trial.origin is None else trial.origin.trial, trial.start, row.state, storable(row.reason)),
         *(row.epoch, row.target, row.failures, row.device, row.job, row.seconds),
-        *(json.dumps(row.metrics), json.dumps(row.best), row.objective),
+        *(metrics, metrics if row.best == row.metrics else metrics_text(row.best), row.objective),
     )
 
 
