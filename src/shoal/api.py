@@ -402,7 +402,7 @@ def _engine_config(
     fleet: Mapping[str, Any] = MappingProxyType({}),
     measure: bool = False,
 ) -> EngineConfig:
-    """What an engine needs, made of the names in a specification; raises if a name is unknown or does not fit.
+    """Collaborators of an engine, made of the names in a specification; raises if a name is unknown or does not fit.
 
     Args:
         fleet: Devices as users have changed them, of `Fleet.record`; empty if they have not.

@@ -126,7 +126,7 @@ class StudySpec:
 
     @property
     def unit(self) -> str:
-        """What budgets count: "epochs", or "reports" of a function or command."""
+        """Unit of budgets: "epochs", or "reports" of a function or command."""
         return "reports" if self.opaque else "epochs"
 
 

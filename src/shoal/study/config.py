@@ -28,7 +28,7 @@ __all__ = ["EngineConfig", "opaque_key"]
 
 @dataclass
 class EngineConfig:
-    """What the engine of one run is given beside the specification of the study.
+    """Collaborators of the engine of one run, beside the specification of the study.
 
     Args:
         find: Finder of devices that users add while the study runs.

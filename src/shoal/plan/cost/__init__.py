@@ -1,1 +1,1 @@
-"""What trials cost on devices: measurements merged in one place and asked in one place, and the job history on disk."""
+"""Costs of trials on devices: measurements merged in one place and asked in one place, and the job history on disk."""

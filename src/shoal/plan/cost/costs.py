@@ -1,4 +1,4 @@
-"""What trials cost on devices: one way to observe, and one way to ask.
+"""Costs of trials on devices: one way to observe, and one way to ask.
 
 Profile jobs, training jobs, shared jobs and failed jobs are observed in one way:
 
