@@ -280,9 +280,10 @@ LRS = ((0, 0.1), (1, object()))
 
 
 def test_rows_of_which_one_cannot_be_stored_leave_nothing(journal):
-    rows = [TrialRow(trial(number, lr=lr), PENDING, "", 0, 2, 0, "", "", 0.0, {}, {}, None) for number, lr in LRS]
+    trials = [trial(number, lr=lr) for number, lr in LRS]
+    rows = [TrialRow(new, PENDING, "", 0, 2, 0, "", "", 0.0, {}, {}, None) for new in trials]
     with pytest.raises(JournalError, match="the config of trial 1 cannot be stored"):
-        journal.write([Proposal(1, (group([0], 2),), 1, 1.0), *rows])
+        journal.write([Proposal(1, (group([0], 2),), 1, 1.0), *trials, *rows])
     assert list(journal.events()) == []
     assert journal.trials() == []
     assert journal.jobs() == []

@@ -142,5 +142,5 @@ def test_the_database_s_own_word_for_full_is_understood(tmp_path):
             journal.record_proposal(1000, [group(range(1000), 1)])
         assert journal.trials() == []
         journal.tables.rows("PRAGMA max_page_count = 1000000")
-        journal.record_proposal(1000, [group(range(1000), 1)])
+        journal.record_proposal(1000, [group(range(1000, 2000), 1)])
         assert len(journal.trials()) == 1000

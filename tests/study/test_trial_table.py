@@ -8,6 +8,7 @@ from planner_samples import place
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.job import Job
+from shoal.core.rows import TrialRow
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.plan.waiting import OutOfMemoryLimit
 from shoal.study.trials import TrialRecord, TrialTable
@@ -43,7 +44,7 @@ def test_a_reason_is_told_when_it_changes_and_again_after_the_trial_ran() -> Non
 
     def changed(reasons: dict[int, str]) -> dict[int, str]:
         trials.explain(reasons)
-        return {row.number: row.reason for row in trials.take_rows()}
+        return {row.number: row.reason for row in trials.take_rows() if isinstance(row, TrialRow)}
 
     assert changed(busy) == busy
     assert changed(busy) == {}

@@ -1,7 +1,8 @@
 """Rows of a journal: what a study writes, and what its readers get.
 
 The state machine returns the rows that a step has changed or added, and the journal stores them as they are. Rows of
-trials, jobs, verdicts and values of the study replace earlier ones; all others are added.
+trials, jobs, verdicts and values of the study replace earlier ones; all others are added. A new trial is a row itself,
+and its `TrialRow` follows.
 """
 
 from collections.abc import Mapping
@@ -403,6 +404,7 @@ Row = (
     StudyValue
     | Proposal
     | ReportRow
+    | Trial
     | TrialRow
     | JobRow
     | Joined

@@ -90,12 +90,11 @@ _SCHEMA = (
     # Reports whose value of the first metric is better than all before.
     "CREATE INDEX improvements ON reports (seq) WHERE improvement IS NOT NULL",
     *_INTERVENTIONS,
-    # State derived from the events, and actions of the engine.
+    # State derived from the events, and actions of the engine. A new trial gets its state in the same transaction.
     """CREATE TABLE trials (
         number INTEGER PRIMARY KEY, config TEXT NOT NULL, seed INTEGER NOT NULL, data_seed INTEGER NOT NULL,
-        origin INTEGER, start INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, epoch INTEGER NOT NULL,
-        target INTEGER NOT NULL, failures INTEGER NOT NULL, device TEXT NOT NULL, job TEXT NOT NULL,
-        seconds REAL NOT NULL, metrics TEXT NOT NULL, best TEXT NOT NULL, objective REAL)""",
+        origin INTEGER, start INTEGER NOT NULL, state TEXT, reason TEXT, epoch INTEGER, target INTEGER,
+        failures INTEGER, device TEXT, job TEXT, seconds REAL, metrics TEXT, best TEXT, objective REAL)""",
     "CREATE INDEX trials_of_state ON trials (state, job)",
     # `trials` and `keys`, a JSON object (key of an array -> numbers of its trials), are those of the start of a job.
     # `kill_outcome` is the outcome that it has once its kill, for `kill_reason`, has ended it; "" without a kill.

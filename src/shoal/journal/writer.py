@@ -27,6 +27,7 @@ from shoal.core.rows import (
     TrialRow,
     Verdict,
 )
+from shoal.core.trial import Trial
 from shoal.host.paths import absolute
 from shoal.host.sources import Edit, imported_files, sources
 from shoal.journal.codec import encode, metrics_text, storable
@@ -215,13 +216,17 @@ def _report(row: ReportRow) -> tuple[object, ...]:
     )
 
 
-def _trial(row: TrialRow) -> tuple[object, ...]:
-    trial, metrics = row.trial, metrics_text(row.metrics)
+def _trial(trial: Trial) -> tuple[object, ...]:
+    config = encode(trial.config, f"the config of trial {trial.number}")
+    origin = None if trial.origin is None else trial.origin.trial
+    return trial.number, config, trial.seed, trial.data_seed, origin, trial.start
+
+
+def _trial_row(row: TrialRow) -> tuple[object, ...]:
+    metrics = metrics_text(row.metrics)
     return (
-        *(trial.number, encode(trial.config, f"the config of trial {trial.number}"), trial.seed, trial.data_seed),
-        *(None if trial.origin is None else trial.origin.trial, trial.start, row.state, storable(row.reason)),
-        *(row.epoch, row.target, row.failures, row.device, row.job, row.seconds),
-        *(metrics, metrics if row.best == row.metrics else metrics_text(row.best), row.objective),
+        *(row.state, storable(row.reason), row.epoch, row.target, row.failures, row.device, row.job, row.seconds),
+        *(metrics, metrics if row.best == row.metrics else metrics_text(row.best), row.objective, row.trial.number),
     )
 
 
@@ -272,15 +277,11 @@ _TABLES: Mapping[type[Row], tuple[str, Callable[[Any], tuple[object, ...]]]] = {
         ),
         _report,
     ),
+    Trial: (_insert("trials", "number config seed data_seed origin start"), _trial),
     TrialRow: (
-        _insert(
-            "trials",
-            "number config seed data_seed origin start state reason epoch target failures device job seconds metrics "
-            "best objective",
-            key="number",
-            changes="state reason epoch target failures device job seconds metrics best objective",
-        ),
-        _trial,
+        "UPDATE trials SET (state, reason, epoch, target, failures, device, job, seconds, metrics, best, objective) = "
+        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
+        _trial_row,
     ),
     JobRow: (
         _insert(

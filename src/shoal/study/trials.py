@@ -126,6 +126,7 @@ class TrialTable:
         self.least_loss = inf
         """Least loss, by the first objective, of all reports."""
         self._objectives = objectives
+        self._new: list[Trial] = []
         self._changed: set[int] = set()
         self._all: dict[int, TrialRecord] = {}
         self._waiting: set[int] = set()
@@ -150,14 +151,17 @@ class TrialTable:
         """The record of a trial; None if there is no such trial."""
         return self._all.get(number)
 
-    def take_rows(self) -> list[TrialRow]:
-        """The rows that have changed since the last call, by number."""
-        rows = [self._all[number].row for number in sorted(self._changed)]
+    def take_rows(self) -> list[Trial | TrialRow]:
+        """The trials that are new since the last call, and the rows that have changed, by number."""
+        rows: list[Trial | TrialRow] = [*self._new, *(self._all[number].row for number in sorted(self._changed))]
+        self._new.clear()
         self._changed.clear()
         return rows
 
     def move(self, record: TrialRecord, state: TrialState, reason: str = "") -> None:
         """Set the state of a trial, which may be new, and the reason for it."""
+        if record.number not in self._all:
+            self._new.append(record.trial)
         self._all[record.number] = record
         self._changed.add(record.number)
         self._present.pop(record.job, None)
@@ -192,6 +196,7 @@ class TrialTable:
             if record.failures > 0 and record.state is TrialState.PENDING:
                 self.isolate(record)
                 record.failure_note = f"failed in {record.failures} jobs before, is tried again by itself"
+        self._new.clear()  # the journal has them
 
     def register_trial_groups(self, groups: Iterable[TrialGroup]) -> None:
         """Register TrialGroups that the algorithm proposed, before the trials themselves."""
