@@ -82,7 +82,7 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
     match event:
         case Shutdown():
             state.lifecycle.shutdown = event
-            devices.forget_kills()
+            state.running.forget_kills()
             step.command(*map(StopJob, state.running))
         case Due.CHECK:
             devices.end_lost_jobs(state.running, now, step)

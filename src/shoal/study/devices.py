@@ -1,7 +1,6 @@
 """Monitoring of a study's devices, and removal of jobs from lost or removed devices."""
 
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,7 +50,6 @@ class DeviceTracker:
         self._find = find
         self._hang_detector = hang_detector
         self._directory = directory
-        self._killed: dict[str, Kill] = {}
         self._rows: dict[str, DeviceRow] = {}
         self._usage: dict[str, tuple[int | None, int | None]] = {}
         self._stopped: set[str] = set()
@@ -108,14 +106,9 @@ class DeviceTracker:
         step.command(*map(ReleaseDevice, sorted(unusable - busy - self._released)))
         self._released = set(unusable - busy)
 
-    @property
-    def ending(self) -> AbstractSet[str]:
-        """Ids of the running jobs that were stopped or killed."""
-        return self._stopped | self._killed.keys()
-
-    def forget_kills(self) -> None:
-        """Clear the record of kills, which a full disk may have prevented; the next `end_lost_jobs` repeats them."""
-        self._killed.clear()
+    def has_stopped(self, job: str) -> bool:
+        """Whether a running job was asked to stop, as its device was removed."""
+        return job in self._stopped
 
     def begin(self, job: Job) -> None:
         """Start to watch a job."""
@@ -131,10 +124,9 @@ class DeviceTracker:
         if self._hang_detector is not None:
             self._hang_detector.end(event.job)
         self._stopped.discard(event.job)
-        kill = self._killed.pop(event.job, None)
         if event.outcome not in DEATH_OUTCOMES:
             return event
-        if kill is not None:
+        if (kill := running.killed(event.job)) is not None:
             message = f"{kill.reason}\nLog: {log_path(self._directory, event.job)}"
             return replace(event, outcome=kill.outcome, message=message)
         _, device = running[event.job]
@@ -144,8 +136,7 @@ class DeviceTracker:
         return event
 
     def _kill(self, running: RunningJobs, job: str, kill: Kill, step: Step) -> None:
-        if job not in self._killed:
-            self._killed[job] = kill
+        if running.killed(job) is None:
             running.kill(job, kill)
             step.command(KillJob(job))
 

@@ -93,7 +93,7 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
     new_reports = [report for report in valid if state.trials.reported(report)]
     state.trials.left(job, {report.trial for report in sent if report.state is not TrialState.RUNNING})
     state.write_reports(job, new_reports)
-    _end_at_target(state, new_reports)
+    end_at_target(state, [report.trial for report in new_reports])
     leaving = apply_decisions(state, [decision for report in new_reports for decision in _decide(state, report)])
     failed = {report.trial for report in new_reports if report.state is TrialState.FAILED}
     if unknown := failed & {report.trial for report in sent if report.state is TrialState.RUNNING}:
@@ -102,25 +102,14 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
         state.step.command(UpdateJob(running, JobUpdate(leave=frozenset(numbers))))
 
 
-def _end_at_target(state: StudyState, reports: Iterable[Report]) -> None:
-    """End the study if a report, other than of a failure, is as good as its target; see `target` of `shoal.tune`."""
-    if (target := state.config.spec.target) is None or state.lifecycle.ended_because:
+def end_at_target(state: StudyState, numbers: Iterable[int]) -> None:
+    """End the study, unless it is to end already, if one of these trials has reached its target and has not failed."""
+    target, objective = state.config.spec.target, state.config.spec.objectives[0]
+    if target is None or state.lifecycle.ended or state.lifecycle.ended_because:
         return
-    objective = state.config.spec.objectives[0]
-    reached = [
-        report.trial
-        for report in reports
-        if report.state is not TrialState.FAILED
-        and objective.metric in report.metrics
-        and objective.reached(target, report.metrics[objective.metric])
-    ]
-    if reached:
-        end_at_target(state, reached[0])
-
-
-def end_at_target(state: StudyState, trial: int) -> None:
-    """End the study, unless it is to end already, because this trial has reached its target."""
-    if end_by_trial(state, TARGET_REACHED.format(trial)):
+    best = {x: state.trials[x].best.get(objective.metric) for x in numbers if not state.trials[x].has_failed}
+    reached = next((x for x, value in best.items() if value is not None and objective.reached(target, value)), None)
+    if reached is not None and end_by_trial(state, TARGET_REACHED.format(reached)):
         stop_jobs(state)
 
 

@@ -106,6 +106,14 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
         """Write that a job is about to be killed."""
         self._write(replace(self._rows[job], kill=kill))
 
+    def killed(self, job: str) -> Kill | None:
+        """The kill of a running job that was killed or is about to be, else None."""
+        return self._rows[job].kill
+
+    def forget_kills(self) -> None:
+        """Forget all kills, which a full disk may have prevented, so that they are repeated."""
+        self._rows = {job: replace(row, kill=None) for job, row in self._rows.items()}
+
     def end(self, ended: Ended, outcome: Outcome, time: float) -> tuple[Job, Device]:
         """Remove a job that has left its device."""
         job, device = self._all.pop(ended.job)

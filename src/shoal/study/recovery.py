@@ -70,21 +70,10 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     apply_decisions(state, [*kept, *map(completed_without_algorithm, paused)])
     if any(row.metrics for row in rows):
         state.retries.first_failures.reported()
-    reached = _trial_at_target(state)
-    if reached is not None and not state.lifecycle.ended_because and not state.lifecycle.ended:
-        end_at_target(state, reached)  # it has reported while the study was shutting down
+    end_at_target(state, [x.number for x in trials])  # one may have reported while the study was shutting down
     step.command(*(CopyCheckpoint(record.trial) for record in trials.waiting()))
     state.write_changes()
     return step
-
-
-def _trial_at_target(state: StudyState) -> int | None:
-    """Number of the first trial that has reported the target of the study and has not failed; None if there is none."""
-    target, objective = state.config.spec.target, state.config.spec.objectives[0]
-    if target is None:
-        return None
-    best = {x.number: x.best.get(objective.metric) for x in state.trials if not x.has_failed}
-    return next((x for x, value in best.items() if value is not None and objective.reached(target, value)), None)
 
 
 def _earlier_jobs(
