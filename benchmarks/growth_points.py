@@ -25,7 +25,7 @@ from shoal.cli.app import app
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.command import CopyCheckpoint, Step
 from shoal.core.demand import Profile
-from shoal.core.event import Event
+from shoal.core.event import Event, Heartbeat
 from shoal.core.job import Job, WorkerContext
 from shoal.core.space import Space, choice, uniform
 from shoal.core.trial import Report, Trial, TrialState
@@ -98,7 +98,10 @@ class Structures(Workload):
 
 
 def decisions(trials: int, devices: int, folder: Path) -> Seconds:
-    """Plan for waiting trials of structures that were measured: at first, and after an event of a job."""
+    """Plan for waiting trials of structures that were measured: at first, and after an event of a job.
+
+    Heartbeats, which change no plan, are not timed.
+    """
     work, history = Structures(), History(folder / "history.sqlite")
     for structure in range(STRUCTURES):
         key = FusionKey(f"net {structure}", "data", 32)
@@ -124,8 +127,11 @@ def decisions(trials: int, devices: int, folder: Path) -> Seconds:
     first = cpu_of(lambda: _do(core.step(Due.PLAN, backend.now), backend))
     times: list[float] = []
     while len(times) < EVENTS and not core.state.finished:
-        for event in backend.poll(60.0)[: EVENTS - len(times)]:
-            times.append(cpu_of(partial(_decide, core, event, backend)))
+        for event in backend.poll(60.0):
+            if isinstance(event, Heartbeat):
+                _do(core.step(event, backend.now), backend)
+            else:
+                times.append(cpu_of(partial(_decide, core, event, backend)))
     return {"first": first, "event": statistics.fmean(times)}
 
 

@@ -25,7 +25,7 @@ from planner_samples import (
     waiting,
 )
 
-from shoal.plan.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS, partition
+from shoal.plan.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS, MAX_ARRAYS_IN_ALL, MIN_ARRAYS, partition
 from shoal.plan.waiting import OutOfMemoryLimit
 
 TRIED = replace(LINEAR, step_seconds={1: 1.0}, expected_epochs=60, first_size=8)
@@ -229,7 +229,7 @@ def test_a_thousand_trials_are_cut():
 )
 def test_of_many_equal_arrays_the_first_are_cut_and_the_others_counted(known_profile, size):
     devices = slots(2)
-    most = MAX_ARRAYS + 2 * ARRAYS_PER_DEVICE
+    most = MAX_ARRAYS
     found = partition(classes_of(waiting((A, 1000))), known(A=known_profile), devices, {})
     assert sizes(found.arrays) == [size] * most
     assert sorted(number for array in found.arrays for number in numbers(array)) == list(range(size * most))
@@ -239,12 +239,31 @@ def test_of_many_equal_arrays_the_first_are_cut_and_the_others_counted(known_pro
 
 def test_of_classes_of_different_lengths_each_has_its_first_arrays_cut():
     """A long trial behind hundreds of short ones is shown to the policy, and those behind count by their lengths."""
-    short, long = MAX_ARRAYS + ARRAYS_PER_DEVICE + 100, MAX_ARRAYS + ARRAYS_PER_DEVICE + 7
+    short, long = MAX_ARRAYS + 100, MAX_ARRAYS + 7
     members = waiting((A, short, {"target": 1}), (A, long, {"target": 81}))
     found = partition(classes_of(members), known(A=LINEAR), slots(1), {})
     lengths = Counter(array.epochs for array in found.arrays)
-    assert lengths == {(1,): MAX_ARRAYS + ARRAYS_PER_DEVICE, (81,): MAX_ARRAYS + ARRAYS_PER_DEVICE}
+    assert lengths == {(1,): MAX_ARRAYS, (81,): MAX_ARRAYS}
     assert {array.epochs: times for array, times in found.behind} == {(1,): 100, (81,): 7}
+
+
+@pytest.mark.parametrize(
+    ("classes", "idle", "arrays"),
+    [
+        (1, 0, MAX_ARRAYS),
+        (16, 1, MAX_ARRAYS_IN_ALL // 16),
+        (100, 1, MIN_ARRAYS),
+        (1, 10, 10 * ARRAYS_PER_DEVICE),
+        (100, 10, 10 * ARRAYS_PER_DEVICE),
+    ],
+    ids=["one class", "some classes", "many classes", "idle devices", "many classes, idle devices"],
+)
+def test_of_each_class_as_many_arrays_are_cut_as_a_plan_may_need(classes, idle, arrays):
+    devices = slots(10)
+    busy = {device.name: 9.0 for device in devices[idle:]}
+    members = waiting(*((A, 60, {"target": target + 1}) for target in range(classes)))
+    found = partition(classes_of(members), known(A=LINEAR), devices, busy)
+    assert Counter(array.epochs for array in found.arrays) == {(epochs + 1,): arrays for epochs in range(classes)}
 
 
 def test_arrays_of_a_lower_rank_come_first():

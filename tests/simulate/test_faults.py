@@ -29,6 +29,7 @@ def test_what_has_to_hold_of_a_disturbed_study_does(first: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_so_it_does_where_more_wait_than_are_planned_for_in_a_turn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "MAX_ARRAYS", 1)
+    monkeypatch.setattr(partition, "MIN_ARRAYS", 1)
     monkeypatch.setattr(partition, "ARRAYS_PER_DEVICE", 1)
     monkeypatch.setattr(planning, "HORIZON", 1)
     monkeypatch.setattr(planning, "CLASSES_PER_DEVICE", 1)

@@ -20,7 +20,7 @@ from shoal.host.fleet import Fleet
 from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
 from shoal.plan.packing import NoPacking
-from shoal.plan.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS
+from shoal.plan.partition import MAX_ARRAYS
 from shoal.plan.schedule.base import JobState, JobView, Plan
 from shoal.plan.schedule.knapsack import Fifo
 from shoal.spec import StudySpec
@@ -92,7 +92,7 @@ def test_of_a_thousand_programs_a_plan_is_shown_the_first() -> None:
     study = Study(1000, lambda trial: PROGRAM, lambda number: 60)
     begun, reasons = study.plan(0.0)
     assert begun == [0]
-    most = MAX_ARRAYS + ARRAYS_PER_DEVICE
+    most = MAX_ARRAYS
     assert study.policy.shown == [most]
     assert reasons == {
         **dict.fromkeys(range(1, most), "waits for a free device: cpu:0 is busy"),
@@ -134,8 +134,8 @@ def test_reasons_of_trials_behind_do_not_outlast_their_cause() -> None:
     assert set(study.plan(1.0)[1].values()) == {"the study is paused by a user"}
     study.ask("resume study")
     begun, reasons = study.plan(2.0)
-    most = MAX_ARRAYS + ARRAYS_PER_DEVICE
-    assert (begun, {number for number, why in reasons.items() if why == BEHIND}) == ([1], {*range(most + 1, 200)})
+    behind = {*range(MAX_ARRAYS + 1, 200)}
+    assert (begun, {number for number, why in reasons.items() if why == BEHIND}) == ([1], behind)
     study.ask("pause", 199)
     study.plan(3.0)
     assert study.core.state.trials[199].reason == "paused by a user"

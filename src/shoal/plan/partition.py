@@ -35,14 +35,20 @@ MAX_ARRAYS = 32
 """Number of arrays of one class of trials that a plan makes. As these trials are alike, the plan needs no more of them:
 those that are left are as long, and start no sooner."""
 
+MIN_ARRAYS = 4
+"""Number of arrays of a class that a plan makes however many classes wait."""
+
+MAX_ARRAYS_IN_ALL = 256
+"""Number of arrays that a plan makes of all classes, unless it makes `MIN_ARRAYS` of each."""
+
 ARRAYS_PER_DEVICE = 4
-"""Number of further arrays of a class for each idle device."""
+"""Number of arrays of a class that a plan makes at least for each idle device."""
 
 MAX_MEMBERS = 10_000
 """Number of trials of one class of which a plan makes arrays."""
 
 MEMBERS_PER_DEVICE = 32
-"""Number of further trials of a class for each idle device."""
+"""Number of trials of a class of which a plan makes arrays at least for each idle device."""
 
 
 class CutArrays(NamedTuple):
@@ -73,7 +79,8 @@ def partition(
     efficient size allow. While there are fewer arrays than idle devices, an array takes longer than the mean load of a
     device, or the devices are loaded unevenly, the cohort with the longest array is cut into one more array if that
     saves time. Arrays of one cohort differ in size by at most one, and hold members of similar targets in the order of
-    their trial numbers. Of a large class only the first trials are cut; see `MAX_ARRAYS` and `MAX_MEMBERS`.
+    their trial numbers. Of a large class only the first trials are cut; see `MAX_ARRAYS`, `MAX_ARRAYS_IN_ALL` and
+    `MAX_MEMBERS`.
 
     Args:
         costs: Costs of the keys; a key that was not measured gets arrays of one member.
@@ -83,7 +90,9 @@ def partition(
     """
     by_cohort: dict[tuple[FusionKey, int, bool, int | None], list[WaitingClass]] = {}
     idle = sum(device.name not in busy for device in devices)
-    array_costs = _ArrayCosts(costs, devices, idle, cache or PlanCache())
+    max_arrays = max(MIN_ARRAYS, ARRAYS_PER_DEVICE * idle, min(MAX_ARRAYS, MAX_ARRAYS_IN_ALL // max(1, len(waiting))))
+    max_members = max(MAX_MEMBERS, MEMBERS_PER_DEVICE * idle)
+    array_costs = _ArrayCosts(costs, devices, max_arrays, max_members, cache or PlanCache())
     for each in waiting:
         key = each.fused_key
         apart = not fuse or each.own_job or key.opaque or not array_costs.known(key)
@@ -114,9 +123,11 @@ class _ArrayTimes(NamedTuple):
 class _ArrayCosts:
     """Costs of arrays, cached for equal arrays, of which there may be thousands."""
 
-    def __init__(self, costs: Costs, devices: Sequence[Device], idle: int, cache: PlanCache) -> None:
-        self.max_arrays = MAX_ARRAYS + ARRAYS_PER_DEVICE * idle
-        self.max_members = MAX_MEMBERS + MEMBERS_PER_DEVICE * idle
+    def __init__(
+        self, costs: Costs, devices: Sequence[Device], max_arrays: int, max_members: int, cache: PlanCache
+    ) -> None:
+        self.max_arrays = max_arrays
+        self.max_members = max_members
         self._costs = costs
         self._device_counts = Counter((device.kind, device.memory) for device in devices)
         self._kind_counts = Counter(device.kind for device in devices)
@@ -187,7 +198,8 @@ class _Cohort:
     def of(
         cls, key: FusionKey, classes: Sequence[WaitingClass], costs: _ArrayCosts, max_members: int | None = None
     ) -> "_Cohort":
-        largest = costs.largest(key, _epochs(_sorted_members(classes, costs.max_members)), max_members)
+        epochs = ((each.epochs, min(len(each.members), costs.max_members)) for each in classes)
+        largest = costs.largest(key, tuple([length for length, n in sorted(epochs) for _ in range(n)]), max_members)
         most = min(costs.max_members, largest * costs.max_arrays)
         rest = [(Array(key, x.members[most : most + largest]), len(x.members) - most) for x in classes]
         behind = tuple([(array, left / len(array.members)) for array, left in rest if left > 0])

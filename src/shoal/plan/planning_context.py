@@ -223,17 +223,16 @@ def reservations(
         before = job.demand
         if before is not None:
             compute = demand.compute if job.id in shares else min(before.compute, demand.compute)
-            kept = demand if joining else _smaller(before, demand)
-            if (compute, kept.memory, kept.cores) == (before.compute, before.memory, before.cores):
+            memory, cores = (demand.memory, demand.cores) if joining else _smaller(before, demand)
+            if (compute, memory, cores) == (before.compute, before.memory, before.cores):
                 continue
-            demand = replace(kept, compute=compute, seconds=before.seconds)
+            demand = Demand(compute, memory, cores, before.seconds)
         if demand != before:
             changed[job.id] = demand
     return changed
 
 
-def _smaller(before: Demand, now: Demand) -> Demand:
-    """Return the demand `now` with the smaller memory and cores of the two; 0 means unknown."""
+def _smaller(before: Demand, now: Demand) -> tuple[int, float]:
+    """Return the smaller memory and the smaller cores of two demands; 0 means unknown."""
     memory = min(filter(None, (before.memory, now.memory)), default=0)
-    cores = min(filter(None, (before.cores, now.cores)), default=0.0)
-    return replace(now, memory=memory, cores=cores)
+    return memory, min(filter(None, (before.cores, now.cores)), default=0.0)
