@@ -30,6 +30,8 @@ SLEEPS = JobView("sleeps", {"A100": needs()}, JobState.SUSPENDED)
 WAITS = replace(job("waits", compute=0.5, memory=40), scaling=Scaling(max_jobs=2))
 JOBS = [RUNS, SLEEPS, WAITS]
 LATER = Refusal("waits", "later")
+WIDE = Scaling(max_jobs=1, devices=2)
+NEW = job("new", memory=50)
 
 
 def complete(plan):
@@ -131,6 +133,14 @@ def test_cores_of_jobs_on_other_devices_of_the_node_count():
 def test_an_overfull_device_is_legal_if_the_plan_does_not_use_it():
     full = [job("a", compute=0.9, on="cuda:0"), job("b", compute=0.9, on="cuda:0")]
     check_plan(Plan((Start("new", ("cuda:3",)),)), [*full, job("new")], WHERE, 0.0)
+
+
+def test_a_job_that_gives_back_a_device_may_keep_one_on_which_other_programs_have_taken_memory():
+    wide = replace(job("wide", memory=50), state=JobState.RUNNING, devices=("cuda:0", "cuda:3"), scaling=WIDE)
+    crowded = cluster(gpu(0, memory=20), gpu(3))
+    check_plan(Plan((Resize("wide", ("cuda:0",)), Start("new", ("cuda:3",)))), [wide, job("new")], crowded, 0.0)
+    with pytest.raises(PolicyError, match="the jobs on cuda:0 would take"):
+        check_plan(Plan((Resize("wide", ("cuda:3",)), Start("new", ("cuda:0",)))), [wide, NEW], crowded, 0.0)
 
 
 class Broken(Policy):

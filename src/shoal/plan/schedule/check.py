@@ -29,7 +29,8 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
     """Check that a plan is legal.
 
     Actions are taken in order, so a job may use resources that an earlier action of the plan has freed. Limits are
-    checked only on devices on which an action places a job; other devices may be overfull.
+    checked only on devices on which an action places a job. Other devices may be overfull, as other programs may have
+    taken memory there, and a job that gives back devices may keep one of these.
 
     Raises:
         PolicyError: The plan is illegal; the message names the action and the broken rule or limit.
@@ -42,6 +43,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
         if job is None:
             raise PolicyError(f"{action} names a job that does not exist")
         after = _view_after(action, job, devices_by_name)
+        overfull = [name for name in job.devices if name in ledger and _excess_text(ledger, name)]
         ledger.release(job.id)
         if isinstance(action, Stop):
             del state[job.id]
@@ -49,7 +51,7 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
         state[job.id] = after
         ledger.hold(after)
         for name in after.devices:
-            if excess_text := _excess_text(ledger, name):
+            if name not in overfull and (excess_text := _excess_text(ledger, name)):
                 raise PolicyError(f"{action}: {excess_text}")
     _check_refusals(plan, {job.id for job in state.values() if not job.devices})
     if plan.wake is not None and not now < plan.wake < inf:
