@@ -437,7 +437,7 @@ class TestEnd:
 
 
 ENGINE = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 import cloudpickle
 from shoal.run import Local, WorkerContext
@@ -516,7 +516,8 @@ class TestEngine:
         rest = """
 try:
     announce()
-    signal.pause()
+    while True:
+        time.sleep(0.05)  # `signal.pause` would sleep on after an interrupt that comes just before it
 except KeyboardInterrupt:
     backend.stop("job")
     print(events_until_ended(backend, ["job"])["job"][-1].outcome)
