@@ -49,7 +49,7 @@ Seconds = dict[str, float]
 
 STRUCTURES = 60
 EVENTS = 20
-"""Events after each of which a decision is timed; their mean counts."""
+"""Least number of events after each of which a decision is timed; their mean counts."""
 ARRAY = 16
 """Trials that report at once."""
 _GB = 10**9

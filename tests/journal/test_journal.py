@@ -291,6 +291,13 @@ def test_rows_of_which_one_cannot_be_stored_leave_nothing(journal):
     assert states(journal) == [PENDING]
 
 
+def test_a_row_of_a_trial_that_was_not_added_is_not_lost_in_silence(journal):
+    rows = [TrialRow(trial(number), PENDING, "", 0, 2, 0, "", "", 0.0, {}, {}, None) for number in (0, 1)]
+    with pytest.raises(JournalError, match="1 of 2 rows are of trials that it lacks"):
+        journal.write([trial(0), *rows])
+    assert journal.trials() == []
+
+
 def test_a_reader_sees_a_step_when_it_is_whole(journal):
     with RecordedJournal.read(journal.directory) as view:
         with journal.transaction():

@@ -1,5 +1,7 @@
 """Of a plan that is done at once, and what waits for jobs that still hold their devices."""
 
+from dataclasses import replace
+
 import pytest
 from planner_samples import GB, slots
 
@@ -39,6 +41,12 @@ CASES = {
         [Start("b", FIRST), Resume("c", SECOND)],
         [Start("b", FIRST), Resume("c", SECOND)],
         {},
+    ),
+    "a device is given back while other programs fill the one that is kept": (
+        [replace(view("a", on=0, memory=99), devices=FIRST + SECOND, scaling=Scaling(devices=2)), view("b")],
+        [Resize("a", FIRST), Start("b", SECOND)],
+        [Resize("a", FIRST)],
+        {"b": "waits until a has left cpu/1:1"},
     ),
     "its place is left first": (
         [view("a", on=0), view("b"), view("c")],

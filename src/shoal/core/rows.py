@@ -2,7 +2,7 @@
 
 The state machine returns the rows that a step has changed or added, and the journal stores them as they are. Rows of
 trials, jobs, verdicts and values of the study replace earlier ones; all others are added. A new trial is a row itself,
-and its `TrialRow` follows.
+which comes before its first `TrialRow`.
 """
 
 from collections.abc import Mapping

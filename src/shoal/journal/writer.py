@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+from shoal.core.errors import JournalError
 from shoal.core.rows import (
     CheckRow,
     DeviceRow,
@@ -152,7 +153,8 @@ class Journal(JournalView):
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows in one transaction; raises StorageFullError if the disk is full, and writes none then.
 
-        Rows of trials, jobs, verdicts and values of the study replace earlier ones; all others are added, in order.
+        Rows of trials, jobs, verdicts and values of the study replace earlier ones; all others are added, those of each
+        kind in order. Each new trial comes before its row.
         """
         if not rows:
             return
@@ -166,7 +168,9 @@ class Journal(JournalView):
                         self.put(value.key, value.value)
                 else:
                     sql, columns = _TABLES[kind]
-                    self.tables.connection.executemany(sql, map(columns, some))
+                    written = self.tables.connection.executemany(sql, map(columns, some)).rowcount
+                    if kind is TrialRow and written < len(some):
+                        raise JournalError(f"{len(some) - written} of {len(some)} rows are of trials that it lacks")
 
     def record_edits(self, edits: Sequence[Edit]) -> None:
         """Record that the study continues with edited source files of its task, whose contents become the reference.

@@ -32,23 +32,23 @@ SPLIT_DIVISOR = 32
 
 
 MAX_ARRAYS = 32
-"""Number of arrays of one class of trials that a plan makes. As these trials are alike, the plan needs no more of them:
-those that are left are as long, and start no sooner."""
+"""Most arrays that a plan makes of one class of trials, unless many devices are idle. As these trials are alike, the
+plan needs no more of them: those that are left are as long, and start no sooner."""
+
+MAX_ARRAYS_IN_ALL = 256
+"""Most arrays of all classes, unless `MIN_ARRAYS` of each are more or many devices are idle."""
 
 MIN_ARRAYS = 4
 """Number of arrays of a class that a plan makes however many classes wait."""
 
-MAX_ARRAYS_IN_ALL = 256
-"""Number of arrays that a plan makes of all classes, unless it makes `MIN_ARRAYS` of each."""
-
 ARRAYS_PER_DEVICE = 4
-"""Number of arrays of a class that a plan makes at least for each idle device."""
+"""Number of arrays of a class that a plan makes for each idle device, if that is more."""
 
 MAX_MEMBERS = 10_000
-"""Number of trials of one class of which a plan makes arrays."""
+"""Most trials of one class of which a plan makes arrays, unless many devices are idle."""
 
 MEMBERS_PER_DEVICE = 32
-"""Number of trials of a class of which a plan makes arrays at least for each idle device."""
+"""Number of trials of a class of which a plan makes arrays for each idle device, if that is more."""
 
 
 class CutArrays(NamedTuple):

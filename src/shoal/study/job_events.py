@@ -103,7 +103,9 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
 
 
 def end_at_target(state: StudyState, numbers: Iterable[int]) -> None:
-    """End the study, unless it is to end already, if one of these trials has reached its target and has not failed."""
+    """End the study, unless it is to end already, if one of these trials has not failed and has reached the target with
+    its best value.
+    """
     target, objective = state.config.spec.target, state.config.spec.objectives[0]
     if target is None or state.lifecycle.ended or state.lifecycle.ended_because:
         return

@@ -111,7 +111,7 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
         return self._rows[job].kill
 
     def forget_kills(self) -> None:
-        """Forget all kills, which a full disk may have prevented, so that they are repeated."""
+        """Forget all kills, which a full disk may have prevented, so that they are repeated and written again."""
         self._rows = {job: replace(row, kill=None) for job, row in self._rows.items()}
 
     def end(self, ended: Ended, outcome: Outcome, time: float) -> tuple[Job, Device]:

@@ -141,6 +141,11 @@ def test_a_job_that_gives_back_a_device_may_keep_one_on_which_other_programs_hav
     check_plan(Plan((Resize("wide", ("cuda:0",)), Start("new", ("cuda:3",)))), [wide, job("new")], crowded, 0.0)
     with pytest.raises(PolicyError, match="the jobs on cuda:0 would take"):
         check_plan(Plan((Resize("wide", ("cuda:3",)), Start("new", ("cuda:0",)))), [wide, NEW], crowded, 0.0)
+    narrow = replace(job("narrow", memory=50, on="cuda:0"), share=0.5, scaling=Scaling(max_jobs=2, devices=2))
+    check_plan(Plan((Resize("narrow", ("cuda:0",), 0.25),)), [narrow], crowded, 0.0)
+    for more in (Resize("narrow", ("cuda:0",), 0.75), Resize("narrow", ("cuda:0", "cuda:3"))):
+        with pytest.raises(PolicyError, match="the jobs on cuda:0 would take"):
+            check_plan(Plan((more,)), [narrow], crowded, 0.0)
 
 
 class Broken(Policy):

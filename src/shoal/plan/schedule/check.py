@@ -29,8 +29,8 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
     """Check that a plan is legal.
 
     Actions are taken in order, so a job may use resources that an earlier action of the plan has freed. Limits are
-    checked only on devices on which an action places a job. Other devices may be overfull, as other programs may have
-    taken memory there, and a job that gives back devices may keep one of these.
+    checked only where an action gives a job more than it has. Other devices may be overfull, as other programs may have
+    taken memory there, and a job that only gives back devices or compute may stay on them.
 
     Raises:
         PolicyError: The plan is illegal; the message names the action and the broken rule or limit.
@@ -43,15 +43,14 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
         if job is None:
             raise PolicyError(f"{action} names a job that does not exist")
         after = _view_after(action, job, devices_by_name)
-        overfull = [name for name in job.devices if name in ledger and _excess_text(ledger, name)]
         ledger.release(job.id)
         if isinstance(action, Stop):
             del state[job.id]
             continue
         state[job.id] = after
         ledger.hold(after)
-        for name in after.devices:
-            if name not in overfull and (excess_text := _excess_text(ledger, name)):
+        for name in after.devices if _takes_more(job, after, devices_by_name) else ():
+            if excess_text := _excess_text(ledger, name):
                 raise PolicyError(f"{action}: {excess_text}")
     _check_refusals(plan, {job.id for job in state.values() if not job.devices})
     if plan.wake is not None and not now < plan.wake < inf:
@@ -104,6 +103,12 @@ def _check_device(action: Action, name: str, job: JobView, devices_by_name: _Dev
         raise PolicyError(f"{action} names a device that is not healthy")
     if device.kind not in job.demand:
         raise PolicyError(f"{action}: the job cannot run on {device.kind}, only on {', '.join(job.demand)}")
+
+
+def _takes_more(before: JobView, after: JobView, devices_by_name: _DevicePlaces) -> bool:
+    """Return whether a job gets a device, or compute of one, that it did not have."""
+    devices = [devices_by_name[name][1] for name in after.devices]
+    return any(x.name not in before.devices or after.compute(x) > before.compute(x) + _ROUNDING for x in devices)
 
 
 def _excess_text(ledger: Ledger, name: str) -> str:
@@ -177,7 +182,8 @@ def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Col
             continue
         ledger.release(before.id)
         ledger.hold(after)
-        if excess_text := next(filter(None, (_excess_text(ledger, name) for name in holds)), ""):
+        checked = holds if _takes_more(before, before.after(action), cluster.places) else ()
+        if excess_text := next(filter(None, (_excess_text(ledger, name) for name in checked)), ""):
             ledger.release(after.id)
             ledger.hold(before)
             if before.state is not JobState.RUNNING:
