@@ -139,13 +139,14 @@ def _is_metric(value: object) -> bool:
     return isinstance(value, str) and all(unicodedata.category(char) != "Cc" for char in value)
 
 
-def _is_data_seed(value: object) -> bool:
-    is_seed = isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-    return value is None or is_seed or (isinstance(value, str) and value == "trial")
+def _is_data_seed(value: Any) -> bool:
+    if isinstance(value, str):
+        return value == "trial"
+    return value is None or (_is(int)(value) and -(2**63) <= value < 2**63)
 
 
-def _is_target(value: object) -> bool:
-    return value is None or (_is(int, float)(value) and not sys.float_info.max < abs(value) < inf)  # type: ignore[arg-type]
+def _is_target(value: Any) -> bool:
+    return value is None or (_is(int, float)(value) and not sys.float_info.max < abs(value) < inf)
 
 
 def _is_callback(value: object) -> bool:

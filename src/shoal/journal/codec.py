@@ -71,8 +71,8 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
     try:
         text = _ENCODER.encode(metrics).decode()
     except (OverflowError, TypeError):
-        return json.dumps(metrics)
-    return json.dumps(metrics) if "null" in text else text
+        text = "null"
+    return json.dumps(dict(metrics)) if "null" in text else text
 
 
 def trial_row(row: tuple[Any, ...]) -> TrialRow:

@@ -170,7 +170,8 @@ class Journal(JournalView):
                     sql, columns = _TABLES[kind]
                     written = self.tables.connection.executemany(sql, map(columns, some)).rowcount
                     if kind is TrialRow and written < len(some):
-                        raise JournalError(f"{len(some) - written} of {len(some)} rows are of trials that it lacks")
+                        lacking = f"{len(some) - written} of {len(some)} rows are of trials that it lacks"
+                        raise JournalError(f"the journal in {self.directory} has not changed, as {lacking}")
 
     def record_edits(self, edits: Sequence[Edit]) -> None:
         """Record that the study continues with edited source files of its task, whose contents become the reference.

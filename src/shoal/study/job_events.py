@@ -106,9 +106,9 @@ def end_at_target(state: StudyState, numbers: Iterable[int]) -> None:
     """End the study, unless it is to end already, if one of these trials has not failed and has reached the target with
     its best value.
     """
-    target, objective = state.config.spec.target, state.config.spec.objectives[0]
-    if target is None or state.lifecycle.ended or state.lifecycle.ended_because:
+    if (target := state.config.spec.target) is None or state.lifecycle.ended or state.lifecycle.ended_because:
         return
+    objective = state.config.spec.objectives[0]
     best = {x: state.trials[x].best.get(objective.metric) for x in numbers if not state.trials[x].has_failed}
     reached = next((x for x, value in best.items() if value is not None and objective.reached(target, value)), None)
     if reached is not None and end_by_trial(state, TARGET_REACHED.format(reached)):

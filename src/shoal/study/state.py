@@ -120,9 +120,8 @@ class StudyState:
 
     def is_leaving(self, job: str) -> bool:
         """Whether a running job was asked to leave its device, or is to be killed."""
-        if job in self.tracker.leaving or self.config.devices.has_stopped(job):
-            return True
-        return self.running.killed(job) is not None
+        asked = job in self.tracker.leaving or self.config.devices.has_stopped(job)
+        return asked or self.running.killed(job) is not None
 
     def idle(self) -> list[Device]:
         """Healthy devices without a job."""

@@ -29,8 +29,8 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
     """Check that a plan is legal.
 
     Actions are taken in order, so a job may use resources that an earlier action of the plan has freed. Limits are
-    checked only where an action gives a job more than it has. Other devices may be overfull, as other programs may have
-    taken memory there, and a job that only gives back devices or compute may stay on them.
+    checked on all devices of a job that an action gives more than it has. Other devices may be overfull, as other
+    programs may have taken memory there, and a job that only gives back devices or compute may stay on them.
 
     Raises:
         PolicyError: The plan is illegal; the message names the action and the broken rule or limit.
