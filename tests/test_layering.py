@@ -33,6 +33,7 @@ ORDER = [
     "integrations",
     "arguments",
     "results",
+    "run_study",
     "api",
     "cli",
 ]

@@ -6,10 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.algorithms.base import Algorithm, call_text
@@ -28,42 +27,33 @@ from shoal.arguments import (
     study_warnings,
 )
 from shoal.callbacks.base import Callback
-from shoal.callbacks.follower import callbacks_text, following
-from shoal.core.errors import PackError, PolicyError, ShoalError, StudyFailedError, TaskChangedError
-from shoal.core.job import HANG_SECONDS, WorkerContext
+from shoal.callbacks.follower import callbacks_text
+from shoal.core.errors import PackError, PolicyError, ShoalError, TaskChangedError
+from shoal.core.job import HANG_SECONDS
 from shoal.core.space import Space
 from shoal.core.trial import Config
-from shoal.host.fleet import Fleet
-from shoal.host.paths import absolute, as_given, check_path
-from shoal.host.process_lock import TemporaryFolder, remove_abandoned
+from shoal.host.paths import absolute, check_path
+from shoal.host.process_lock import TemporaryFolder
 from shoal.host.process_settings import current
 from shoal.host.remedy import command
-from shoal.host.sources import Edit, edits, project_files, sources, written_since_start
+from shoal.host.sources import Edit, edits, project_files, sources
 from shoal.journal.check import check_not_paused, check_study
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.writer import Journal
-from shoal.look.failures import check_results, first_failed
-from shoal.look.page.beside import beside_study, check_page
-from shoal.look.progress import progress, summary
-from shoal.look.savings import savings
-from shoal.look.snapshot import Snapshot, snapshot
-from shoal.look.text import batch_text, epochs_text
-from shoal.plan.array_packer import ArrayPacker
-from shoal.plan.cost.history import History, environment
+from shoal.look.page.beside import check_page
+from shoal.look.text import batch_text
 from shoal.plan.packing.base import Packing
 from shoal.plan.packing.registry import make_packing
 from shoal.plan.schedule.base import Policy
 from shoal.plan.schedule.registry import check_losses, check_objective_of_study, make_policy
-from shoal.programs.opaque import RUNNER, TIME_LIMIT, Command, Function, Opaque, opaque, source_files, structure
-from shoal.run.gpu_sharing import check_sharing
+from shoal.programs.opaque import TIME_LIMIT, Command, Function, Opaque, opaque, source_files, structure
 from shoal.run.nodes.slurm_commands import restarted
 from shoal.run.registry import backend_class
+from shoal.run_study import Measured, directories, engine_config, run_study
 from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
-from shoal.study.engine import Engine
-from shoal.study.interrupts import interruptible
-from shoal.study.preview import MeasureOnly, Preview, preview
+from shoal.study.preview import Preview
 
 if TYPE_CHECKING:
     from shoal.results import Study
@@ -75,9 +65,6 @@ _log = logging.getLogger("shoal.study")
 
 _overrides: dict[str, Any] = {}
 """Arguments from the command line for the next `tune`; they override those of the script."""
-
-_directories: list[Path] = []
-"""Directories of the studies that this process has run, in order."""
 
 
 def tune(
@@ -222,7 +209,7 @@ def _tune(
             raise ShoalError("Slurm has started this job again, and its study has no name to go on by; set `directory`")
         if (place / FILE_NAME).exists():
             return resume(place, show_progress=show_progress, page=page)
-    config = _engine_config(spec, make_policy(policy, spec.objective), make_packing(packing), measure=bool(measure))
+    config = engine_config(spec, make_policy(policy, spec.objective), make_packing(packing), measure=bool(measure))
     return _begin(place, spec, config, task, training, algorithm, called, show_progress=show_progress, page=page)
 
 
@@ -266,7 +253,7 @@ def _begin(
     )
     values = {"sources": sources(files)}
     with closing(Journal.create(place, spec, values, task=content, algorithm=plan, called=called)) as journal:
-        return _run(journal, spec, search, config, show_progress=show_progress, page=page)
+        return run_study(journal, spec, search, config, show_progress=show_progress, page=page)
 
 
 def resume(
@@ -330,14 +317,14 @@ def resume(
         if backend_class(own.backend if backend is None else backend) is not backend_class(own.backend):
             own = replace(own, ray_address=None, sbatch=None)  # those of another back end
         spec = replace(own, **{name: value for name, value in given.items() if value is not None})
-        config = _engine_config(spec, followed, packed, fleet=fleet if devices is None else {})
+        config = engine_config(spec, followed, packed, fleet=fleet if devices is None else {})
         if spec.opaque and not ended:
             check_losses(config.policy, spec.loss_metric, begun=True)
         with journal.transaction():
             journal.begin_run(called)
             if changed:
                 journal.record_edits(changed)
-        return _run(journal, spec, search, config, show_progress=show_progress, page=page)
+        return run_study(journal, spec, search, config, show_progress=show_progress, page=page)
 
 
 @contextmanager
@@ -363,19 +350,12 @@ def overridden(**arguments: Any) -> Iterator[list[Path]]:
     if arguments.get("policy", "auto") != "auto":
         arguments.setdefault("objective", None)  # only the policy "auto" has one
     _overrides.update(arguments)
-    _directories.clear()
+    directories.clear()
     try:
-        yield _directories
+        yield directories
     finally:
         for name in arguments:
             del _overrides[name]
-
-
-class _Measured(BaseException):
-    """Ends a call of `tune` within `measured`; no `except Exception` around the call catches it."""
-
-    def __init__(self, found: Preview) -> None:
-        self.found = found
 
 
 def measured(run: Callable[[], None], trials: int, **arguments: Any) -> Preview | None:
@@ -386,99 +366,12 @@ def measured(run: Callable[[], None], trials: int, **arguments: Any) -> Preview 
     with overridden(directory=folder.path / "study", measure=trials, page=False, **arguments):
         try:
             run()
-        except _Measured as end:
+        except Measured as end:
             if not end.found.failed:
                 folder.close()
             return end.found
     folder.close()
     return None
-
-
-def _engine_config(
-    spec: StudySpec,
-    policy: Policy,
-    packing: Packing,
-    *,
-    fleet: Mapping[str, Any] = MappingProxyType({}),
-    measure: bool = False,
-) -> EngineConfig:
-    """Collaborators of an engine, made of the names in a specification; raises if a name is unknown or does not fit.
-
-    Args:
-        fleet: Devices as users have changed them, of `Fleet.record`; empty if they have not.
-    """
-    backend = backend_class(spec.backend)
-    backend.connect(spec.ray_address, spec.sbatch)
-    record = {"devices": spec.devices, "added": [], "removed": []} | dict(fleet)
-    devices = Fleet.from_record(record, backend.discover, oversubscription=spec.oversubscription)
-    check_sharing(spec.sharing, devices.found, processes=backend.concurrent)
-    if devices.oversubscription > 1 and not backend.concurrent:
-        ratio = f"oversubscription={devices.oversubscription:g}"
-        raise PolicyError(f"{ratio} needs a process for each job; use backend='local', or leave it out")
-    history = History(environment=environment())
-    packer = ArrayPacker(packing, history.relative_times, Space.from_json(spec.space).axes(), spec.seed)
-    return EngineConfig(devices, MeasureOnly() if measure else policy, history, packer, trains=not measure)
-
-
-def _run(
-    journal: Journal, spec: StudySpec, algorithm: Algorithm, config: EngineConfig, *, show_progress: bool, page: bool
-) -> "Study":
-    """Run a study to its end; `spec` is that of the study with what this run has in the place of its own."""
-    _directories.append(as_given(journal.directory))
-    remove_abandoned()
-    worker_context = WorkerContext(
-        journal.directory,
-        journal.blob("task"),
-        checkpoint_seconds=spec.checkpoint_seconds,
-        sharing=spec.sharing,
-        fork=not written_since_start(journal.study.get("sources", ())),
-        devices=config.fleet.setting,
-        hang_seconds=spec.hang_seconds,
-        settings=spec.settings,
-        trains=config.trains,
-    )
-    if spec.opaque:
-        worker_context = replace(worker_context, runner=RUNNER)
-    with closing(backend_class(spec.backend)(worker_context)) as backend:
-
-        def take() -> Snapshot:
-            return snapshot(journal, time.time(), starting=backend.starting)
-
-        display = progress(take, silent=not show_progress)
-        begun = f"{epochs_text(take())} {spec.unit}" if len(journal.runs()) > 1 else ""
-        if config.trains:
-            names = [device.name for _, device in config.fleet.found]
-            display.print_lines(summary(spec, names, as_given(journal.directory), begun))
-        if journal.study.get("paused"):
-            display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
-        config = replace(config, find=backend.find, monitor=backend.monitor)
-        engine = Engine(journal, algorithm, backend, config, display.update)
-        engine.begin()
-        try:
-            with beside_study(journal.directory, page), following(journal), interruptible(engine.interrupt), display:
-                engine.run()
-                found = savings(journal, config.history)
-                journal.put("savings", found and asdict(found))
-        except StudyFailedError as failure:
-            if (cause := engine.state.lifecycle.stopped) is None:
-                raise
-            if config.trains:  # else the failures are among what is found
-                explained = first_failed(cause, journal)
-                for note in getattr(failure, "__notes__", ()):
-                    explained.add_note(note)
-                raise explained from None
-        except ShoalError:
-            raise
-        except Exception as bug:  # raised by an algorithm or a policy
-            again = command("resume", journal.directory)
-            bug.add_note(f"All reports are recorded. After a correction, go on with: {again}")
-            raise
-        if not config.trains:
-            raise _Measured(preview(engine.state))
-    check_results(journal)
-    from shoal.results import Study  # what it needs to show results is not needed before
-
-    return Study(journal.directory)
 
 
 def _edits(journal: Journal, accepted: bool) -> list[Edit]:
