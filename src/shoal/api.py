@@ -19,7 +19,6 @@ from shoal.arguments import (
     is_pickled_by_value,
     load_algorithm,
     load_strategy,
-    longest_budget,
     metric_arguments,
     pickled_algorithm,
     pickled_task,
@@ -88,6 +87,9 @@ def tune(
     directory: Path | str | None = None,
     seed: int = 0,
     data_seed: int | Literal["trial"] | None = None,
+    repeats: int = 1,
+    folds: int = 1,
+    aggregate: Literal["mean", "median", "worst"] = "mean",
     retries: int = 2,
     checkpoint_seconds: float = 30.0,
     hang_seconds: float = HANG_SECONDS,
@@ -130,6 +132,12 @@ def tune(
         seed: Seed of everything that is random.
         data_seed: Seed of the order of samples, shared by all trials so that they can share batches; "trial" gives each
             trial its own, and so an array of its own.
+        repeats: Number of seeds with which each configuration is trained, as trials that are members of one array.
+            The algorithm, the ranking and `target` take the aggregate of their values; numbers of trials in the
+            algorithm's settings count configurations.
+        folds: Number of folds of the data on which each configuration is trained; `config["fold"]` tells `data` which
+            one. With `repeats`, each seed is trained on each fold.
+        aggregate: Value of a configuration: "mean", "median" or "worst" of its trials.
         retries: Number of retries of a trial whose job failed.
         checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
         hang_seconds: Time without progress after which a job is killed and its trials are retried; a job with longer
@@ -184,9 +192,9 @@ def _tune(
         algorithm, callbacks = Random(measure, epochs=1), ()
         metric, mode = (x if isinstance(x, str) else x[0] for x in (metric, mode))
     space = space if isinstance(space, Space) else Space(space)
-    training = opaque(task, space, time_limit, longest_budget(algorithm))
-    _check_kind(training, described["loss"], measure)
     check_arguments(algorithm, directory, show_progress, page)
+    training = opaque(task, space, time_limit, algorithm.longest_budget)
+    _check_kind(training, described["loss"], measure)
     spec = StudySpec(
         metric=metric,
         mode=mode,

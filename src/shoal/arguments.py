@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
+from shoal.algorithms.repeated import Repeated
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.objective import objectives
 from shoal.core.space import Space
@@ -26,7 +27,6 @@ __all__ = [
     "is_pickled_by_value",
     "load_algorithm",
     "load_strategy",
-    "longest_budget",
     "metric_arguments",
     "pickled_algorithm",
     "pickled_task",
@@ -76,13 +76,7 @@ def study_warnings(task: object, algorithm: Algorithm, *, is_function: bool = Fa
     if warnings_of is None or isinstance(task, type):  # a class is refused later
         return unheld_settings
     problem = algorithm.problem
-    return unheld_settings + warnings_of(problem.objectives, longest_budget(algorithm), problem.sample(0))
-
-
-def longest_budget(algorithm: object) -> int | None:
-    """Return the epochs of the longest trials; None if they are unknown."""
-    longest = getattr(algorithm, "max_epochs", getattr(algorithm, "epochs", None))
-    return longest if isinstance(longest, int) else None
+    return unheld_settings + warnings_of(problem.objectives, algorithm.longest_budget, problem.sample(0))
 
 
 def pickled_algorithm(algorithm: Algorithm) -> bytes:
@@ -108,6 +102,8 @@ def load_algorithm(pickled_algorithm: bytes, spec: StudySpec, original: Algorith
         with suppress(TypeError):  # some attributes can be pickled but not copied, such as modules
             algorithm = copy.deepcopy(original)
     space = Space.from_json(spec.space)
+    if spec.repetition.size > 1:
+        algorithm = Repeated(algorithm, spec.repetition)
     algorithm.bind(space, metric=spec.metric, mode=spec.mode, seed=spec.seed, data_seed=spec.shared_data_seed)
     return algorithm
 

@@ -16,6 +16,7 @@ from shoal.algorithms.base import Totals, check_integer
 from shoal.core.errors import ShoalError
 from shoal.core.job import HANG_SECONDS
 from shoal.core.objective import Objective, objectives
+from shoal.core.repeats import Repeats
 from shoal.core.space import Space
 from shoal.core.trial import derive_seed
 from shoal.core.version import VERSION
@@ -69,6 +70,9 @@ class StudySpec:
     oversubscription: float = 1.0
     seed: int = 0
     data_seed: int | Literal["trial"] | None = None
+    repeats: int = 1
+    folds: int = 1
+    aggregate: str = "mean"
     retries: int = 2
     checkpoint_seconds: float = 30.0
     hang_seconds: float = HANG_SECONDS
@@ -90,6 +94,7 @@ class StudySpec:
                 raise ShoalError(f"`{name}` must be {expected}, got {reprlib.repr(value)}")
         check_integer("retries", self.retries, least=0)
         objectives(self.metric, self.mode)
+        _ = self.repetition
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -109,6 +114,11 @@ class StudySpec:
     def objectives(self) -> tuple[Objective, ...]:
         """The metrics with their modes."""
         return objectives(self.metric, self.mode)
+
+    @property
+    def repetition(self) -> Repeats:
+        """How the study repeats its configurations."""
+        return Repeats(self.repeats, self.folds, self.aggregate)
 
     @property
     def loss_metric(self) -> str | None:

@@ -237,13 +237,20 @@ class Algorithm(ABC):
                 or the instance serves another study already.
             SpaceError: the algorithm cannot search this space.
         """
-        self.check_new()
         first, *others = objectives(metric, mode)
         if others and not self.takes_several_metrics:
             raise AlgorithmError(
                 f"{type(self).__name__} compares trials by one metric, got {metric!r}; for several use OptunaSearch"
             )
-        problem = Problem(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by)
+        self.serve(Problem(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by))
+
+    def serve(self, problem: Problem) -> None:
+        """Begin the search of a problem, which an algorithm around this one may have been given.
+
+        Raises:
+            AlgorithmError, SpaceError: as in `bind`.
+        """
+        self.check_new()
         self.begin(problem)
         self._problem = problem
 
@@ -272,6 +279,12 @@ class Algorithm(ABC):
         self.check_bound()
         if not 0 <= number < begun:
             raise AlgorithmError(f"trial {number} is unknown; {self!r} has begun {begun} trials")
+
+    @property
+    def longest_budget(self) -> int | None:
+        """Epochs of the longest trials: the field `max_epochs` or `epochs`; None if it has neither."""
+        longest = getattr(self, "max_epochs", getattr(self, "epochs", None))
+        return longest if isinstance(longest, int) else None
 
     @property
     def totals(self) -> Totals | None:

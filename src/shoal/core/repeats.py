@@ -1,0 +1,176 @@
+"""Repeats: several trials of one configuration, with other seeds or on other folds, that count as one."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+
+from shoal.core.errors import AlgorithmError
+from shoal.core.objective import Objective, first_objective, lower_is_better
+from shoal.core.rows import TrialRow
+from shoal.core.trial import FIRST_ADDED, Config, Report, TrialState
+
+__all__ = ["AGGREGATES", "FOLD", "ConfigurationRow", "Repeats"]
+
+FOLD = "fold"
+"""Name of the fold's number in a config, from 0."""
+
+_OPEN = (TrialState.RUNNING, TrialState.PENDING, TrialState.PAUSED)
+
+
+def _worst(values: Sequence[float], lower: bool) -> float:
+    return max(values) if lower else min(values)
+
+
+AGGREGATES: dict[str, Callable[[Sequence[float], bool], float]] = {
+    "mean": lambda values, lower: _mean(values),
+    "median": lambda values, lower: median(values),
+    "worst": _worst,
+}
+"""Name -> function of the values of all repeats, none of them NaN, and of whether lower values are better."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationRow(TrialRow):
+    """The repeats of a configuration as one row: its values are aggregates, its number is that of the median repeat.
+
+    Args:
+        repeats: Rows of its trials, by number.
+    """
+
+    repeats: tuple[TrialRow, ...]
+
+    @property
+    def deviations(self) -> dict[str, float]:
+        """Name of each metric that all repeats have -> sample standard deviation of their values."""
+        values = {name: [row.metrics.get(name, math.nan) for row in self.repeats] for name in self.metrics}
+        return {name: stdev(each) for name, each in values.items() if all(map(math.isfinite, each))}
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation of the objective; None unless all repeats have a finite one."""
+        values = [math.nan if row.objective is None else row.objective for row in self.repeats]
+        return stdev(values) if all(map(math.isfinite, values)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """How a study repeats configurations: each with `seeds` seeds on each of `folds` folds of the data.
+
+    Configuration i has the trials from i * size on. Numbers tell all; nothing else is recorded of it.
+
+    Args:
+        folds: Number of folds; with more than one, `config["fold"]` of a trial is the number of its fold.
+        aggregate: Name in `AGGREGATES`.
+
+    Raises:
+        AlgorithmError: a number is not an integer of at least 1, or there is no such aggregate.
+    """
+
+    seeds: int = 1
+    folds: int = 1
+    aggregate: str = "mean"
+
+    def __post_init__(self) -> None:
+        for argument, value in {"repeats": self.seeds, "folds": self.folds}.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise AlgorithmError(f"`{argument}` must be an integer of at least 1, got {value!r}")
+        if self.aggregate not in AGGREGATES:
+            raise AlgorithmError(f"`aggregate` must be one of {', '.join(AGGREGATES)}, got {self.aggregate!r}")
+
+    @property
+    def size(self) -> int:
+        """Number of trials of a configuration."""
+        return self.seeds * self.folds
+
+    def configuration(self, trial: int) -> int:
+        """The number of a trial's configuration; of a trial that a user added, its own number."""
+        return trial if trial >= FIRST_ADDED else trial // self.size
+
+    def trials(self, configuration: int) -> range:
+        """Numbers of the trials of a configuration."""
+        if configuration >= FIRST_ADDED:
+            return range(configuration, configuration + 1)
+        return range(configuration * self.size, (configuration + 1) * self.size)
+
+    def config(self, config: Config, trial: int) -> Config:
+        """The config of a trial of a configuration: with the number of its fold, if there are folds."""
+        return config if self.folds == 1 else {**config, FOLD: trial % self.folds}
+
+    def aggregated(
+        self, metrics: Sequence[Mapping[str, float]], objectives: Sequence[Objective]
+    ) -> dict[str, float]:
+        """The values of a configuration, of the metrics that all repeats have; NaN where a repeat has NaN."""
+        return {
+            name: self._aggregated([each[name] for each in metrics], lower_is_better(name, objectives))
+            for name in metrics[0]
+            if all(name in each for each in metrics)
+        }
+
+    def _aggregated(self, values: Sequence[float], lower: bool) -> float:
+        return math.nan if any(map(math.isnan, values)) else AGGREGATES[self.aggregate](values, lower)
+
+    def rows(self, rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> list[TrialRow]:
+        """A row for each configuration, in the order of numbers; the trials' own rows if nothing is repeated."""
+        if self.size == 1:
+            return list(rows)
+        members: dict[int, list[TrialRow]] = {}
+        for row in rows:
+            members.setdefault(self.configuration(row.number), []).append(row)
+        return [
+            self._row(number, found, objectives) if number < FIRST_ADDED else found[0]
+            for number, found in members.items()
+        ]
+
+    def _row(self, number: int, rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> ConfigurationRow:
+        """A configuration without all its trials, or with a failed one, has no objective."""
+        first, states = objectives[0], {row.state for row in rows}
+        failed = next((row for row in rows if row.state is TrialState.FAILED), None)
+        valued = sorted(
+            (first.loss(row.objective), row.number, row) for row in rows if row.objective is not None
+        )
+        whole = failed is None and len(valued) == len(self.trials(number))
+        shown = valued[(len(valued) - 1) // 2][2] if whole else failed or rows[0]
+        open_state = next((state for state in _OPEN if state in states), None)
+        metrics = self.aggregated([row.metrics for row in rows], objectives)
+        return ConfigurationRow(
+            trial=shown.trial,
+            state=open_state or shown.state,
+            reason=shown.reason,
+            epoch=min(row.epoch for row in rows),
+            target=shown.target,
+            failures=sum(row.failures for row in rows),
+            device=shown.device,
+            job=shown.job,
+            seconds=math.fsum(row.seconds for row in rows),
+            metrics=metrics,
+            best=self.aggregated([row.best for row in rows], objectives),
+            objective=first_objective(metrics, objectives) if whole else None,
+            repeats=tuple(rows),
+        )
+
+    def curve(self, curves: Sequence[Sequence[Report]], objectives: Sequence[Objective]) -> list[Report]:
+        """The reports of a configuration: one for each epoch that all its repeats have reported.
+
+        Args:
+            curves: Reports of each repeat, in the order of arrival.
+        """
+        by_epoch = [
+            {report.epoch: report for report in curve if report.state is not TrialState.FAILED} for curve in curves
+        ]
+        common = sorted(set.intersection(*(set(each) for each in by_epoch)))
+        return [
+            Report(
+                by_epoch[0][epoch].trial,
+                epoch,
+                self.aggregated([each[epoch].metrics for each in by_epoch], objectives),
+                math.fsum(each[epoch].seconds for each in by_epoch),
+                by_epoch[0][epoch].state,
+            )
+            for epoch in common
+        ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean; NaN of infinities of both signs."""
+    return fmean(values) if all(map(math.isfinite, values)) else sum(values)
