@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import ShoalError
+from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import CheckRow, TrialRow
 from shoal.core.trial import Config, TrialState
 from shoal.host.paths import absolute, check_path
@@ -63,8 +64,15 @@ class Study:
             return journal.trials()
 
     @property
+    def configurations(self) -> list[TrialRow]:
+        """A row for each configuration: that of its trial; with `repeats` or `folds` a `ConfigurationRow` of all."""
+        with JournalView.read(self.directory) as journal:
+            return journal.configurations()
+
+    @property
     def best_trial(self) -> TrialRow:
-        """The trial with the best last value of the metric.
+        """The trial with the best last value of the metric; with `repeats` or `folds`, the best configuration, under
+        the number of its median trial.
 
         Raises:
             ShoalError: no trial has a value, or there are several metrics.
@@ -85,13 +93,13 @@ class Study:
         A trial is on the front if no other trial is at least as good in all metrics and better in one. With one metric
         these are the best trial and its equals, the oldest first.
         """
-        trials = self.trials
-        best = front(trials, self.objectives)
-        return [row for row in ranked(trials, self.objectives, best) if row.number in best]
+        rows = self.configurations
+        best = front(rows, self.objectives)
+        return [row for row in ranked(rows, self.objectives, best) if row.number in best]
 
     def dataframe(self) -> "pd.DataFrame":
         """Return one row per trial: its state, config, metrics (last and best), epochs, seconds, device, array, proof
-        and reason.
+        and reason; with `repeats` or `folds`, also the number of its configuration.
 
         `proof` says whether the trial trains fused or plain, and what was proven of it; see the method `proof`.
 
@@ -99,7 +107,10 @@ class Study:
         """
         with JournalView.read(self.directory) as journal:
             runs = journal.writer() is not None
-            return dataframe(journal.trials(), runs=runs, proof=trial_verdicts(journal))
+            found = dataframe(journal.trials(), runs=runs, proof=trial_verdicts(journal))
+            if journal.spec.repetition.size > 1:
+                found.insert(1, "configuration", found["trial"].map(journal.spec.repetition.configuration))
+            return found
 
     def proof(self, number: int) -> list[CheckRow]:
         """Return the comparisons of a trial in an array with the same trial in plain PyTorch, in order.
@@ -125,7 +136,7 @@ class Study:
     def grid(self) -> StudyGrid:
         """Return the trials by the values of the searched parameters: `grid().project("lr", "width").cells`."""
         with JournalView.read(self.directory) as journal:
-            return study_grid(journal.space, journal.trials(), self.objectives[0])
+            return study_grid(journal.space, journal.configurations(), self.objectives[0])
 
     def to_optuna(
         self, storage: "str | optuna.storages.BaseStorage | None" = None, name: str | None = None
@@ -142,7 +153,13 @@ class Study:
             optuna.exceptions.DuplicatedStudyError: the storage has a study of this name.
         """
         with JournalView.read(self.directory) as journal:
-            trials = [(row, journal.curve(row.number)) for row in journal.trials()]
+            repetition = journal.spec.repetition
+            trials = [
+                (row, repetition.curve([journal.curve(each.number) for each in row.repeats], self.objectives))
+                if isinstance(row, ConfigurationRow)
+                else (row, journal.curve(row.number))
+                for row in journal.configurations()
+            ]
             space = journal.space
         return optuna_study(trials, space, self.objectives, name or self.directory.resolve().name, storage)
 

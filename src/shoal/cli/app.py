@@ -20,7 +20,7 @@ from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
 from shoal.look.grid import HeatMap, StudyGrid, grid_json, study_grid
 from shoal.look.page.server import serve
-from shoal.look.ranking import front, ranked, why_no_best
+from shoal.look.ranking import front, next_best, ranked, why_no_best
 from shoal.look.snapshot import snapshot
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.look.text import request_text
@@ -231,7 +231,7 @@ def status(
     """
     with JournalView.read(directory) as journal:
         now = snapshot(journal, time.time())
-        grid = study_grid(journal.space, journal.trials(), journal.objectives[0])
+        grid = study_grid(journal.space, journal.configurations(), journal.objectives[0])
     if axes is not None:
         grid = _projected(grid, axes)
     asked = pending_requests(directory)
@@ -280,7 +280,7 @@ def trials(
     with JournalView.read(directory) as journal:
         goals = journal.objectives
         runs = journal.writer() is not None
-        rows = journal.trials()
+        rows = journal.configurations()
     best = front(rows, goals) if len(goals) > 1 else set()
     rows = ranked(rows, goals, best)
     if as_json:
@@ -306,9 +306,11 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     if not rows:
         raise ShoalError(f"no trial of the study in {directory} {why_no_best(found.trials, found.objectives)}")
     checkpoints = [_newest_checkpoint(directory, row.number) for row in rows]
+    following = None if several else next_best(found.configurations, found.objectives)
     if as_json:
+        other = {} if following is None else {"next": {"trial": following[0].number, "p_value": following[1]}}
         shown = [
-            trial_json(row, runs=runs) | {"checkpoint": path and str(path)}
+            trial_json(row, runs=runs) | {"checkpoint": path and str(path)} | other
             for row, path in zip(rows, checkpoints, strict=True)
         ]
         print_json(shown if several else shown[0])
@@ -316,7 +318,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     for index, (row, checkpoint) in enumerate(zip(rows, checkpoints, strict=True)):
         if index:
             typer.echo()
-        print_table(best_table(row, found.objectives, runs=runs))
+        print_table(best_table(row, found.objectives, runs=runs, following=following))
         if checkpoint:
             typer.echo(f"checkpoint: {checkpoint}")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.core.repeats import AGGREGATES
 from shoal.host.remedy import command
 from shoal.integrations.registry import TRACKERS
 from shoal.journal.view import JournalView
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
-    *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Page", "Policy", "Program", "RayAddress"),
-    *("Sbatch", "Script", "Sharing", "StudyDirectory", "Trackers"),
+    *("Aggregate", "AsJson", "Backend", "Devices", "File", "Folds", "Oversubscription", "Packing", "Page", "Policy"),
+    *("Program", "RayAddress", "Repeats", "Sbatch", "Script", "Sharing", "StudyDirectory", "Trackers"),
     *("beginning", "device_list", "named_option", "one_of"),
     *("print_json", "print_message", "print_request", "print_table"),
 ]
@@ -100,6 +101,14 @@ SchedulingObjective = Annotated[str | None, named_option(OBJECTIVES, "What the p
 Target = Annotated[
     float | None, typer.Option(help="Value of the metric that is good enough: reached, it ends the study.")
 ]
+Repeats = Annotated[
+    int | None,
+    typer.Option(min=1, help="Seeds with which each configuration is trained; what counts is the aggregate."),
+]
+Folds = Annotated[
+    int | None, typer.Option(min=1, help="Folds of the data, for each of which each configuration is trained.")
+]
+Aggregate = Annotated[str | None, named_option(AGGREGATES, "The value of a configuration that is repeated")]
 Packing = Annotated[str | None, named_option(PACKINGS, "Which arrays share a process")]
 Backend = Annotated[str | None, named_option(BACKENDS, "What runs the jobs")]
 RayAddress = Annotated[

@@ -27,15 +27,18 @@ from shoal.cli.command import (
     run_script,
 )
 from shoal.cli.options import (
+    Aggregate,
     AsJson,
     Backend,
     Devices,
+    Folds,
     Oversubscription,
     Packing,
     Page,
     Policy,
     Program,
     RayAddress,
+    Repeats,
     Sbatch,
     SchedulingObjective,
     Script,
@@ -104,6 +107,9 @@ def run(
     oversubscription: Oversubscription = None,
     tracker: Trackers = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
+    repeats: Repeats = None,
+    folds: Folds = None,
+    aggregate: Aggregate = None,
     space: SpaceFile = None,
     metric: Metric = None,
     mode: Mode = None,
@@ -132,6 +138,7 @@ def run(
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy, "seed": seed}
     given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sbatch": sbatch, "sharing": sharing}
     given |= {"objective": objective, "target": target, "oversubscription": oversubscription}
+    given |= {"repeats": repeats, "folds": folds, "aggregate": aggregate}
     given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}
     given |= {"show_progress": False if as_json else None}
     chosen = {name: value for name, value in given.items() if value is not None}

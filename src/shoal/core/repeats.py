@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median, stdev, variance
 
 from shoal.core.errors import AlgorithmError
 from shoal.core.objective import Objective, first_objective, lower_is_better
 from shoal.core.rows import TrialRow
 from shoal.core.trial import FIRST_ADDED, Config, Report, TrialState
 
-__all__ = ["AGGREGATES", "FOLD", "ConfigurationRow", "Repeats"]
+__all__ = ["AGGREGATES", "FOLD", "ConfigurationRow", "Repeats", "p_value"]
 
 FOLD = "fold"
 """Name of the fold's number in a config, from 0."""
@@ -42,15 +42,9 @@ class ConfigurationRow(TrialRow):
 
     @property
     def deviations(self) -> dict[str, float]:
-        """Name of each metric that all repeats have -> sample standard deviation of their values."""
-        values = {name: [row.metrics.get(name, math.nan) for row in self.repeats] for name in self.metrics}
-        return {name: stdev(each) for name, each in values.items() if all(map(math.isfinite, each))}
-
-    @property
-    def deviation(self) -> float | None:
-        """Sample standard deviation of the objective; None unless all repeats have a finite one."""
-        values = [math.nan if row.objective is None else row.objective for row in self.repeats]
-        return stdev(values) if all(map(math.isfinite, values)) else None
+        """Name of each metric of which all repeats have finite values -> their sample standard deviation."""
+        values = {name: [row.metrics[name] for row in self.repeats] for name in self.metrics}
+        return {name: stdev(each) for name, each in values.items() if len(each) > 1 and all(map(math.isfinite, each))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +87,16 @@ class Repeats:
             return range(configuration, configuration + 1)
         return range(configuration * self.size, (configuration + 1) * self.size)
 
+    def seeds_of(self, trial: int) -> list[int]:
+        """Numbers of the trials that differ from a trial only in their seed, with its own."""
+        same = self.trials(self.configuration(trial))
+        return [number for number in same if number % self.folds == trial % self.folds]
+
     def config(self, config: Config, trial: int) -> Config:
         """The config of a trial of a configuration: with the number of its fold, if there are folds."""
         return config if self.folds == 1 else {**config, FOLD: trial % self.folds}
 
-    def aggregated(
-        self, metrics: Sequence[Mapping[str, float]], objectives: Sequence[Objective]
-    ) -> dict[str, float]:
+    def aggregated(self, metrics: Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> dict[str, float]:
         """The values of a configuration, of the metrics that all repeats have; NaN where a repeat has NaN."""
         return {
             name: self._aggregated([each[name] for each in metrics], lower_is_better(name, objectives))
@@ -126,9 +123,7 @@ class Repeats:
         """A configuration without all its trials, or with a failed one, has no objective."""
         first, states = objectives[0], {row.state for row in rows}
         failed = next((row for row in rows if row.state is TrialState.FAILED), None)
-        valued = sorted(
-            (first.loss(row.objective), row.number, row) for row in rows if row.objective is not None
-        )
+        valued = sorted((first.loss(row.objective), row.number, row) for row in rows if row.objective is not None)
         whole = failed is None and len(valued) == len(self.trials(number))
         shown = valued[(len(valued) - 1) // 2][2] if whole else failed or rows[0]
         open_state = next((state for state in _OPEN if state in states), None)
@@ -169,6 +164,33 @@ class Repeats:
             )
             for epoch in common
         ]
+
+
+def p_value(one: Sequence[float], other: Sequence[float]) -> float:
+    """The two-sided p-value of Welch's t-test, its degrees of freedom rounded down: of equal means, how probable is a
+    difference as large as that of these samples, each of at least two finite values?
+    """
+    errors = [variance(values) / len(values) for values in (one, other)]
+    difference, error = fmean(one) - fmean(other), math.fsum(errors)
+    if error == 0:
+        return float(difference == 0)
+    parts = [own**2 / (len(values) - 1) for own, values in zip(errors, (one, other), strict=True)]
+    degrees = max(1, math.floor(error**2 / math.fsum(parts)))
+    return 1 - _within(abs(difference) / math.sqrt(error), degrees)
+
+
+def _within(t: float, degrees: int) -> float:
+    """The probability that a variable of Student's distribution lies within -t and t (Abramowitz and Stegun, 26.7.3
+    and 26.7.4).
+    """
+    angle = math.atan(t / math.sqrt(degrees))
+    odd = degrees % 2
+    term = math.sin(angle) * (math.cos(angle) if odd else 1.0)
+    total = 0.0
+    for k in range(degrees // 2):
+        total += term
+        term *= math.cos(angle) ** 2 * ((2 * k + 2) / (2 * k + 3) if odd else (2 * k + 1) / (2 * k + 2))
+    return 2 / math.pi * (angle + total) if odd else total
 
 
 def _mean(values: Sequence[float]) -> float:

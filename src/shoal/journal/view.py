@@ -216,6 +216,10 @@ class JournalView(OpenJournal):
         chosen = f"{_TRIAL} WHERE number IN (SELECT value FROM json_each(?)) ORDER BY number"
         return self.tables.read("trial", trial_row, chosen, json.dumps(list(numbers)))
 
+    def configurations(self) -> list[TrialRow]:
+        """A row for each configuration: the trials of a study without repeats, else `ConfigurationRow`s."""
+        return self.spec.repetition.rows(self.trials(), self.objectives)
+
     def changed_trials(self, known: dict[int, int]) -> list[TrialRow]:
         """The trials whose rows are new or have changed, by number; the others are not decoded.
 

@@ -27,6 +27,7 @@ from shoal.look.text import (
     finite_or_none,
     key_text,
     leaf_text,
+    metric_text,
     number_text,
     printable,
     state_text,
@@ -141,7 +142,8 @@ def overview(journal: JournalView, now: float) -> Overview:
     state = snapshot(journal, now)
     elapsed, bars = timed_jobs(journal, now)
     goals, rows = journal.objectives, journal.trials()
-    valued = [row for row in ranked(rows, goals) if row.objective is not None]
+    ranking = ranked(journal.spec.repetition.rows(rows, goals), goals)
+    valued = [row for row in ranking if row.objective is not None]
     reservations, telemetry = journal.reservations(), by_key(journal.telemetry(), lambda row: row.device)
     of_devices = by_key(bars, lambda bar: bar.job.device)
     return Overview(
@@ -400,7 +402,7 @@ def _best(study: Overview) -> str:
         (
             row.number,
             state_text(row.state, study.state.pid is not None),
-            *(number_text(row.metrics.get(name)) for name in names),
+            *(metric_text(row, name) for name in names),
             row.epoch,
             f"{row.seconds:.1f}",
             config_text(row.config),

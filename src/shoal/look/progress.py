@@ -355,7 +355,9 @@ def _notebook_display() -> Callable[..., Any] | None:
 
 def summary(spec: StudySpec, devices: Sequence[str], directory: Path, done: str = "") -> list[str]:
     """Lines at the start of a run: task, budget, objectives, batch size, devices; `done` as in "25 of 69 epochs"."""
-    amount = "" if spec.totals is None else f" {_totals_text(spec.totals, spec.unit)}, by"
+    size = spec.repetition.size
+    repeated = f", {size} trials of each configuration" if size > 1 else ""
+    amount = "" if spec.totals is None else f" {_totals_text(spec.totals, spec.unit)}{repeated}, by"
     goals = " and ".join(
         f"{'maximises' if goal.mode == 'max' else 'minimises'} {goal.metric}" for goal in spec.objectives
     )

@@ -3,10 +3,11 @@
 from collections.abc import Sequence, Set
 
 from shoal.core.objective import Objective, pareto_front
+from shoal.core.repeats import ConfigurationRow, p_value
 from shoal.core.rows import TrialRow
 from shoal.core.trial import TrialState
 
-__all__ = ["all_nan", "front", "ranked", "values", "why_no_best"]
+__all__ = ["all_nan", "front", "next_best", "ranked", "values", "why_no_best"]
 
 
 def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
@@ -40,6 +41,18 @@ def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[
         return False, row.number not in best, objectives[0].loss(shown[0]), row.number
 
     return sorted(rows, key=key)
+
+
+def next_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tuple[ConfigurationRow, float] | None:
+    """The second best configuration by the first metric, and the p-value of its difference to the best; None unless
+    both have finite values of two repeats.
+    """
+    pair = [row for row in ranked(rows, objectives[:1])[:2] if isinstance(row, ConfigurationRow)]
+    name = objectives[0].metric
+    if len(pair) < 2 or not all(name in row.deviations and values(row, objectives[:1]) for row in pair):
+        return None
+    best, other = ([repeat.metrics[name] for repeat in row.repeats] for row in pair)
+    return pair[1], p_value(best, other)
 
 
 def all_nan(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str | None:

@@ -1,12 +1,13 @@
 """The state of a study at one moment, read from its journal for the display and `shoal status`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
+from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_values
@@ -31,11 +32,25 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Best:
-    """The best trial so far, by its last value of the study's metric; or one trial of the front of several metrics."""
+    """The best trial so far, by its last value of the study's metric; or one trial of the front of several metrics.
+
+    Args:
+        deviations: For a repeated configuration, sample standard deviations by metric.
+        repeats: Number of its trials; 1 where nothing is repeated.
+    """
 
     trial: int
     config: Config
     value: float | tuple[float, ...]
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    repeats: int = 1
+
+    @staticmethod
+    def of(row: TrialRow, value: float | tuple[float, ...]) -> "Best":
+        """The best of its row, of a trial or of a configuration."""
+        if isinstance(row, ConfigurationRow):
+            return Best(row.number, row.config, value, row.deviations, len(row.repeats))
+        return Best(row.number, row.config, value)
 
 
 @dataclass(frozen=True)
@@ -237,13 +252,13 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     saved = journal.study.get("savings")
     if totals is not None and (added := statistics.added())[0]:
         totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])
-    best = None if several else journal.best()
+    best = None if several else _best(journal)
     found = Snapshot(
         metric=tuple(goal.metric for goal in objectives) if several else objectives[0].metric,
         mode=tuple(goal.mode for goal in objectives) if several else objectives[0].mode,
         states=statistics.states(),
         waiting=statistics.waiting(),
-        best=Best(best.number, best.config, best.objective) if best and best.objective is not None else None,
+        best=best,
         epochs_done=done,
         epochs_asked=asked,
         elapsed=elapsed,
@@ -280,12 +295,22 @@ def task_edits(study: Mapping[str, Any]) -> tuple[TaskEdit, ...]:
     return tuple(TaskEdit(each["time"], each["files"], tuple(each["open"]), each["next"]) for each in entries)
 
 
+def _best(journal: JournalView) -> Best | None:
+    if journal.spec.repetition.size == 1:
+        row = journal.best()
+        return None if row is None or row.objective is None else Best.of(row, row.objective)
+    order = ranked(journal.configurations(), journal.objectives)
+    if not order or (shown := values(order[0], journal.objectives)) is None:
+        return None
+    return Best.of(order[0], shown[0])
+
+
 def _front(journal: JournalView) -> tuple[Best, ...]:
-    rows = journal.trials()
+    rows = journal.configurations()
     best = front(rows, journal.objectives)
     order = ranked(rows, journal.objectives, best)
     shown = [(row, values(row, journal.objectives)) for row in order if row.number in best]
-    return tuple(Best(row.number, row.config, value) for row, value in shown if value is not None)
+    return tuple(Best.of(row, value) for row, value in shown if value is not None)
 
 
 def _seconds_left(done: int, left: int, elapsed: float) -> float | None:

@@ -16,9 +16,10 @@ from rich.text import Text
 
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
+from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import Intervention, TrialRow, Verdict
 from shoal.core.space import flatten
-from shoal.core.trial import TrialState, state_name
+from shoal.core.trial import TrialState, numbers_text, state_name
 from shoal.look.devices import device_json, device_lines
 from shoal.look.failures import (
     cause_json,
@@ -39,6 +40,7 @@ from shoal.look.text import (
     intervention_text,
     leaf_text,
     left_text,
+    metric_text,
     number_text,
     numbered_trials,
     printable,
@@ -78,6 +80,8 @@ _GAP = 2
 _MIN_CONFIG_WIDTH = 20
 _INDENT_BELOW = 4
 """Spaces before the config of a trial where it has lines of its own, below the other columns."""
+_SIGNIFICANCE = 0.05
+"""p-values below it tell two configurations apart."""
 _MAX_REASONS = 4
 _MAX_REQUESTS = 3
 """Most requests of users that are shown, the newest."""
@@ -165,10 +169,14 @@ def trials_table(
     lines = [
         (
             (
-                str(row.number),
+                _numbers_text(row),
                 state_text(row.state, runs),
                 *["*" if row.number in best else ""] * several,
-                *(number_text(values.get(goal.metric)) for goal in objectives for values in (row.metrics, row.best)),
+                *(
+                    text
+                    for goal in objectives
+                    for text in (metric_text(row, goal.metric), number_text(row.best.get(goal.metric)))
+                ),
                 f"{row.epoch}/{row.target}",
                 f"{row.seconds:.1f}",
             ),
@@ -176,9 +184,22 @@ def trials_table(
             config_text(row.config),
             printable(row.reason, lines=True),
         )
-        for row in ranked(rows, objectives, best)
+        for row in _with_repeats(ranked(rows, objectives, best))
     ]
     return Group(_TrialLines(head, lines), Text(_columns_text(objectives), "dim"))
+
+
+def _numbers_text(row: TrialRow) -> str:
+    """The number of a trial, or those of a configuration's trials."""
+    return numbers_text([each.number for each in row.repeats] if isinstance(row, ConfigurationRow) else [row.number])
+
+
+def _with_repeats(rows: Iterable[TrialRow]) -> Iterator[TrialRow]:
+    """Each row, and below that of a configuration those of its trials."""
+    for row in rows:
+        yield row
+        if isinstance(row, ConfigurationRow):
+            yield from row.repeats
 
 
 def _columns_text(objectives: Sequence[Objective]) -> str:
@@ -190,18 +211,34 @@ def _columns_text(objectives: Sequence[Objective]) -> str:
     return f"{ranked_by}\nbest: of all epochs; seconds: of training, a trial's share of its array's"
 
 
-def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = True) -> Table:
-    """One trial with its whole config and all its metrics, last and best; those of the objectives come first."""
+def best_table(
+    row: TrialRow,
+    objectives: Sequence[Objective],
+    *,
+    runs: bool = True,
+    following: tuple[ConfigurationRow, float] | None = None,
+) -> Table:
+    """One trial with its whole config and all its metrics, last and best; those of the objectives come first.
+
+    `following` is the next best configuration, with the p-value of its difference.
+    """
     first = [objective.metric for objective in objectives]
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("trial", f"{row.number}, {state_text(row.state, runs)}, {row.epoch} epochs")
+    median = f" (the median: {row.number})" if isinstance(row, ConfigurationRow) else ""
+    title = "trials" if median else "trial"
+    table.add_row(title, f"{_numbers_text(row)}{median}, {state_text(row.state, runs)}, {row.epoch} epochs")
     for name in sorted(row.metrics, key=lambda name: (first.index(name) if name in first else len(first), name)):
         best = f" (best {number_text(row.best[name])})" if name in row.best else ""
-        table.add_row(Text(printable(name)), f"{number_text(row.metrics[name])}{best}")
+        table.add_row(Text(printable(name)), f"{metric_text(row, name)}{best}")
     for name, value in flatten(row.config).items():
         table.add_row(Text(f"config.{printable(name)}"), Text(leaf_text(value)))
+    if following is not None:
+        other, p = following
+        where = "larger than" if p < _SIGNIFICANCE else "within"
+        value = f"{metric_text(other, first[0])} by trials {_numbers_text(other)}"
+        table.add_row("next", f"{value}; the difference is {where} their spread (p = {p:.2g}, Welch's t-test)")
     return table
 
 
@@ -249,7 +286,12 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
         "device": row.device,
         "job": row.job,
         "reason": row.reason,
+        **({} if not isinstance(row, ConfigurationRow) else _repeats_json(row, runs)),
     }
+
+
+def _repeats_json(row: ConfigurationRow, runs: bool) -> dict[str, Any]:
+    return {"deviations": row.deviations, "repeats": [trial_json(each, runs=runs) for each in row.repeats]}
 
 
 def dataframe(

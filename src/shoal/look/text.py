@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.core.repeats import ConfigurationRow
 from shoal.core.request import Request
-from shoal.core.rows import Intervention, Verdict
+from shoal.core.rows import Intervention, TrialRow, Verdict
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, TrialState, numbers_text, state_name
 from shoal.look.savings import Savings
@@ -27,6 +28,7 @@ __all__ = [
     "key_text",
     "leaf_text",
     "left_text",
+    "metric_text",
     "number_text",
     "numbered_trials",
     "printable",
@@ -35,6 +37,7 @@ __all__ = [
     "rounded",
     "savings_text",
     "shortened",
+    "spread_text",
     "state_text",
     "states_text",
     "structure_text",
@@ -64,6 +67,22 @@ def number_text(value: Any) -> str:
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+
+
+def spread_text(value: Any, deviation: float | None, repeats: int) -> str:
+    """Return a value as a text; of several repeats with its standard deviation, if known: "0.851 ± 0.003 (n=3)"."""
+    if repeats == 1:
+        return number_text(value)
+    spread = "" if deviation is None else f" ± {deviation:.2g}"
+    return f"{number_text(value)}{spread} (n={repeats})"
+
+
+def metric_text(row: TrialRow, name: str) -> str:
+    """Return the last value of a metric of a trial, or of a configuration with its spread."""
+    value = row.metrics.get(name)
+    if not isinstance(row, ConfigurationRow):
+        return number_text(value)
+    return spread_text(value, row.deviations.get(name), len(row.repeats))
 
 
 def printable(text: str, lines: bool = False) -> str:
@@ -146,7 +165,10 @@ def _no_best_text(snapshot: Snapshot) -> str:
 def _best_line(snapshot: Snapshot, best: Best) -> str:
     names = (snapshot.metric,) if isinstance(snapshot.metric, str) else snapshot.metric
     values = best.value if isinstance(best.value, tuple) else (best.value,)
-    reached = " ".join(f"{printable(name)} {number_text(value)}" for name, value in zip(names, values, strict=True))
+    reached = " ".join(
+        f"{printable(name)} {spread_text(value, best.deviations.get(name), best.repeats)}"
+        for name, value in zip(names, values, strict=True)
+    )
     return f"{reached} by trial {best.trial} with {config_text(best.config)}"
 
 

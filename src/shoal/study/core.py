@@ -30,6 +30,7 @@ from shoal.study.job_events import (
     dropped,
     end_by_trial,
     end_job,
+    equal_repeats,
     fail_array,
     handle_reports,
     handle_team,
@@ -121,6 +122,7 @@ def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
     match event:
         case Reported():
             handle_reports(state, event, now)
+            _add_note(state, equal_repeats(state, event.reports))
             if event.ended_by is not None:
                 end_by_trial(state, OBJECTIVE_ENDED.format(event.ended_by))
         case SignaturesFound():

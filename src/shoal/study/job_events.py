@@ -24,7 +24,7 @@ from shoal.core.event import (
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.objective import Objective, check_reported, metric_fault, metric_names, missing_metric
 from shoal.core.rows import Quantum
-from shoal.core.trial import Decision, Report, TrialState
+from shoal.core.trial import FIRST_ADDED, Decision, Report, TrialState, numbers_text
 from shoal.host.remedy import command, resume_remedy
 from shoal.plan.cost.costs import OutOfMemoryObserved
 from shoal.study.retries import FailureContext
@@ -41,6 +41,7 @@ __all__ = [
     "end_by_trial",
     "end_job",
     "end_study",
+    "equal_repeats",
     "fail_array",
     "handle_reports",
     "observe",
@@ -108,11 +109,38 @@ def end_at_target(state: StudyState, numbers: Iterable[int]) -> None:
     """
     if (target := state.config.spec.target) is None or state.lifecycle.ended or state.lifecycle.ended_because:
         return
-    objective = state.config.spec.objectives[0]
-    best = {x: state.trials[x].best.get(objective.metric) for x in numbers if not state.trials[x].has_failed}
+    objective, repetition = state.config.spec.objectives[0], state.config.spec.repetition
+    best = {x: _best_value(state, repetition.trials(repetition.configuration(x))) for x in numbers}
     reached = next((x for x, value in best.items() if value is not None and objective.reached(target, value)), None)
     if reached is not None and end_by_trial(state, TARGET_REACHED.format(reached)):
         stop_jobs(state)
+
+
+def _best_value(state: StudyState, repeats: Iterable[int]) -> float | None:
+    """The best value of the metric of a trial, or the aggregate of those of repeats; None if one lacks it or has
+    failed.
+    """
+    spec, records = state.config.spec, [state.trials[number] for number in repeats]
+    if any(record.has_failed for record in records):
+        return None
+    return spec.repetition.aggregated([record.best for record in records], spec.objectives).get(
+        spec.objectives[0].metric
+    )
+
+
+def equal_repeats(state: StudyState, reports: Iterable[Report]) -> str:
+    """A note for the user if the seeds of a configuration have ended with equal values; else ""."""
+    repetition = state.config.spec.repetition
+    if repetition.seeds == 1:
+        return ""
+    for report in reports:
+        if report.state is not TrialState.PAUSED or report.trial >= FIRST_ADDED:
+            continue
+        seeds = [state.trials[number] for number in repetition.seeds_of(report.trial)]
+        if all(seed.epoch == report.epoch and seed.metrics == seeds[0].metrics for seed in seeds):
+            numbers = numbers_text([seed.number for seed in seeds])
+            return f"trials {numbers} are equal: nothing in the task depends on the seed, so repeats tell nothing"
+    return ""
 
 
 def end_by_trial(state: StudyState, why: str) -> bool:

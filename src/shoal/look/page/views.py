@@ -170,7 +170,7 @@ def _checkpoints(directory: Path, trial: int) -> list[dict[str, Any]]:
 def space_view(directory: Path) -> dict[str, Any]:
     """Return the axes of the search space and the grid of its trials, and which axes explain most."""
     with JournalView.read(directory) as journal:
-        grid = study_grid(journal.space, journal.trials(), journal.objectives[0])
+        grid = study_grid(journal.space, journal.configurations(), journal.objectives[0])
         runs = journal.writer() is not None
     return grid_json(grid, runs=runs) | {
         "mode": grid.mode,
