@@ -174,8 +174,8 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
     difference, error = fmean(one) - fmean(other), math.fsum(errors)
     if error == 0:
         return float(difference == 0)
-    parts = [own**2 / (len(values) - 1) for own, values in zip(errors, (one, other), strict=True)]
-    degrees = max(1, math.floor(error**2 / math.fsum(parts)))
+    parts = [(own / error) ** 2 / (len(values) - 1) for own, values in zip(errors, (one, other), strict=True)]
+    degrees = math.floor(1 / math.fsum(parts))
     return 1 - _within(abs(difference) / math.sqrt(error), degrees)
 
 
