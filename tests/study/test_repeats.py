@@ -34,7 +34,8 @@ import shoal, tasks
 from plain import tune
 from test_repeats import KILLED_SPACE, SuccessiveHalving
 tune(tasks.Signals(signal.SIGKILL, Path({marker!r})), KILLED_SPACE, Path({directory!r}),
-     algorithm=SuccessiveHalving(4, max_epochs=8, eta=2, min_epochs=4), backend="local", repeats=2, checkpoint_seconds=0.0)
+     algorithm=SuccessiveHalving(4, max_epochs=8, eta=2, min_epochs=4), backend="local",
+     repeats=2, checkpoint_seconds=0.0)
 print("complete")
 """
 
@@ -97,24 +98,18 @@ def test_a_study_that_is_killed_amid_its_repeats_goes_on(
     assert TrialState.COMPLETE not in {row.state for row in Study(tmp_path / "study").trials}
     study = resume(tmp_path / "study", show_progress=False)
     check_plain(study, tasks.Momentum())
-    whole = tune(
-        tasks.Momentum(),
-        KILLED_SPACE,
-        tmp_path / "whole",
-        algorithm=SuccessiveHalving(4, max_epochs=8, eta=2, min_epochs=4),
-        repeats=2,
-    )
+    halving = SuccessiveHalving(4, max_epochs=8, eta=2, min_epochs=4)
+    whole = tune(tasks.Momentum(), KILLED_SPACE, tmp_path / "whole", algorithm=halving, repeats=2)
     assert [(row.state, row.epoch) for row in study.trials] == [(row.state, row.epoch) for row in whole.trials]
     assert {row.state for row in study.trials} == {TrialState.COMPLETE, TrialState.STOPPED}
 
 
 def test_the_target_is_one_of_the_configuration(tmp_path: Path) -> None:
-    whole = tune(tasks.Blobs(), SPACE, tmp_path / "whole", algorithm=shoal.Random(3, epochs=1), repeats=2)
-    values = [row.objective for row in whole.configurations]
-    lucky = max(row.objective for row in whole.trials)
-    assert max(values) < lucky
-    for target, ended in ((lucky, False), (max(values), True)):
-        directory = tmp_path / str(ended)
-        tune(tasks.Blobs(), SPACE, directory, algorithm=shoal.Random(3, epochs=1), repeats=2, target=target)
-        with JournalView.read(directory) as journal:
+    usual: dict[str, Any] = {"metric": "valid_loss", "mode": "min", "algorithm": shoal.Grid(1), "repeats": 2}
+    whole = tune(tasks.Blobs(), SPACE, tmp_path / "whole", **usual)
+    best, lucky = (min(row.objective for row in rows) for rows in (whole.configurations, whole.trials))
+    assert best > lucky
+    for target, ended in ((lucky, False), (best, True)):
+        tune(tasks.Blobs(), SPACE, tmp_path / str(ended), **usual, target=target)
+        with JournalView.read(tmp_path / str(ended)) as journal:
             assert ("ended_because" in journal.study) is ended
