@@ -15,7 +15,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from shoal.core.domain import DOMAINS, Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform, from_optuna
 from shoal.core.errors import SpaceError
-from shoal.core.space import Constant, Space, choice, flatten, grid, loguniform, quniform, randint, uniform
+from shoal.core.space import Space, choice, flatten, grid, loguniform, quniform, randint, uniform
+from shoal.core.space_tree import Constant
 
 NESTED = {
     "lr": loguniform(1e-4, 1e-1),

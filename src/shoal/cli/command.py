@@ -17,7 +17,8 @@ from shoal.algorithms.registry import ALGORITHMS
 from shoal.cli.options import named_option, print_message
 from shoal.core.domain import LogRandInt
 from shoal.core.errors import ShoalError, SpaceError
-from shoal.core.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
+from shoal.core.space import Space, choice, is_number, loguniform, quniform, randint, uniform
+from shoal.core.space_tree import Constant
 from shoal.host.paths import absolute, working_directory
 from shoal.host.toml_file import TomlLocation
 from shoal.programs.opaque import TIME_LIMIT, Command

@@ -10,7 +10,8 @@ from itertools import islice, pairwise
 from typing import Any
 
 from shoal.core.domain import Domain, LogRandInt, LogUniform, RandInt
-from shoal.core.space import Leaf, Space
+from shoal.core.space import Space
+from shoal.core.space_tree import Leaf
 from shoal.look.text import leaf_text, rounded
 
 __all__ = ["Axis", "axes"]

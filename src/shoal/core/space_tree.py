@@ -1,0 +1,361 @@
+"""A checked search space as a tree: its checks, its walks and its JSON form.
+
+Inner nodes are dicts and `Choice`s; leaves are other `Domain`s and constants. A node's path names it, such as
+"optimizer[0].momentum" for a parameter of the first option of `optimizer`.
+"""
+
+import copy
+import itertools
+import math
+import numbers
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shoal.core.domain import DOMAINS, RAY_DOMAINS, Choice, Domain, from_optuna, from_ray
+from shoal.core.errors import SpaceError
+
+__all__ = [
+    "Constant",
+    "Leaf",
+    "check",
+    "constants",
+    "count",
+    "decode",
+    "draw",
+    "encode",
+    "faults",
+    "find_picks",
+    "given_picks",
+    "leaves",
+    "parameters",
+    "points",
+]
+
+_MOST_DIGITS = 4000
+"""Most digits of an integer; Python converts at most 4300 to text."""
+_MOST_BITS = int(_MOST_DIGITS * 3.32)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that is not searched, even if it is a list, as in a journal and in `{value = [64, 32]}` of a file.
+
+    Args:
+        value: None, bool, int, float or str, or lists or dicts of these.
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Possible values under one name of a flattened configuration.
+
+    Args:
+        values: Constants and domains other than choices, in the order of the space.
+        optional: Whether some configurations lack the name.
+        choice_name: Name of the choice between constants, such as "optimizer" for `optimizer.name`; else the leaf's own
+            name, and "" for a constant without a choice.
+    """
+
+    values: tuple[Any, ...]
+    optional: bool
+    choice_name: str
+
+
+def check(node: Any, path: str) -> Any:
+    """Check a part of a space; turn lists into choices, foreign domains into own ones, constants into JSON values."""
+    node = from_optuna(node) or from_ray(node) or node
+    match node:
+        case Domain():
+            if fault := node.fault():
+                raise SpaceError(f"`{path}`: {fault}, got {node}")
+            if isinstance(node, Choice):
+                return Choice(tuple(_option(option, f"{path}[{i}]") for i, option in enumerate(node.options)))
+            return node
+        case Constant():
+            return _constant(node.value, path)
+        case Mapping():
+            return {_name(name, path): check(value, _join(path, name)) for name, value in node.items()}
+        case list():
+            if any(isinstance(item, list | tuple) for item in node):
+                raise SpaceError(
+                    f"`{path}`: a list is a choice of its items, and an item that is a list itself could be a value or "
+                    f"a choice; write choice({reprlib.repr(node)}) if lists are chosen from, got {reprlib.repr(node)}"
+                )
+            return check(Choice(tuple(node)), path)
+        case tuple() | set() | frozenset():
+            what = "a tuple" if isinstance(node, tuple) else "a set, which has no order,"
+            items = reprlib.repr(list(node))
+            raise SpaceError(
+                f"`{path}`: {what} could be a value or a choice, got {reprlib.repr(node)}; write choice({items}) to "
+                f"choose one of these, choice([{items}]) if the list is the value"
+            )
+        case _:
+            return _constant(node, path)
+
+
+def _option(node: Any, path: str) -> Any:
+    """Check an option of a choice; a list in it is a value, not a choice."""
+    return _constant(node, path) if isinstance(node, list | tuple) else check(node, path)
+
+
+def _name(name: object, path: str) -> str:
+    where = f"in `{path}`, " if path else ""
+    if not isinstance(name, str):
+        raise SpaceError(f"{where}a parameter's name must be a string, got {name!r}")
+    if not name or "." in name:
+        raise SpaceError(f"{where}a parameter's name must not be empty or hold a dot, got {name!r}; nest dicts instead")
+    return str.__str__(name)
+
+
+def _constant(value: Any, path: str) -> Any:
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str.__str__(value)  # a string Enum becomes its text
+        case numbers.Integral() if int(value).bit_length() > _MOST_BITS:
+            raise SpaceError(
+                f"`{path}`: an integer must be below 10^{_MOST_DIGITS}, because a journal stores it as text"
+            )
+        case numbers.Integral():
+            return int(value)
+        case numbers.Real() if math.isfinite(value):
+            return float(value)
+        case numbers.Real():
+            raise SpaceError(f"`{path}`: a value must be finite, got {value!r}; use None and let the task translate it")
+        case list() | tuple():
+            return [_constant(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        case Mapping():
+            return {_name(name, path): _constant(item, _join(path, name)) for name, item in value.items()}
+        case Domain():
+            raise SpaceError(
+                f"`{path}`: an option that is a list is a value and cannot hold {value}; use a dict, or a choice of "
+                "lists"
+            )
+    raise SpaceError(
+        f"`{path}`: a value must be None, bool, int, float or str, or a list or dict of those, because configurations "
+        f"are recorded as JSON; got {reprlib.repr(value)} of type {type(value).__name__}. " + _remedy(value)
+    )
+
+
+def _remedy(value: object) -> str:
+    if type(value).__module__ == RAY_DOMAINS:
+        return (
+            "Write this domain of Ray Tune as one of Shoal's, such as shoal.loguniform, shoal.quniform or shoal.grid; "
+            "what sample_from computes, let the function compute"
+        )
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | set | frozenset | Mapping):
+        return "Write choice(...) around it to choose one of its items"
+    return "Give it a name here and look the name up in the task"
+
+
+def draw(node: Any, path: str, pick: Callable[[str, Domain], Any]) -> Any:
+    """The part of a configuration below a node; see `Space.draw`."""
+    match node:
+        case Choice():
+            position = pick(path, node)
+            return draw(node.options[position], f"{path}[{position}]", pick)
+        case Domain():
+            return pick(path, node)
+        case dict():
+            return {name: draw(value, _join(path, name), pick) for name, value in node.items()}
+        case _:
+            return copy.deepcopy(node)
+
+
+def find_picks(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any]] | None:
+    """The picks below a node that produce a value; None if no picks do."""
+    match node:
+        case Choice():
+            for position, option in enumerate(node.options):
+                inner = find_picks(option, value, f"{path}[{position}]")
+                if inner is not None:
+                    return {path: (node, position), **inner}
+            return None
+        case Domain():
+            return {path: (node, value)} if node.contains(value) else None
+        case dict():
+            if not isinstance(value, Mapping) or value.keys() != node.keys():
+                return None
+            parts = [find_picks(inner, value[name], _join(path, name)) for name, inner in node.items()]
+            if None in parts:
+                return None
+            return {key: found for part in parts if part is not None for key, found in part.items()}
+        case _:
+            return {} if _is_constant(value, node) else None
+
+
+def given_picks(node: Any, given: Any, path: str, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """The picks below a node, by path, that the given part of a configuration needs; `drawn` are those without it.
+
+    Raises:
+        SpaceError: a name is not in the space, or a value is outside its domain.
+    """
+    match node:
+        case dict():
+            if not isinstance(given, Mapping):
+                raise SpaceError(f"`{path}` is given as {given!r}, and the space has a dict of {_names(node)}")
+            if unknown := [name for name in given if name not in node]:
+                raise SpaceError(
+                    f"`{_join(path, unknown[0])}` is given, and is not in the space, which has {_names(node)}"
+                )
+            parts = [given_picks(node[name], value, _join(path, name), drawn) for name, value in given.items()]
+            return {key: pick for part in parts for key, pick in part.items()}
+        case Choice():
+            sampled = drawn.get(path)
+            positions = range(len(node.options))
+            for position in sorted(positions, key=lambda each: each != sampled):
+                try:
+                    inner = given_picks(node.options[position], given, f"{path}[{position}]", drawn)
+                except SpaceError:
+                    continue  # the error below names all options
+                return {path: position, **inner}
+        case Domain():
+            value = _constant(given, path)
+            if node.contains(value):
+                return {path: float(value) if isinstance(node.value_at(0.5), float) else value}
+        case _:
+            if _is_constant(_constant(given, path), node):
+                return {}
+    raise SpaceError(f"`{path}` is given as {given!r}, and the space has {node!s}")
+
+
+def _names(node: Mapping[str, Any]) -> str:
+    return ", ".join(node) or "nothing"
+
+
+def _is_constant(value: Any, node: object) -> bool:
+    """Return whether a value is a constant of the space. JavaScript writes 1.0 as 1, which stands for the float."""
+    return value == node and (type(value) is type(node) or (type(value) is int and type(node) is float))
+
+
+def faults(node: Any, value: Any, path: str) -> Iterator[str]:
+    """Reasons why a value does not belong to a node."""
+    if not isinstance(node, dict):
+        if find_picks(node, value, path) is None:
+            yield f"`{path}` is {value!r}, and the space has {node!s}"
+    elif not isinstance(value, Mapping):
+        yield f"`{path}` is {value!r}, and the space has a dict of {_names(node)}"
+    else:
+        yield from (f"`{_join(path, name)}` is missing" for name in node if name not in value)
+        yield from (f"`{_join(path, name)}` is not in the space" for name in value if name not in node)
+        for name, inner in node.items():
+            if name in value:
+                yield from faults(inner, value[name], _join(path, name))
+
+
+def constants(node: dict[str, Any]) -> dict[str, Any]:
+    """The constants below a node."""
+    return {
+        name: constants(value) if isinstance(value, dict) else copy.deepcopy(value)
+        for name, value in node.items()
+        if not isinstance(value, Domain)
+    }
+
+
+def parameters(node: Any, path: str, *, conditional: bool) -> Iterator[tuple[str, tuple[Domain, bool]]]:
+    """Path -> domain, and whether it exists only under some option, of all domains below a node."""
+    match node:
+        case Domain():
+            yield path, (node, conditional)
+            for position, option in enumerate(node.options if isinstance(node, Choice) else ()):
+                yield from parameters(option, f"{path}[{position}]", conditional=True)
+        case dict():
+            for name, value in node.items():
+                yield from parameters(value, _join(path, name), conditional=conditional)
+
+
+def count(node: Any, path: str) -> int:
+    """Number of values of a node."""
+    match node:
+        case Choice():
+            return sum(count(option, f"{path}[{i}]") for i, option in enumerate(node.options))
+        case Domain():
+            values = node.count()
+            if values is None:
+                raise SpaceError(
+                    f"`{path}`: {node} has infinitely many values and cannot be tried one by one; name the values with "
+                    "grid([...]), use quniform, or choose the algorithm Random"
+                )
+            return values
+        case dict():
+            return math.prod(count(value, _join(path, name)) for name, value in node.items())
+        case _:
+            return 1
+
+
+def points(node: Any, path: str) -> Iterator[Any]:
+    """All values of a node, in order."""
+    match node:
+        case Domain():
+            for i, point in enumerate(node.points() or ()):
+                yield from points(point, f"{path}[{i}]")
+        case dict():
+            columns = [list(points(value, _join(path, name))) for name, value in node.items()]
+            for row in itertools.product(*columns):
+                yield dict(zip(node, row, strict=True))
+        case _:
+            yield node
+
+
+def leaves(node: Any, path: str, choice_name: str) -> dict[str, Leaf]:
+    """Name in a flattened configuration -> its possible values."""
+    match node:
+        case Choice():
+            options = [leaves(option, path, path) for option in node.options]
+            names = dict.fromkeys(name for option in options for name in option)
+            return {name: _merge_leaves(name, [option.get(name) for option in options]) for name in names}
+        case Domain():
+            return {path: Leaf((node,), optional=False, choice_name=path)}
+        case dict():
+            parts = [leaves(value, _join(path, name), choice_name) for name, value in node.items()]
+            return {name: leaf for part in parts for name, leaf in part.items()}
+        case _:
+            return {path: Leaf((node,), optional=False, choice_name=choice_name)}
+
+
+def _merge_leaves(name: str, leaves: list[Leaf | None]) -> Leaf:
+    """Merge the leaves of a name over all options of a choice; None stands for an option without the name."""
+    there = [leaf for leaf in leaves if leaf is not None]
+    choice_names = {leaf.choice_name for leaf in there}
+    return Leaf(
+        values=tuple(value for leaf in there for value in leaf.values),
+        optional=len(there) < len(leaves) or any(leaf.optional for leaf in there),
+        choice_name=choice_names.pop() if len(choice_names) == 1 else name,
+    )
+
+
+def encode(node: Any) -> dict[str, Any]:
+    """A node as JSON values."""
+    match node:
+        case Choice():
+            return {node.name: [encode(option) for option in node.options]}
+        case Domain():
+            return {node.name: [getattr(node, field.name) for field in fields(node)]}
+        case dict():
+            return {"dict": {name: encode(value) for name, value in node.items()}}
+        case _:
+            return {"value": node}
+
+
+def decode(node: dict[str, Any]) -> Any:
+    """A node of JSON values, not yet checked."""
+    ((kind, content),) = node.items()
+    match kind:
+        case "value":
+            return Constant(content)
+        case "dict":
+            return {name: decode(value) for name, value in content.items()}
+        case "choice":
+            return Choice(tuple(decode(option) for option in content))
+        case _ if kind in DOMAINS:
+            return DOMAINS[kind](*content)
+    raise SpaceError(f"this version has no domain {kind!r}; it has {', '.join(DOMAINS)}")
+
+
+def _join(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)

@@ -1,0 +1,101 @@
+"""`Space.sample` with some leaves given."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core.errors import SpaceError
+from shoal.core.space import Space, choice, flatten, loguniform, quniform, randint, uniform
+
+SPACE = Space(
+    {
+        "lr": loguniform(1e-4, 1e-1),
+        "optimizer": choice(
+            [{"name": "sgd", "momentum": uniform(0, 0.99)}, {"name": "adam", "beta": uniform(0.8, 0.999)}]
+        ),
+        "model": {"width": choice([64, 128]), "name": "mlp", "layers": choice([[64, 32], [128]])},
+        "layers": randint(1, 5),
+        "dropout": quniform(0, 0.5, 0.1),
+        "decay": choice([0.0, loguniform(1e-6, 1e-2)]),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("part", "leaves"),
+    [
+        pytest.param({}, {}, id="nothing"),
+        pytest.param({"lr": 0.01}, {"lr": 0.01}, id="float"),
+        pytest.param({"lr": np.float32(0.5**4)}, {"lr": 0.0625}, id="numpy float"),
+        pytest.param({"layers": np.int64(3)}, {"layers": 3}, id="numpy integer"),
+        pytest.param({"dropout": 0}, {"dropout": 0.0}, id="integer of a float domain"),
+        pytest.param({"dropout": 0.3}, {"dropout": 0.3}, id="on the step"),
+        pytest.param({"model": {"width": 128}}, {"model.width": 128}, id="nested"),
+        pytest.param({"model": {"name": "mlp"}}, {"model.name": "mlp"}, id="constant"),
+        pytest.param({"model": {"layers": [64, 32]}}, {"model.layers": [64, 32]}, id="list"),
+        pytest.param({"decay": 0.0}, {"decay": 0.0}, id="option"),
+        pytest.param({"decay": 1e-3}, {"decay": 1e-3}, id="domain of an option"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_given_leaves_have_their_values_and_all_others_keep_theirs(part, leaves, seed):
+    expected = {**flatten(SPACE.sample(seed)), **leaves}
+    found = flatten(SPACE.sample(seed, part))
+    assert found == expected
+    assert {name: type(value) for name, value in found.items()} == {name: type(x) for name, x in expected.items()}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("part", "name", "own"),
+    [
+        pytest.param({"name": "sgd"}, "sgd", "momentum", id="sgd"),
+        pytest.param({"name": "adam"}, "adam", "beta", id="adam"),
+        pytest.param({"momentum": 0.5}, "sgd", "momentum", id="by its parameter"),
+    ],
+)
+def test_a_given_value_decides_which_option_is_taken(part, name, own, seed):
+    plain, found = SPACE.sample(seed), SPACE.sample(seed, {"optimizer": part})
+    assert found["optimizer"].keys() == {"name", own}
+    assert found["optimizer"]["name"] == name
+    assert SPACE.faults(found) == ()
+    assert {**found, "optimizer": plain["optimizer"]} == plain
+    assert found == SPACE.sample(Random(seed), {"optimizer": part})
+
+
+def test_the_sampled_option_is_kept_if_it_allows_the_given_value():
+    space = Space({"a": choice([{"x": uniform(0, 1)}, {"x": uniform(0, 2), "y": 1}])})
+    for seed in range(8):
+        assert ("y" in space.sample(seed, {"a": {"x": 0.5}})["a"]) == ("y" in space.sample(seed)["a"])
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        pytest.param({"width": 64}, ["`width`", "not in the space", "lr, optimizer, model"], id="unknown name"),
+        pytest.param({"model": {"depth": 2}}, ["`model.depth`", "width, name, layers"], id="unknown nested name"),
+        pytest.param({"model": 3}, ["`model`", "3", "dict of width"], id="value for a dict"),
+        pytest.param({"lr": 1.0}, ["`lr`", "1.0", "loguniform(0.0001, 0.1)"], id="outside"),
+        pytest.param({"lr": float("nan")}, ["`lr`", "nan"], id="NaN"),
+        pytest.param({"lr": "0.01"}, ["`lr`", "'0.01'", "loguniform"], id="text"),
+        pytest.param({"layers": 2.5}, ["`layers`", "2.5", "randint(1, 5)"], id="float of an integer domain"),
+        pytest.param({"layers": True}, ["`layers`", "True", "randint(1, 5)"], id="bool"),
+        pytest.param({"dropout": 0.25}, ["`dropout`", "0.25", "quniform(0, 0.5, 0.1)"], id="off the step"),
+        pytest.param({"optimizer": {"name": "lion"}}, ["`optimizer`", "'lion'", "choice"], id="no such option"),
+        pytest.param({"model": {"name": "cnn"}}, ["`model.name`", "'cnn'", "mlp"], id="another constant"),
+        pytest.param([("lr", 0.01)], ["dict of lr"], id="no dict"),
+    ],
+)
+def test_a_value_outside_the_space_is_refused_by_name(part, words):
+    with pytest.raises(SpaceError) as error:
+        SPACE.sample(0, part)
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_any_configuration_can_be_given_whole(seed, other):
+    config = SPACE.sample(other)
+    assert SPACE.sample(seed, config) == config
