@@ -34,6 +34,7 @@ from shoal.core.trial import Config
 from shoal.host.paths import absolute, check_path
 from shoal.host.process_lock import TemporaryFolder
 from shoal.host.process_settings import current
+from shoal.host.processes import open_standard_streams
 from shoal.host.remedy import command
 from shoal.host.sources import Edit, edits, project_files, sources
 from shoal.journal.check import check_not_paused, check_study
@@ -187,6 +188,7 @@ def _tune(
         measure: Number of trials to measure instead of the search; see `measured`.
         described: The other arguments of `tune`, of which the specification of the study has each as it is.
     """
+    open_standard_streams()
     metric, mode = metric_arguments(metric, mode)
     if measure:
         algorithm, callbacks = Random(measure, epochs=1), ()
@@ -307,6 +309,7 @@ def resume(
         StudyFailedError: as for `tune`.
     """
     called = time.time()
+    open_standard_streams()
     given: dict[str, Any] = {"devices": devices, "backend": backend, "ray_address": ray_address, "sbatch": sbatch}
     given |= {"sharing": sharing, "oversubscription": oversubscription}
     check_path(directory)

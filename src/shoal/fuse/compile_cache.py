@@ -60,7 +60,7 @@ def _warn_once(text: str) -> None:
 @cache
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     named = [line for line in lines if line.startswith(("model name", "flags", "Features"))]

@@ -1,10 +1,10 @@
-"""The file systems of this machine, by the kernel's list of mounts."""
+"""The kernel's files about this machine, and the file systems by its list of mounts."""
 
 import os
 import re
 from pathlib import Path
 
-__all__ = ["network_file_system"]
+__all__ = ["kernel_lines", "network_file_system"]
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -14,10 +14,21 @@ _NETWORK = frozenset({"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs"
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.portal", "fuse.gvfsd-fuse"})
 
 
+def kernel_lines(path: Path | str) -> list[str]:
+    """Return the lines of a file in /proc. Names in it can have any bytes; they are decoded as `os` decodes paths.
+
+    Only a newline ends a line, as the kernel escapes those in names.
+
+    Raises:
+        OSError: There is no such file, as on another system than Linux.
+    """
+    return [os.fsdecode(line) for line in Path(path).read_bytes().removesuffix(b"\n").split(b"\n")]
+
+
 def network_file_system(path: Path) -> str:
     """Return the type of the file system of a path, such as "nfs4", if other machines may have it too; else ""."""
     try:
-        lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = kernel_lines(_MOUNTS)
     except OSError:  # not Linux
         return ""
     place = os.path.join(os.path.realpath(path), "")

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import psutil
 
 from shoal.core.errors import DeviceError
+from shoal.host.file_system import kernel_lines
 from shoal.host.nvml import Listing, gpus, visible_gpus
 
 __all__ = [
@@ -66,7 +67,7 @@ def openblas_libraries() -> list[str]:
 
 def _libraries() -> set[str]:
     """Return the paths of all shared libraries, without those that were replaced on disk, which cannot be loaded."""
-    columns = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    columns = (line.split(maxsplit=5) for line in kernel_lines("/proc/self/maps"))
     return {line[5] for line in columns if len(line) == 6 and ".so" in line[5] and not line[5].endswith(" (deleted)")}
 
 

@@ -4,9 +4,10 @@ import os
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
+
+from shoal.host.file_system import kernel_lines
 
 __all__ = [
     "catches",
@@ -17,6 +18,7 @@ __all__ = [
     "kill",
     "kill_tree",
     "note_inherited_memory",
+    "open_standard_streams",
     "own_memory",
     "process_tree",
     "program_name",
@@ -51,6 +53,16 @@ def driver_files() -> list[str]:
         with suppress(OSError):  # that of the listing itself is closed by now
             found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
     return [file for file in found if file.startswith(_DRIVERS)]
+
+
+def open_standard_streams() -> None:
+    """Open the null device for each standard stream of this process that is closed.
+
+    Else the next files would get their numbers, and with these the output of libraries and of child processes.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def program_name(pid: int) -> str:
@@ -88,7 +100,7 @@ def process_tree(pid: int) -> list[psutil.Process]:
 def catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal; False if it has ended, or where there is no /proc."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        lines = kernel_lines(f"/proc/{pid}/status")
     except OSError:
         return False
     caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")

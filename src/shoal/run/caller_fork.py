@@ -20,10 +20,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
 from multiprocessing.connection import wait
-from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
+from shoal.host.file_system import kernel_lines
 from shoal.host.machine import openblas_libraries, openmp_libraries
 from shoal.host.processes import driver_files
 
@@ -34,7 +34,6 @@ _JEMALLOC = "jemalloc_bg_thd"
 """Name of the background threads of jemalloc (in pyarrow), which ends them before a fork and begins them again."""
 _HARD_PAUSE = 2
 """`omp_pause_hard` of OpenMP 5.0: `omp_pause_resource_all` ends all threads of the pools of the calling thread."""
-_STREAMS = "input", "output", "error output"
 _EXIT_SECONDS = 0.2
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Environment variable of glibc -> parameter of `mallopt`, which sets the same in a running process."""
@@ -50,8 +49,6 @@ def prepare_fork() -> str | None:
         return "it is a daemonic process of multiprocessing"
     if _has_forkserver():
         return "it has begun the forkserver of multiprocessing, and a copy could not use the one or begin another"
-    if closed := [name for number, name in enumerate(_STREAMS) if not _is_open(number)]:
-        return f"its standard {closed[0]} is closed"
     if (context := _torch_context()) is not None:
         return f"the call is within {context}"
     if threading.active_count() > 1:
@@ -90,7 +87,7 @@ def _native_threads() -> int:
     names = []
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError):  # it has just ended
-            names.append(Path(f"/proc/self/task/{thread}/comm").read_text().strip())
+            names.append(kernel_lines(f"/proc/self/task/{thread}/comm")[0])
     return sum(name != _JEMALLOC for name in names) - 1
 
 
@@ -105,15 +102,6 @@ def _has_pidfd() -> bool:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
-        return False
-    return True
-
-
-def _is_open(descriptor: int) -> bool:
-    """Return whether a descriptor is open; the next file that is opened gets the number of one that is closed."""
-    try:
-        os.fstat(descriptor)
-    except OSError:
         return False
     return True
 

@@ -188,6 +188,7 @@ def _run(*command: str, text: str = "") -> str:
             input=text,
             capture_output=True,
             text=True,
+            errors="replace",  # names of others, in any encoding
             timeout=_COMMAND_SECONDS,
             env=_environment(),
             check=False,
