@@ -60,6 +60,20 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[li
     listener.close()
 
 
+def test_a_report_waits_whatever_timeout_the_program_sets(worker: tuple[list[Any], list[Any]]) -> None:
+    heard, answers = worker
+    answers.append({"go_on": True})
+    socket.setdefaulttimeout(60.0)
+    try:
+        with trainable.connected("report") as connection:
+            assert connection.gettimeout() is None
+            connection.sendall(b'{"step": 1}\n')
+            assert json.loads(connection.makefile("rb").readline()) == {"go_on": True}
+    finally:
+        socket.setdefaulttimeout(None)
+    assert heard == [{"step": 1}]
+
+
 def test_outside_of_a_study_reports_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     shoal.report({"loss": 0.5})
     shoal.report({"loss": torch.tensor(0.25), "error": np.float32(2)})

@@ -7,7 +7,6 @@ import os
 import pickle
 import random
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -20,7 +19,7 @@ from typing import Any
 from shoal.core.errors import UnusableTaskError
 from shoal.host.machine import limit_threads
 from shoal.host.pickling import loaded, why_not_loaded
-from shoal.programs.trainable import TrainingStopped, forget_reports
+from shoal.programs.trainable import TrainingStopped, connected, forget_reports
 
 __all__ = ["main", "main_of_fork"]
 
@@ -115,6 +114,5 @@ def _send(error: Exception) -> None:
     from shoal.train.failures import describe  # slow to import
 
     outcome, message = describe(error)
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(os.environ["SHOAL_REPORT"])
+    with suppress(OSError), connected(os.environ["SHOAL_REPORT"]) as connection:
         connection.sendall(json.dumps({"outcome": outcome, "message": message}).encode() + b"\n")

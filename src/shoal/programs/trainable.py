@@ -7,8 +7,8 @@ In a study, environment variables give the socket for reports (`SHOAL_REPORT`), 
 import json
 import os
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from shoal.core.errors import MetricNameError, ShoalError, TaskError
 from shoal.core.objective import metric_fault
 
 __all__ = [
-    *("TrainingStopped", "checkpoint", "end_study", "forget_reports", "report", "report_before_return"),
+    *("TrainingStopped", "checkpoint", "connected", "end_study", "forget_reports", "report", "report_before_return"),
     *("report_returned", "step"),
 ]
 
@@ -71,9 +71,17 @@ def end_study(*, before: bool = False) -> None:
     which then waits again.
     """
     if address := os.environ.get("SHOAL_REPORT"):
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(address)
+        with connected(address) as connection:
             connection.sendall(json.dumps({"ends_study": not before}).encode() + b"\n")
+
+
+@contextmanager
+def connected(address: str) -> Iterator[socket.socket]:
+    """Connect to the worker of this program, whatever `socket.setdefaulttimeout` the program has called."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(None)
+        connection.connect(address)
+        yield connection
 
 
 def _report(metrics: Mapping[str, Any], step: int | None, kind: Mapping[str, bool]) -> bool:
@@ -159,8 +167,7 @@ def _element_count(value: Any) -> object:
 def _send_report(address: str, message: Mapping[str, object]) -> dict[str, Any]:
     """Send a message to the worker and return its answer."""
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(address)
+        with connected(address) as connection:
             connection.sendall(json.dumps(message).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 line = stream.readline()

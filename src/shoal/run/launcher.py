@@ -75,6 +75,8 @@ class _Process:
         self.forked = forked
         self.imports = imports
         self.control, server_end = socket.socketpair()
+        for end in (self.control, server_end):
+            end.settimeout(None)  # that of `socket.setdefaulttimeout` is not for these
         with server_end:
             start = self._fork if forked else self._spawn
             self._process = start(server_end, log)

@@ -58,6 +58,7 @@ class LeaderSide:
 
     def __init__(self, directory: Path, job: str, host: str) -> None:
         server = socket.create_server((host, 0))
+        server.settimeout(None)  # that of `socket.setdefaulttimeout` is not for the store
         port, secret = server.getsockname()[1], secrets.token_hex(16)
         own = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
         self.store = PrefixStore(secret, own)
