@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 
 from shoal.core.errors import ShoalError
@@ -16,7 +17,8 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if _shows_progress(sys.argv[1:]):
-        print("shoal: starting", file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody reads it
+            print("shoal: starting", file=sys.stderr, flush=True)
     try:
         _app(sys.argv[1:])()  # the imports take half a second, so the line above is printed first
     except ShoalError as error:

@@ -236,6 +236,22 @@ def test_the_display_suits_where_it_goes(study, terminal, pipe, capfd):
     assert "shoal: 23 trials" in err
 
 
+@pytest.mark.parametrize("fault", [BrokenPipeError, OSError, ValueError])
+def test_a_progress_that_cannot_be_written_is_not_shown(fault, study, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise fault("nobody reads it")
+
+        def flush(self):
+            raise fault("nobody reads it")
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    with progress(study.take) as line:
+        line.print_lines(["begins"])
+        line.update()
+    assert study.taken == 2, "at the beginning and at the end"
+
+
 def follow(study, line, *moments):
     """Let the study change, and the line look at it, at each of some seconds."""
     for second, changes in moments:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,8 +160,9 @@ def print_json(value: object) -> None:
 
 
 def print_message(line: str) -> None:
-    """Print a line for the user on standard error."""
-    typer.echo(f"shoal: {printable(line, lines=True)}", err=True)
+    """Print a line for the user on standard error, if it can be written there."""
+    with suppress(OSError):
+        typer.echo(f"shoal: {printable(line, lines=True)}", err=True)
 
 
 def print_request(directory: Path, text: str, values: Mapping[str, Any], as_json: bool) -> None:

@@ -8,9 +8,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
 
 from shoal.algorithms.base import Totals
 from shoal.core.job import Purpose
@@ -85,6 +86,25 @@ class SilentProgress(Progress):
 
     def __exit__(self, *exception: object) -> None:
         pass
+
+
+class _Stream:
+    """A stream that ignores text which cannot be written: the reader of a pipe has gone, a disk is full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # ValueError: it was closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 class _ConsoleProgress(Progress):
@@ -337,7 +357,8 @@ def progress(
         return NotebookProgress(take_snapshot, display)
     from rich.console import Console
 
-    console = console or Console(stderr=True)
+    stream: Any = sys.stderr and _Stream(sys.stderr)  # None if it is closed
+    console = console or Console(file=stream, stderr=True)
     redraws = console.is_terminal and not console.is_dumb_terminal
     return LiveProgress(take_snapshot, console) if redraws else LineProgress(take_snapshot, console)
 

@@ -42,7 +42,8 @@ def beside_study(directory: Path, wanted: bool) -> Iterator[None]:
     with process.stdout:
         address = process.stdout.readline().strip()
         if address:
-            print(f"shoal: the page is at {address}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody reads it
+                print(f"shoal: the page is at {address}", file=sys.stderr, flush=True)
         else:
             _log.warning("the page cannot be served (exit status %s); the study goes on without it", process.wait())
         try:
