@@ -23,7 +23,6 @@ from search_tasks.search import Search
 from searches import SEED, SLOTS, run
 
 import shoal
-from shoal.core.errors import StudyInterrupted
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OF_POOL, OF_LOOP = 1.3, 4.0
@@ -74,5 +73,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (KeyboardInterrupt, StudyInterrupted):
+    except KeyboardInterrupt:
         sys.exit("demo: stopped; nothing is kept")

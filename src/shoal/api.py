@@ -153,7 +153,7 @@ def tune(
 
     Raises:
         StudyExistsError: the directory holds a study.
-        StudyInterrupted: stopped by Ctrl-C or SIGTERM; `resume` continues the study.
+        StudyInterrupted: stopped by Ctrl-C or SIGTERM, a KeyboardInterrupt; `resume` continues the study.
         StudyFailedError: all trials failed; or five did, each by itself, of one cause, before any trial reported
             anything: then the others stay open, and `resume` tries them first.
         ShoalError: an argument or the task is invalid; the message names it.

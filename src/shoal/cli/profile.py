@@ -24,7 +24,7 @@ from shoal.cli.options import (
     print_message,
     print_table,
 )
-from shoal.core.errors import ShoalError, StudyInterrupted
+from shoal.core.errors import ShoalError
 from shoal.core.resources import bytes_text
 from shoal.core.space import flatten
 from shoal.look.text import leaf_text, rounded
@@ -66,7 +66,7 @@ def profile(
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             result = api.measured(lambda: run_script(file, arguments or []), trials, **overrides)
-    except (KeyboardInterrupt, StudyInterrupted) as stop:
+    except KeyboardInterrupt as stop:
         print_message("stopped; what was measured so far is in the job history")
         raise typer.Exit(1) from stop
     if result is None:

@@ -226,7 +226,7 @@ def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
         if as_json and directories:
             _print_study(directories[-1])
         raise
-    except (StudyInterrupted, KeyboardInterrupt) as interruption:
+    except KeyboardInterrupt as interruption:
         saved = "; everything is saved" if isinstance(interruption, StudyInterrupted) else ""
         print_message(f"stopped{saved}")
         if directories:

@@ -1,4 +1,4 @@
-"""Error classes: one base class, and one class for each kind of remedy."""
+"""Error classes: one base class, and one class for each kind of remedy; and the interrupt of a study."""
 
 from pathlib import Path
 
@@ -113,5 +113,8 @@ class StudyFailedError(ShoalError):
         self.directory = directory
 
 
-class StudyInterrupted(ShoalError):  # noqa: N818  (an event, not a fault)
-    """The study was stopped by the user after a checkpoint; it can be resumed."""
+class StudyInterrupted(KeyboardInterrupt):
+    """The study was stopped by Ctrl-C or SIGTERM after a checkpoint; it can be resumed.
+
+    It is no ShoalError: code that goes on after a study that failed (`except Exception`) does not go on after this.
+    """

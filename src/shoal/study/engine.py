@@ -71,7 +71,7 @@ class Engine:
             self._handle_requests()
             while not self._core.state.finished:
                 self._run_turn()
-        except Exception as error:
+        except (Exception, StudyInterrupted) as error:
             self._shut_down(record=not isinstance(error, StorageFullError))
             if unsaved := self._core.state.unsaved_jobs:
                 error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
