@@ -1,0 +1,1 @@
+"""Sweeper of Hydra that runs a multirun as a study of Shoal."""
