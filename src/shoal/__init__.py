@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.optuna_search import OptunaSearch
     from shoal.algorithms.pbt import PBT
     from shoal.algorithms.random import Random
+    from shoal.algorithms.rules import NoImprovement, Patience, Percentile, Threshold
     from shoal.algorithms.successive_halving import SuccessiveHalving
     from shoal.api import resume, tune
     from shoal.callbacks.base import Callback
@@ -44,6 +45,7 @@ _HOMES = {
     "shoal.algorithms.optuna_search": ("OptunaSearch",),
     "shoal.algorithms.pbt": ("PBT",),
     "shoal.algorithms.random": ("Random",),
+    "shoal.algorithms.rules": ("NoImprovement", "Patience", "Percentile", "Threshold"),
     "shoal.algorithms.successive_halving": ("SuccessiveHalving",),
     "shoal.api": ("resume", "tune"),
     "shoal.callbacks.base": ("Callback",),
@@ -75,7 +77,10 @@ __all__ = [
     "Hyperband",
     "Median",
     "ModelArray",
+    "NoImprovement",
     "OptunaSearch",
+    "Patience",
+    "Percentile",
     "Random",
     "ShoalError",
     "Study",
@@ -84,6 +89,7 @@ __all__ = [
     "SuccessiveHalving",
     "SyncBOHB",
     "Task",
+    "Threshold",
     "TrainingStep",
     "checkpoint",
     "choice",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.algorithms.base import Algorithm, call_text
 from shoal.algorithms.random import Random
+from shoal.algorithms.rules import NoImprovement, StopRule
 from shoal.arguments import (
     batch_size_override,
     check_arguments,
@@ -24,6 +25,7 @@ from shoal.arguments import (
     pickled_task,
     strategy_text,
     study_warnings,
+    with_stop_rules,
 )
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text
@@ -77,6 +79,8 @@ def tune(
     policy: str | Policy = "auto",
     objective: str | None = None,
     target: float | None = None,
+    stop: Sequence[StopRule] = (),
+    stop_after: NoImprovement | None = None,
     packing: str | Packing = "cost",
     fuse: bool = True,
     devices: str | Sequence[str] = "auto",
@@ -115,6 +119,10 @@ def tune(
             (the mean time until a job ends), "time_to_target" (the time until a trial reaches `target`), or
             "time_to_good" (the mean time until the good trials are nearly as good as they get).
         target: Value of the metric that is good enough: the study ends as soon as a trial reports it, or a better one.
+        stop: Rules that end trials, each of which suffices: `shoal.Patience(epochs=10)`, `shoal.Threshold(above=5.0)`,
+            `shoal.Percentile(25)`. They see each report before the algorithm does.
+        stop_after: `shoal.NoImprovement(trials=30)`: the study ends when its best value has not improved for that many
+            trials, in the order of their numbers.
         packing: Rule for arrays that share a process: a name in `shoal.plan.packing.PACKINGS` or a `Packing`.
         fuse: Whether trials of one structure are trained as one model.
         devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`. On
@@ -169,6 +177,7 @@ def _tune(
     metric: Any,
     mode: Any,
     algorithm: Algorithm,
+    stop: Sequence[StopRule],
     policy: str | Policy,
     objective: str | None,
     packing: str | Packing,
@@ -191,10 +200,11 @@ def _tune(
     open_standard_streams()
     metric, mode = metric_arguments(metric, mode)
     if measure:
-        algorithm, callbacks = Random(measure, epochs=1), ()
+        algorithm, callbacks, stop = Random(measure, epochs=1), (), ()
         metric, mode = (x if isinstance(x, str) else x[0] for x in (metric, mode))
     space = space if isinstance(space, Space) else Space(space)
     check_arguments(algorithm, directory, show_progress, page)
+    algorithm = with_stop_rules(algorithm, stop)
     training = opaque(task, space, time_limit, algorithm.longest_budget)
     _check_kind(training, described["loss"], measure)
     spec = StudySpec(

@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.repeated import Repeated
+from shoal.algorithms.stop_rules import StopRules
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.objective import objectives
 from shoal.core.space import Space
@@ -32,6 +33,7 @@ __all__ = [
     "pickled_task",
     "strategy_text",
     "study_warnings",
+    "with_stop_rules",
 ]
 
 _PICKLED = "pickled:"
@@ -77,6 +79,19 @@ def study_warnings(task: object, algorithm: Algorithm, *, is_function: bool = Fa
         return unheld_settings
     problem = algorithm.problem
     return unheld_settings + warnings_of(problem.objectives, algorithm.longest_budget, problem.sample(0))
+
+
+def with_stop_rules(algorithm: Algorithm, stop: object) -> Algorithm:
+    """Return the algorithm with the rules of the argument `stop`; itself if there are none.
+
+    Raises:
+        ShoalError: it is no list of rules, or the algorithm takes none of them.
+    """
+    if not isinstance(stop, list | tuple):
+        raise ShoalError(
+            f"`stop` must be a list of rules, such as [shoal.Patience(epochs=10)], or [], got {reprlib.repr(stop)}"
+        )
+    return StopRules(algorithm, stop) if stop else algorithm
 
 
 def pickled_algorithm(algorithm: Algorithm) -> bytes:

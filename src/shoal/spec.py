@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from msgspec import ValidationError, convert
 
 from shoal.algorithms.base import Totals, check_integer
+from shoal.algorithms.rules import NoImprovement
 from shoal.core.errors import ShoalError
 from shoal.core.job import HANG_SECONDS
 from shoal.core.objective import Objective, objectives
@@ -60,6 +61,7 @@ class StudySpec:
     policy: str = "auto"
     objective: str = "makespan"
     target: float | None = None
+    stop_after: NoImprovement | None = None
     packing: str = "cost"
     fuse: bool = True
     devices: str | Sequence[str] = "auto"
@@ -93,18 +95,22 @@ class StudySpec:
             if not is_valid(value := getattr(self, name)):
                 raise ShoalError(f"`{name}` must be {expected}, got {reprlib.repr(value)}")
         check_integer("retries", self.retries, least=0)
-        objectives(self.metric, self.mode)
         _ = self.repetition
+        metrics = len(objectives(self.metric, self.mode))
+        if self.stop_after is not None and metrics > 1:
+            raise ShoalError(f"`stop_after` needs one metric, and this study has {metrics}; leave it out")
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Make the specification of `to_json`."""
-        try:
-            totals = convert(values["totals"], Totals | None)
-        except ValidationError as error:
-            text = reprlib.repr(values["totals"])
-            raise ShoalError(f"`totals` must be numbers of trials and epochs, or None, got {text}") from error
-        return cls(**{**values, "totals": totals})
+        given = dict(values)
+        for name, (kind, expected) in _OBJECTS.items():
+            try:
+                given[name] = convert(values[name], kind | None)
+            except ValidationError as error:
+                text = reprlib.repr(values[name])
+                raise ShoalError(f"`{name}` must be {expected}, or None, got {text}") from error
+        return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -177,6 +183,12 @@ def _one_or_more(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _is_setting = _is(bool, int, str)
 
+_OBJECTS: dict[str, tuple[type, str]] = {
+    "totals": (Totals, "numbers of trials and epochs"),
+    "stop_after": (NoImprovement, "a number of trials and a delta"),
+}
+"""Name of a field -> its type, of which JSON has the settings, and what is valid in words."""
+
 _TEXTS = ("space", "algorithm", "policy", "objective", "packing", "backend", "sharing", "task", "batches")
 
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -189,6 +201,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("ray_address", "sbatch", "project"), (_is(str, NoneType), "a text or None")),
     **dict.fromkeys(("fuse", "kept"), (_is(bool), "True or False")),
     "target": (_is_target, "a number or None"),
+    "stop_after": (_is(NoImprovement, NoneType), "shoal.NoImprovement(trials=...) or None"),
     "devices": (_one_or_more(_is(str)), 'a name such as "auto" or "cpu:2", or a list of names'),
     "opaque": (
         lambda value: isinstance(value, str) and bool(re.fullmatch(r"(opaque .* [0-9a-f]{16})?", value, re.DOTALL)),

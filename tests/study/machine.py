@@ -52,8 +52,11 @@ class Machine:
     def plan(self, now: float) -> list[Any]:
         return [command for due in Due for command in self.step(due, now)[1]]
 
+    def reported(self, *reports: Report) -> Reported:
+        return Reported(JOB, reports)
+
     def report(self, now: float, *reports: Report) -> None:
-        self.step(Reported(JOB, reports), now)
+        self.step(self.reported(*reports), now)
 
     @property
     def members(self) -> list[int]:

@@ -170,7 +170,7 @@ class Algorithm(ABC):
 
     The constructor takes the user's settings and checks them; an instance serves one study. An algorithm in
     `ALGORITHMS` is a dataclass: the command line reads its fields `n`, and `epochs` or `max_epochs`. `tune` compares
-    these epochs, those of the longest trials, with the schedule of a task that plans one.
+    its `longest_budget` with the schedule of a task that plans one.
 
     Calls, all from one thread:
 
@@ -187,7 +187,7 @@ class Algorithm(ABC):
     - Every trial that is PAUSED is, in the end, either in a later group or decided on, once, as COMPLETE or STOPPED.
     - A trial that FAILED ends without a decision and never comes again.
     - A new trial may start from the checkpoint of another trial (`Trial.origin`) that is PAUSED when the new one is
-      proposed, or was ended then.
+      proposed, or was ended then; the algorithm then sets `copies_trials`.
     - While no trial is in training and `finished` is false, `next_groups` returns at least one group.
 
     Legal exceptions: `bind` raises `AlgorithmError` or `SpaceError`, before the study exists; `observe` raises
@@ -209,6 +209,8 @@ class Algorithm(ABC):
 
     takes_several_metrics: ClassVar[bool] = False
     """Whether the algorithm can compare trials by more than one metric."""
+    copies_trials: bool = False
+    """Whether new trials may start from the checkpoints of others."""
     group_by: Sequence[str] = ()
     """Names of parameters, see `Problem`; a setting of algorithms with random configurations or a grid."""
 
@@ -237,20 +239,13 @@ class Algorithm(ABC):
                 or the instance serves another study already.
             SpaceError: the algorithm cannot search this space.
         """
+        self.check_new()
         first, *others = objectives(metric, mode)
         if others and not self.takes_several_metrics:
             raise AlgorithmError(
                 f"{type(self).__name__} compares trials by one metric, got {metric!r}; for several use OptunaSearch"
             )
-        self.serve(Problem(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by))
-
-    def serve(self, problem: Problem) -> None:
-        """Begin the search of a problem, which an algorithm around this one may have been given.
-
-        Raises:
-            AlgorithmError, SpaceError: as in `bind`.
-        """
-        self.check_new()
+        problem = Problem(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by)
         self.begin(problem)
         self._problem = problem
 
@@ -281,12 +276,6 @@ class Algorithm(ABC):
             raise AlgorithmError(f"trial {number} is unknown; {self!r} has begun {begun} trials")
 
     @property
-    def longest_budget(self) -> int | None:
-        """Epochs of the longest trials: the field `max_epochs` or `epochs`; None if it has neither."""
-        longest = getattr(self, "max_epochs", getattr(self, "epochs", None))
-        return longest if isinstance(longest, int) else None
-
-    @property
     def totals(self) -> Totals | None:
         """Trials and epochs of the whole search; None if they are not known beforehand.
 
@@ -295,6 +284,12 @@ class Algorithm(ABC):
         requested so far. The value follows from the settings and the problem, not from reports.
         """
         return None
+
+    @property
+    def longest_budget(self) -> int | None:
+        """Epochs of the longest trials, the setting `max_epochs` or `epochs`; None if they are unknown."""
+        longest = getattr(self, "max_epochs", getattr(self, "epochs", None))
+        return longest if isinstance(longest, int) else None
 
     @abstractmethod
     def begin(self, problem: Problem) -> None:
@@ -331,14 +326,14 @@ class Algorithm(ABC):
         """Whether no trial is outstanding and no further trial will come."""
 
 
-def call_text(algorithm: "Algorithm") -> str:
-    """The constructor call of an algorithm, without default settings: "Hyperband(max_epochs=9)"."""
-    if isinstance(algorithm, type) or not is_dataclass(algorithm):  # a class is refused later, in words
-        return repr(algorithm)
-    settings = {field.name: getattr(algorithm, field.name) for field in fields(algorithm) if field.init}
-    defaults = {field.name: field.default for field in fields(algorithm)}
+def call_text(made: object) -> str:
+    """The constructor call of an algorithm or a rule, without default settings: "Hyperband(max_epochs=9)"."""
+    if isinstance(made, type) or not is_dataclass(made):  # a class is refused later, in words
+        return repr(made)
+    settings = {field.name: getattr(made, field.name) for field in fields(made) if field.init}
+    defaults = {field.name: field.default for field in fields(made)}
     chosen = [f"{name}={value!r}" for name, value in settings.items() if value != defaults[name]]
-    return f"{type(algorithm).__name__}({', '.join(chosen)})"
+    return f"{type(made).__name__}({', '.join(chosen)})"
 
 
 def check_integer(name: str, value: object, least: int = 1) -> None:

@@ -43,6 +43,8 @@ class PBT(Algorithm):
         AlgorithmError: a setting is out of range.
     """
 
+    copies_trials = True
+
     n: int
     epochs: int
     interval: int = 1

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from shoal.algorithms.base import Algorithm, Problem, Totals
+from shoal.algorithms.base import Algorithm, Problem, Totals, call_text
+from shoal.algorithms.wrapper import WrapperAlgorithm
 from shoal.core.errors import AlgorithmError
 from shoal.core.repeats import FOLD, Repeats
 from shoal.core.trial import FIRST_ADDED, Decision, Origin, Report, Trial, TrialGroup, TrialState
@@ -32,7 +33,7 @@ class _Configuration:
     ended: bool = False
 
 
-class Repeated(Algorithm):
+class Repeated(WrapperAlgorithm):
     """Trains each configuration of an algorithm as several trials, and gives the algorithm one report of them.
 
     Trial i of the algorithm is the trials `repeats.trials(i)` of the study: a resume has nothing to restore. The
@@ -43,49 +44,40 @@ class Repeated(Algorithm):
     STOPPED.
     """
 
-    def __init__(self, algorithm: Algorithm, repeats: Repeats) -> None:
-        self._algorithm = algorithm
+    def __init__(self, inner: Algorithm, repeats: Repeats) -> None:
+        super().__init__(inner)
         self._repeats = repeats
         self._configurations: dict[int, _Configuration] = {}
-        self.group_by = algorithm.group_by
-        self.takes_several_metrics = algorithm.takes_several_metrics  # type: ignore[misc]  # that of this instance
 
     def __repr__(self) -> str:
-        return f"{self._algorithm!r} with {self._repeats}"
-
-    @property
-    def longest_budget(self) -> int | None:
-        """That of the algorithm."""
-        return self._algorithm.longest_budget
+        return f"{call_text(self.inner)} with {self._repeats}"
 
     def begin(self, problem: Problem) -> None:
-        """Begin the algorithm's search.
+        """Check that the study can have so many trials.
 
         Raises:
             AlgorithmError: the study would have too many trials, or the space has a parameter of the fold's name.
         """
         if self._repeats.folds > 1 and FOLD in problem.space.leaves():
             raise AlgorithmError(f"with `folds`, config[{FOLD!r}] is a fold's number; rename {FOLD!r} in the space")
-        self._algorithm.serve(problem)
         if (totals := self.totals) is not None and totals.trials > FIRST_ADDED:
             raise AlgorithmError(f"a study has at most {FIRST_ADDED} trials, and {self!r} has {totals.trials}")
 
     @property
     def totals(self) -> Totals | None:
         """Those of the algorithm times the number of repeats."""
-        own, size = self._algorithm.totals, self._repeats.size
+        own, size = self.inner.totals, self._repeats.size
         return own and Totals(own.trials * size, own.least * size, own.most * size)
 
     def next_groups(self, free: int) -> list[TrialGroup]:
         """The groups of the algorithm, with all repeats of each trial."""
-        self.check_bound()
         return [
             replace(
                 group,
                 trials=tuple(trial for own in group.trials for trial in self._begin(own, group.budget.epochs)),
                 work_ahead=group.work_ahead * self._repeats.size,
             )
-            for group in self._algorithm.next_groups(-(-free // self._repeats.size))
+            for group in self.inner.next_groups(-(-free // self._repeats.size))
         ]
 
     def _begin(self, own: Trial, target: int) -> tuple[Trial, ...]:
@@ -144,13 +136,13 @@ class Repeated(Algorithm):
         own.reports = {later: kept for later, kept in own.reports.items() if later > epoch}
         metrics = self._repeats.aggregated([report.metrics for report in reports], self.problem.objectives)
         seconds = math.fsum(report.seconds for report in reports)
-        return self._of_all(self._algorithm.observe(Report(number, epoch, metrics, seconds, state)))
+        return self._of_all(self.inner.observe(Report(number, epoch, metrics, seconds, state)))
 
     def _fail(self, number: int, own: _Configuration, epoch: int) -> list[Decision]:
         own.ended = True
         reason = f"trial {min(own.failed)}, a repeat of the same configuration, has failed"
         others = [trial.number for trial in own.trials if trial.number not in own.failed]
-        failed = self._algorithm.observe(Report(number, epoch, state=TrialState.FAILED, reason=reason))
+        failed = self.inner.observe(Report(number, epoch, state=TrialState.FAILED, reason=reason))
         return [*(Decision(other, TrialState.STOPPED, reason) for other in others), *self._of_all(failed)]
 
     def _of_all(self, decisions: Iterable[Decision]) -> list[Decision]:
@@ -161,8 +153,3 @@ class Repeated(Algorithm):
             own.ended, own.target = True, None
             found += [replace(decision, trial=trial.number) for trial in own.trials if trial.number not in own.failed]
         return found
-
-    @property
-    def finished(self) -> bool:
-        """Whether the algorithm has finished."""
-        return self._algorithm.finished

@@ -30,6 +30,7 @@ from shoal.study.job_events import (
     dropped,
     end_by_trial,
     end_job,
+    end_without_improvement,
     equal_repeats,
     fail_array,
     handle_reports,
@@ -104,6 +105,7 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
             observe(state, "", [state.trials[event.trial].failed(event.reason)])
         case _:
             _on_job_event(state, devices.with_true_outcome(event, state.running), now)
+    end_without_improvement(state)
     update_teams(state, now)
 
 

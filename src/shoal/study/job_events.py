@@ -27,6 +27,7 @@ from shoal.core.rows import Quantum
 from shoal.core.trial import FIRST_ADDED, Decision, Report, TrialState, numbers_text
 from shoal.host.remedy import command, resume_remedy
 from shoal.plan.cost.costs import OutOfMemoryObserved
+from shoal.study.improvement import best_value
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
 from shoal.study.teams import end_helper
@@ -41,6 +42,7 @@ __all__ = [
     "end_by_trial",
     "end_job",
     "end_study",
+    "end_without_improvement",
     "equal_repeats",
     "fail_array",
     "handle_reports",
@@ -110,22 +112,10 @@ def end_at_target(state: StudyState, numbers: Iterable[int]) -> None:
     if (target := state.config.spec.target) is None or state.lifecycle.ended or state.lifecycle.ended_because:
         return
     objective, repetition = state.config.spec.objectives[0], state.config.spec.repetition
-    best = {x: _best_value(state, repetition.trials(repetition.configuration(x))) for x in numbers}
+    best = {x: best_value(state.trials, repetition.configuration(x), state.config.spec) for x in numbers}
     reached = next((x for x, value in best.items() if value is not None and objective.reached(target, value)), None)
     if reached is not None and end_by_trial(state, TARGET_REACHED.format(reached)):
         stop_jobs(state)
-
-
-def _best_value(state: StudyState, repeats: Iterable[int]) -> float | None:
-    """The best value of the metric of a trial, or the aggregate of those of repeats; None if one lacks it or has
-    failed.
-    """
-    spec, records = state.config.spec, [state.trials[number] for number in repeats]
-    if any(record.has_failed for record in records):
-        return None
-    return spec.repetition.aggregated([record.best for record in records], spec.objectives).get(
-        spec.objectives[0].metric
-    )
 
 
 def equal_repeats(state: StudyState, reports: Iterable[Report]) -> str:
@@ -141,6 +131,14 @@ def equal_repeats(state: StudyState, reports: Iterable[Report]) -> str:
             numbers = numbers_text([seed.number for seed in seeds])
             return f"trials {numbers} are equal: nothing in the task depends on the seed, so repeats tell nothing"
     return ""
+
+
+def end_without_improvement(state: StudyState) -> None:
+    """End the study, unless it is to end already, if its best value has not improved for as many trials as it sets."""
+    if state.lifecycle.end_requested or state.finished or not (why := state.improvement.stalled(state.trials)):
+        return
+    if end_by_trial(state, why):
+        stop_jobs(state)
 
 
 def end_by_trial(state: StudyState, why: str) -> bool:

@@ -25,6 +25,7 @@ from shoal.plan.shares import CrowdingMeter
 from shoal.spec import StudySpec
 from shoal.study.checks import Checks
 from shoal.study.devices import DeviceTracker
+from shoal.study.improvement import ImprovementTracker
 from shoal.study.jobs import RunningJobs
 from shoal.study.lifecycle import Lifecycle
 from shoal.study.retries import RetryPolicy
@@ -94,6 +95,7 @@ class StudyState:
         self.trials = TrialTable(config.spec.objectives)
         self.running = RunningJobs(config.jobs + 1)
         self.lifecycle = Lifecycle(config.study)
+        self.improvement = ImprovementTracker(config.spec)
         self.checks = Checks()
         self.signatures = SignatureRegistry(self.trials, {device.kind for _, device in self.fleet.found})
         self.costs = Costs(config.history, config.spec.task)

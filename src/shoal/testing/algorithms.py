@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.algorithms.base import Algorithm
+from shoal.algorithms.rules import Patience, Percentile, StopRule, Threshold
+from shoal.algorithms.stop_rules import StopRules
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.space import Space
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
@@ -16,6 +18,7 @@ __all__ = [
     "check_repeated_reports",
     "check_replay",
     "check_seeds",
+    "check_stop_rules",
     "check_totals",
     "check_wrong_reports",
 ]
@@ -47,6 +50,7 @@ def check_algorithm(make: Callable[[], Algorithm], space: Space, *, synchronous:
     check_repeated_reports(make, space)
     check_replay(make, space)
     check_wrong_reports(make, space)
+    check_stop_rules(make, space, synchronous=synchronous)
 
 
 def check_failures(make: Callable[[], Algorithm], space: Space) -> None:
@@ -106,15 +110,39 @@ def check_repeated_reports(make: Callable[[], Algorithm], space: Space) -> None:
 
 
 def check_replay(make: Callable[[], Algorithm], space: Space) -> None:
-    """A new instance continues after a replay of the recorded reports as the old one would have."""
-    complete_run = _AlgorithmDriver(_bound(make, space), _noisy)
-    expected = complete_run.run()
-    for share in (0.0, 0.3, 0.7, 1.0):
-        replayed = _AlgorithmDriver(_bound(make, space), _noisy)
-        replayed.ask()
-        for report in complete_run.reports[: int(share * len(complete_run.reports))]:
-            replayed.deliver(report)
-        assert replayed.run() == expected, f"after {share:.0%} of its reports were replayed, the study ended otherwise"
+    """A new instance continues after a replay of the recorded calls as the old one would have.
+
+    Of the calls of `next_groups` those are recorded that returned groups.
+    """
+    for batch in (1, 5):
+        complete_run = _AlgorithmDriver(_bound(make, space), _noisy, batch=batch)
+        expected = complete_run.run()
+        for share in (0.0, 0.3, 0.7, 1.0):
+            replayed = _AlgorithmDriver(_bound(make, space), _noisy, batch=batch)
+            for call in complete_run.calls[: int(share * len(complete_run.calls))]:
+                replayed.repeat_call(call)
+            outcome = replayed.run()
+            assert outcome == expected, f"after {share:.0%} of its calls were replayed, the study ended otherwise"
+
+
+def check_stop_rules(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
+    """The algorithm keeps its contract with stop rules around it; without Patience if it copies trials."""
+    rules: list[StopRule] = [Threshold(above=0.95)]
+    if not make().copies_trials:
+        rules.append(Patience(epochs=2))
+    if not synchronous:
+        rules.append(Percentile(50, startup=3))
+
+    def wrapped() -> Algorithm:
+        return StopRules(make(), rules)
+
+    check_failures(wrapped, space)
+    check_totals(wrapped, space)
+    if synchronous:
+        check_order_does_not_matter(wrapped, space)
+    check_repeated_reports(wrapped, space)
+    check_replay(wrapped, space)
+    check_wrong_reports(wrapped, space)
 
 
 def check_wrong_reports(make: Callable[[], Algorithm], space: Space) -> None:
@@ -195,6 +223,8 @@ class _AlgorithmDriver:
     objective: _Objective
     order: int = 0
     repeat: bool = False
+    batch: int = 1
+    """Number of reports after which further groups are requested, at the latest."""
     trials: dict[int, Trial] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     budgets: dict[int, list[Budget]] = field(default_factory=dict)
@@ -202,9 +232,11 @@ class _AlgorithmDriver:
     failed: set[int] = field(default_factory=set)
     decisions: dict[int, Decision] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
+    calls: list[Report | list[TrialGroup]] = field(default_factory=list)
+    """What a journal has: reports, and groups that were returned."""
 
     def run(self) -> _StudyTrace:
-        self.ask()
+        self.ask_if_due()
         for _ in range(_MAX_EPOCHS):
             if self.algorithm.finished:
                 break
@@ -236,24 +268,42 @@ class _AlgorithmDriver:
 
     def deliver(self, report: Report) -> None:
         """Give the algorithm a report, and request further groups."""
+        self.observe(report)
+        if self.repeat:
+            again = [report] if report.state is TrialState.RUNNING else self.reports
+            for old in again:
+                answer = self.algorithm.observe(old)
+                assert answer == [], f"the report {old} came again and was answered with {answer}"
+        self.ask_if_due()
+
+    def observe(self, report: Report) -> None:
         self.epochs[report.trial] = report.epoch
         if report.state is TrialState.FAILED:
             self.failed.add(report.trial)
         if report.state is not TrialState.RUNNING:
             self.training.discard(report.trial)
         self.reports.append(report)
+        self.calls.append(report)
         for decision in self.algorithm.observe(report):
             self._check_decision(decision)
-        if self.repeat:
-            again = [report] if report.state is TrialState.RUNNING else self.reports
-            for old in again:
-                answer = self.algorithm.observe(old)
-                assert answer == [], f"the report {old} came again and was answered with {answer}"
-        self.ask()
+
+    def ask_if_due(self) -> None:
+        if not self.training or len(self.reports) % self.batch == 0:
+            self.ask()
 
     def ask(self) -> None:
-        for group in self.algorithm.next_groups(free=4):
+        if groups := self.algorithm.next_groups(free=4):
+            self.calls.append(groups)
+        for group in groups:
             self._check_group(group)
+
+    def repeat_call(self, call: Report | list[TrialGroup]) -> None:
+        """Repeat a recorded call."""
+        if isinstance(call, Report):
+            self.observe(call)
+            return
+        self.ask()
+        assert self.calls[-1] == call, f"a replay proposes {self.calls[-1]} in the place of {call}"
 
     def _check_group(self, group: TrialGroup) -> None:
         assert group.trials, f"the group {group.name!r} is empty"
