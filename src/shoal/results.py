@@ -17,9 +17,12 @@ from shoal.host.sources import edits
 from shoal.journal import client
 from shoal.journal.check import check_study
 from shoal.journal.view import JournalView
-from shoal.look.grid import StudyGrid, study_grid
+from shoal.look.budget_values import budget_values
+from shoal.look.grid import StudyGrid, journal_grid
+from shoal.look.importance import Importance, importance
 from shoal.look.optuna_study import optuna_study
 from shoal.look.overview import notebook_html, overview
+from shoal.look.plots import plot
 from shoal.look.ranking import front, ranked, why_no_best
 from shoal.look.rerun import Rerun, find_rerun
 from shoal.look.snapshot import trial_verdicts
@@ -29,6 +32,7 @@ from shoal.train.checkpoint_paths import program_directory
 if TYPE_CHECKING:
     import optuna
     import pandas as pd
+    from matplotlib.figure import Figure
     from torch import nn
 
 
@@ -136,7 +140,45 @@ class Study:
     def grid(self) -> StudyGrid:
         """Return the trials by the values of the searched parameters: `grid().project("lr", "width").cells`."""
         with JournalView.read(self.directory) as journal:
-            return study_grid(journal.space, journal.configurations(), self.objectives[0])
+            return journal_grid(journal)
+
+    def importance(self, method: str = "ped-anova", budget: int | None = None) -> Importance:
+        """How much each searched parameter matters for the metric, of several the first.
+
+        Trials are compared after the same number of epochs, whether they trained further, ended or still train. Beyond
+        the first rung of an algorithm that stops trials only survivors remain, so that what stopped the others matters
+        less there; the result says so.
+
+        Args:
+            method: "ped-anova": for reaching the best tenth, by Optuna, conditional parameters included. "fanova": part
+                of the variance of a random forest, by Optuna and scikit-learn, of the parameters that all trials have.
+                "eta2": part of the variance of the trials' ranks that a parameter explains alone, as `shoal status`
+                and the page show it. The first two name parameters by their paths, as `to_optuna` does; "eta2" names
+                them as `grid` does.
+            budget: Epochs, or the step of a program's reports; None: the highest budget at which at least ten trials,
+                and two for each parameter, have values.
+
+        Raises:
+            ShoalError: the method does not exist or needs a package, too few trials have values, or all are equal.
+        """
+        with JournalView.read(self.directory) as journal:
+            return importance(budget_values(journal, budget), method)
+
+    def plot(self, kind: str, budget: int | None = None) -> "Figure":
+        """Draw the study with matplotlib; in a script: `study.plot("curves").savefig("curves.png")`.
+
+        Args:
+            kind: "history": the last value of each trial, and the best so far; "curves": the learning curves; "slice":
+                the value by each parameter; "parallel": parallel coordinates; "importance": see `importance`; "front":
+                the Pareto front of two or three metrics. All but "front" show the first metric. All but "curves" and
+                "importance" are Optuna's plots.
+            budget: As in `importance`, for "slice", "parallel" and "importance", which compare trials at one budget.
+
+        Raises:
+            ShoalError: the kind does not exist, matplotlib is not installed, no trial has a value, or as in
+                `importance`.
+        """
+        return plot(self.directory, kind, budget)
 
     def to_optuna(
         self, storage: "str | optuna.storages.BaseStorage | None" = None, name: str | None = None

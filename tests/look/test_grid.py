@@ -20,7 +20,9 @@ from shoal.core.objective import Objective
 from shoal.core.space import Space, choice, loguniform, quniform, randint, uniform
 from shoal.core.trial import Trial, TrialState
 from shoal.look.axis import axes
+from shoal.look.budget_values import BudgetValues, min_trials
 from shoal.look.grid import Cell, HeatMap, grid_json, study_grid
+from shoal.look.importance import eta_squared
 
 NESTED = {
     "lr": loguniform(1e-4, 1e-1),
@@ -279,7 +281,11 @@ def effects(space, value, count=64):
     """A study of random trials, each with the value that its configuration gives."""
     configs = [space.sample(seed) for seed in range(count)]
     rows = trials(*((config, TrialState.COMPLETE, value(config)) for config in configs))
-    return study_grid(space, rows, Objective("accuracy", "max"))
+    values = {row.number: row.objective for row in rows}
+    found = BudgetValues(
+        space, Objective("accuracy", "max"), 3, "epochs", values, dict(enumerate(configs)), 0, min_trials(space)
+    )
+    return study_grid(space, rows, found.objective, eta_squared(found))
 
 
 MIXED = Space({"lr": loguniform(1e-4, 1.0), "kind": ["a", "b"], "depth": [1, 2, 3], "noise": uniform(0, 1)})
@@ -291,7 +297,7 @@ MIXED = Space({"lr": loguniform(1e-4, 1.0), "kind": ["a", "b"], "depth": [1, 2, 
         pytest.param(lambda c: {"a": 10, "b": 0}[c["kind"]] + c["depth"], 64, ("depth", "kind"), id="categories"),
         pytest.param(lambda c: math.log(c["lr"]) + 2 * (c["kind"] == "b"), 64, ("lr", "kind"), id="a number and one"),
         pytest.param(lambda c: math.exp(20 * c["noise"]) * c["lr"], 64, ("noise", "lr"), id="by rank, not by size"),
-        pytest.param(lambda c: c["depth"], 7, ("lr", "noise"), id="too few values: the longest"),
+        pytest.param(lambda c: c["depth"], 9, ("lr", "noise"), id="too few values: the longest"),
         pytest.param(lambda c: 0.5, 64, ("lr", "noise"), id="equal values: the longest"),
     ],
 )
@@ -306,7 +312,7 @@ def test_what_an_axis_explains():
     known = effects(MIXED, lambda config: config["depth"]).explained
     assert known["depth"] == pytest.approx(1.0)
     assert all(known[name] < 0.15 for name in ("lr", "kind", "noise"))
-    told = "explained of the ranking so far: depth 100%, kind 0%"
+    told = "explained of the ranking at one budget: depth 100%, kind 0%"
     shown = effects(MIXED, lambda config: config["depth"]).project("depth", "kind")
     assert rendered(HeatMap(shown, runs=False))[-1].startswith(told[:-2])
     assert not effects(MIXED, lambda config: 1.0).explained

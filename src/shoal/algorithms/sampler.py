@@ -24,6 +24,7 @@ __all__ = [
     "log_optuna_warnings",
     "make_sampler",
     "sampler_text",
+    "varying_domains",
     "without_optuna_info",
 ]
 
@@ -158,7 +159,7 @@ def _check_numbers(problem: Problem) -> None:
         metrics = [objective.metric for objective in problem.objectives]
         raise AlgorithmError(f"sampler 'cmaes' takes one metric, got {metrics}; use 'nsga2', 'tpe' or 'gp'")
     remedy = "use sampler 'tpe', which searches every space"
-    parameters = _varying_domains(problem.space)
+    parameters = varying_domains(problem.space)
     numbers = {path: entry for path, entry in parameters.items() if not isinstance(entry[0], Choice)}
     for path, (domain, conditional) in numbers.items():
         if conditional:
@@ -178,10 +179,11 @@ def _unmodelled_parameters(sampler: str, space: Space) -> list[str]:
         return []
     return [
         path
-        for path, (domain, conditional) in _varying_domains(space).items()
+        for path, (domain, conditional) in varying_domains(space).items()
         if conditional or (sampler == "cmaes" and isinstance(domain, Choice))
     ]
 
 
-def _varying_domains(space: Space) -> dict[str, tuple[Domain, bool]]:
+def varying_domains(space: Space) -> dict[str, tuple[Domain, bool]]:
+    """The parameters of `Space.domains` that have more than one value."""
     return {path: entry for path, entry in space.domains().items() if not entry[0].to_optuna().single()}

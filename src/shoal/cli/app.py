@@ -8,7 +8,7 @@ import typer
 
 from shoal.cli.history import history_app
 from shoal.cli.interventions import devices_app, policy, study_app, trial_app
-from shoal.cli.options import AsJson, StudyDirectory, print_json, print_message, print_table
+from shoal.cli.options import AsJson, StudyDirectory, named_option, print_json, print_message, print_table
 from shoal.cli.profile import profile
 from shoal.cli.run import new_app, resume, run
 from shoal.cli.simulate import simulate
@@ -18,7 +18,8 @@ from shoal.host.remedy import command
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
-from shoal.look.grid import HeatMap, StudyGrid, grid_json, study_grid
+from shoal.look.grid import HeatMap, StudyGrid, grid_json, journal_grid
+from shoal.look.importance import METHODS, importance_json
 from shoal.look.page.server import serve
 from shoal.look.ranking import front, next_best, ranked, why_no_best
 from shoal.look.snapshot import snapshot
@@ -231,7 +232,7 @@ def status(
     """
     with JournalView.read(directory) as journal:
         now = snapshot(journal, time.time())
-        grid = study_grid(journal.space, journal.configurations(), journal.objectives[0])
+        grid = journal_grid(journal)
     if axes is not None:
         grid = _projected(grid, axes)
     asked = pending_requests(directory)
@@ -321,6 +322,34 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
         print_table(best_table(row, found.objectives, runs=runs, following=following))
         if checkpoint:
             typer.echo(f"checkpoint: {checkpoint}")
+
+
+@app.command()
+def importance(
+    directory: StudyDirectory,
+    method: Annotated[str, named_option(METHODS, "How it is measured")] = "ped-anova",
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="EPOCHS",
+            help="Compare trials after so many epochs; by default the most that enough reached.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how much each searched parameter matters for the metric, of several the first.
+
+    Trials are compared after the same number of epochs. Beyond the first rung of an algorithm that stops trials only
+    survivors remain; the output says how many trials are left out. ped-anova: for reaching the best tenth of the
+    values. fanova: part of the variance of a random forest; it needs scikit-learn. eta2: part of the variance of the
+    trials' ranks that a parameter explains alone, as shoal status shows it.
+    """
+    found = Study(directory).importance(method, budget)
+    if as_json:
+        print_json({"directory": str(directory), **importance_json(found)})
+    else:
+        typer.echo(repr(found))
 
 
 app.command()(simulate)

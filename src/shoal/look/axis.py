@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
@@ -70,6 +70,10 @@ class Axis:
             last = len(self.edges) - 2
             return self.bins.start + min(max(bisect_right(self.edges, value) - 1, 0), last)
         return self.bins.stop
+
+    def position_in(self, config: Mapping[str, Any]) -> int:
+        """Return the position of the parameter's value in a flattened config, or that of a missing value."""
+        return self.position(config[self.name]) if self.name in config else self.bins.stop
 
     @cached_property
     def _positions(self) -> dict[str, int]:

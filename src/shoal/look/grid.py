@@ -3,8 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -17,13 +16,13 @@ from shoal.core.objective import Objective
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space, flatten
 from shoal.core.trial import TrialState, state_name
+from shoal.journal.view import JournalView
 from shoal.look.axis import Axis, axes
+from shoal.look.budget_values import budget_values
+from shoal.look.importance import eta_squared
 from shoal.look.text import finite_or_none, printable, rounded, state_text
 
-__all__ = ["Cell", "HeatMap", "StudyGrid", "grid_json", "study_grid"]
-
-_MIN_VALUES = 8
-"""Least number of values for a comparison of parameters."""
+__all__ = ["Cell", "HeatMap", "StudyGrid", "grid_json", "journal_grid", "study_grid"]
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,8 @@ class StudyGrid:
     Args:
         cells: Position on each axis -> the trials there; positions without trials are left out.
         metric: Metric of the study; of several, the first.
-        explained: Name of each axis -> share of the variance of the trials' ranks by that metric which the means at its
-            positions explain, corrected for their number (Kelley's epsilon squared, 0 to 1); empty while there are too
-            few values, or all are equal.
+        explained: Name of each axis -> `Study.importance` of the parameter by "eta2"; empty while there are too few
+            values at one budget, or all are equal.
     """
 
     axes: tuple[Axis, ...]
@@ -105,22 +103,20 @@ class StudyGrid:
         return f"StudyGrid({sizes or 'no axes'}; {trials} trials in {len(self.cells)} cells)"
 
 
-def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> StudyGrid:
+def journal_grid(journal: JournalView) -> StudyGrid:
+    """Read the grid of a study."""
+    return study_grid(journal.space, journal.configurations(), journal.objectives[0], eta_squared(budget_values(journal)))
+
+
+def study_grid(
+    space: Space, rows: Iterable[TrialRow], objective: Objective, explained: Mapping[str, float] = MappingProxyType({})
+) -> StudyGrid:
     """Build the grid of a study, by its first objective."""
     searched = axes(space)
     by_position = defaultdict(list)
     for row in rows:
         config = flatten(row.config)
-        by_position[tuple(_position_of(axis, config) for axis in searched)].append(_cell(row))
-    scored = [
-        (position, cell.best) for position, found in by_position.items() for cell in found if cell.best is not None
-    ]
-    ranks = _ranks([value for _, value in scored])
-    explained = {
-        axis.name: share
-        for index, axis in enumerate(searched)
-        if (share := _explained([position[index] for position, _ in scored], ranks)) is not None
-    }
+        by_position[tuple(axis.position_in(config) for axis in searched)].append(_cell(row))
     # A configuration from outside the space may lack a parameter that the space always has.
     searched = tuple(
         axis.with_missing() if any(position[index] == axis.bins.stop for position in by_position) else axis
@@ -149,41 +145,10 @@ def grid_json(grid: StudyGrid, *, runs: bool = True) -> dict[str, Any]:
     }
 
 
-def _position_of(axis: Axis, config: Mapping[str, Any]) -> int:
-    return axis.position(config[axis.name]) if axis.name in config else axis.bins.stop
-
-
 def _cell(row: TrialRow) -> Cell:
     if row.objective is None or row.state is TrialState.FAILED:
         return Cell({row.state: 1}, None, None)
     return Cell({row.state: 1}, row.objective, row.number)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value in ascending order; equal values share the mean of their ranks."""
-    ranks = [0.0] * len(values)
-    place = 0
-    for _, equals in groupby(sorted(range(len(values)), key=values.__getitem__), key=values.__getitem__):
-        indices = list(equals)
-        for index in indices:
-            ranks[index] = place + (len(indices) - 1) / 2
-        place += len(indices)
-    return ranks
-
-
-def _explained(positions: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Part of the variance of ranks that the means of values explain: 1 - (1 - eta squared) (n - 1) / (n - k)."""
-    ranks_by_value = defaultdict(list)
-    for position, rank in zip(positions, ranks, strict=True):
-        ranks_by_value[position].append(rank)
-    if len(ranks) < max(_MIN_VALUES, len(ranks_by_value) + 1):
-        return None
-    mean_rank = fmean(ranks)
-    total = sum((rank - mean_rank) ** 2 for rank in ranks)
-    if not total:
-        return None
-    between = sum(len(equal) * (fmean(equal) - mean_rank) ** 2 for equal in ranks_by_value.values())
-    return max(0.0, 1 - (1 - between / total) * (len(ranks) - 1) / (len(ranks) - len(ranks_by_value)))
 
 
 def _merged_cell(cells: Sequence[Cell], mode: str) -> Cell:
@@ -323,7 +288,7 @@ class HeatMap:
         """Return the share of the ranking that the parameters of the map explain; "" while it is unknown."""
         known = self.grid.explained
         parts = [f"{printable(axis.name)} {known[axis.name]:.0%}" for axis in self.grid.axes if axis.name in known]
-        return f"explained of the ranking so far: {', '.join(parts)}" if parts else ""
+        return f"explained of the ranking at one budget: {', '.join(parts)}" if parts else ""
 
 
 def _line(*parts: Text) -> Text:

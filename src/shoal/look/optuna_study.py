@@ -1,25 +1,27 @@
 """Export of a study to Optuna, for Optuna's dashboard and plots."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shoal.algorithms.sampler import directions, without_optuna_info
+from shoal.algorithms.sampler import directions, varying_domains, without_optuna_info
 from shoal.core.domain import Choice
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space
-from shoal.core.trial import Report, TrialState
+from shoal.core.trial import Config, Report, TrialState
 from shoal.journal.schema import FILE_NAME
+from shoal.look.budget_values import BudgetValues
 from shoal.look.ranking import values
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["optuna_study"]
+__all__ = ["optuna_study", "optuna_study_at"]
 
 
 def optuna_study(
@@ -43,6 +45,23 @@ def optuna_study(
     for row, reports in trials:
         if row.state.final:
             study.add_trial(_frozen_trial(row, reports, space, objectives))
+    return study
+
+
+def optuna_study_at(found: BudgetValues) -> "optuna.Study":
+    """Return an Optuna study in memory of trials at one budget, all COMPLETE.
+
+    Infinite values and parameters with one value, which are of no use in a comparison, are left out.
+    """
+    import optuna
+
+    with without_optuna_info():
+        study = optuna.create_study(directions=directions([found.objective]))
+    varying = varying_domains(found.space)
+    for number, value in found.values.items():
+        if isfinite(value):
+            parameters = _parameters(found.space, found.configs[number], varying)
+            study.add_trial(optuna.trial.create_trial(value=value, user_attrs={"number": number}, **parameters))
     return study
 
 
@@ -111,7 +130,6 @@ def _frozen_trial(
     import optuna
 
     outside = bool(space.faults(row.config))  # a trial that a user has added
-    parameters = {} if outside else space.parameters(row.config)
     final_values = values(row, objectives)
     ended = optuna.trial.TrialState.PRUNED if row.state is TrialState.STOPPED else optuna.trial.TrialState.COMPLETE
     metric = objectives[0].metric
@@ -119,11 +137,7 @@ def _frozen_trial(
     return optuna.trial.create_trial(
         state=optuna.trial.TrialState.FAIL if final_values is None else ended,
         values=None if final_values is None else list(final_values),
-        params={
-            path: domain.optuna_value(value) if isinstance(domain, Choice) else value
-            for path, (domain, value) in parameters.items()
-        },
-        distributions={path: domain.to_optuna() for path, (domain, _) in parameters.items()},
+        **({} if outside else _parameters(space, row.config, space.domains())),
         intermediate_values=curve,
         user_attrs={
             "number": row.number,
@@ -134,3 +148,15 @@ def _frozen_trial(
             **({"config": dict(row.config)} if outside else {}),
         },
     )
+
+
+def _parameters(space: Space, config: Config, paths: Collection[str]) -> dict[str, Any]:
+    """Return some parameters of a config of the space and their distributions, as arguments of `create_trial`."""
+    picks = {path: pick for path, pick in space.parameters(config).items() if path in paths}
+    return {
+        "params": {
+            path: domain.optuna_value(value) if isinstance(domain, Choice) else value
+            for path, (domain, value) in picks.items()
+        },
+        "distributions": {path: domain.to_optuna() for path, (domain, _) in picks.items()},
+    }

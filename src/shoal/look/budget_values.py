@@ -1,0 +1,135 @@
+"""Values of a study's trials at one budget, at which they can be compared."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isnan
+
+from shoal.core.errors import ShoalError
+from shoal.core.objective import Objective
+from shoal.core.rows import TrialRow
+from shoal.core.space import Space
+from shoal.core.trial import FIRST_ADDED, TrialState
+from shoal.journal.codec import metrics_of
+from shoal.journal.view import JournalView
+from shoal.look.axis import axes
+
+__all__ = ["BudgetValues", "budget_values", "min_trials"]
+
+_MIN_TRIALS = 10
+"""Least number of trials for a comparison of parameters."""
+
+
+@dataclass(frozen=True)
+class BudgetValues:
+    """The values of the study's metric, of several the first, that trials had after the same number of epochs.
+
+    Trials that failed, that measured NaN there, or whose config a user added from outside the space are left out.
+
+    Args:
+        budget: Epochs, or the step of a program's reports; 0 without any value.
+        unit: "epochs" or "reports".
+        values: Number of a trial -> its value after `budget`, or at its last report before.
+        configs: Number of each of these trials -> its config.
+        others: Number of trials with values that did not reach the budget.
+        least: Number of values that a comparison of the parameters needs, see `min_trials`.
+    """
+
+    space: Space
+    objective: Objective
+    budget: int
+    unit: str
+    values: Mapping[int, float]
+    configs: Mapping[int, Mapping[str, object]]
+    others: int
+    least: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough values for a comparison of the parameters."""
+        return len(self.values) >= self.least
+
+    def __str__(self) -> str:
+        """Where the values come from: "27 trials after 9 epochs"."""
+        trials = f"{len(self.values)} trial{'' if len(self.values) == 1 else 's'}"
+        if self.unit == "epochs":
+            return f"{trials} after {self.budget} epoch{'' if self.budget == 1 else 's'}"
+        return f"{trials} at step {self.budget}"
+
+    @property
+    def selection(self) -> str:
+        """How the trials were selected; "" if all that have values reached the budget."""
+        if not self.others:
+            return ""
+        others = f"{self.others} other trial{' has' if self.others == 1 else 's have'} values"
+        return f"beyond the first rung only survivors remain: {others} at lower budgets only"
+
+
+def min_trials(space: Space) -> int:
+    """Least number of trials for a comparison of parameters: ten, and two for each parameter that varies."""
+    return max(_MIN_TRIALS, 2 * len(axes(space)))
+
+
+def budget_values(journal: JournalView, budget: int | None = None) -> BudgetValues:
+    """Read the values at one budget.
+
+    Args:
+        budget: Epochs, or a step; None: the highest budget at which enough trials have values (see `min_trials`), or
+            the lowest at which a trial ended if none has.
+
+    Raises:
+        ShoalError: `budget` is not a positive integer.
+    """
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
+        raise ShoalError(f"`budget` must be a positive number of epochs, or None for the highest, got {budget!r}")
+    space, objective = journal.space, journal.objectives[0]
+    rows = {
+        row.number: row
+        for row in journal.trials()
+        if row.state is not TrialState.FAILED and objective.metric in row.metrics and _is_inside(space, row)
+    }
+    least = min_trials(space)
+    found: dict[int, float] = {}
+    for each in _candidates(rows.values(), least) if budget is None else (budget,):
+        budget = each
+        found = _read_values(journal, rows, objective.metric, budget)
+        if len(found) >= least:
+            break
+    return BudgetValues(
+        space=space,
+        objective=objective,
+        budget=budget or 0,
+        unit=journal.spec.unit,
+        values=found,
+        configs={number: rows[number].config for number in found},
+        others=sum(row.epoch < (budget or 0) for row in rows.values()),
+        least=least,
+    )
+
+
+def _is_inside(space: Space, row: TrialRow) -> bool:
+    """Whether a config belongs to the space; the algorithm proposes no others."""
+    return row.number < FIRST_ADDED or not space.faults(row.config)
+
+
+def _candidates(rows: Iterable[TrialRow], least: int) -> list[int]:
+    """Budgets that at least so many trials have reached, falling; the lowest of all if there are fewer trials."""
+    epochs = sorted((row.epoch for row in rows), reverse=True)
+    return list(dict.fromkeys(epochs[least - 1 :] or epochs[-1:]))
+
+
+def _read_values(journal: JournalView, rows: Mapping[int, TrialRow], metric: str, budget: int) -> dict[int, float]:
+    """Read the last value up to a budget of each trial that reached it."""
+    reports = journal.tables.rows(
+        "SELECT trial, reports.metrics FROM trials JOIN reports ON reports.rowid = (SELECT rowid FROM reports "
+        "WHERE trial = number AND reports.epoch <= ? AND reports.state <> ? ORDER BY reports.epoch DESC LIMIT 1) "
+        "WHERE trials.epoch >= ? ORDER BY number",
+        *(budget, TrialState.FAILED, budget),
+    )
+    found = {}
+    for number, text in reports:
+        if number in rows:
+            with journal.tables.decoding(f"a report of trial {number}"):
+                value = metrics_of(text).get(metric)
+            if value is not None and not isnan(value):
+                found[number] = value
+    return found
