@@ -18,7 +18,9 @@ from shoal.journal.requests import pending_requests
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.accounting import account, accounting_json
+from shoal.look.budget_values import budget_values
 from shoal.look.grid import grid_json, study_grid
+from shoal.look.importance import eta_squared
 from shoal.look.overview import Bar, Overview, by_key, failed_job_json, overview, overview_json
 from shoal.look.savings import savings
 from shoal.look.snapshot import Snapshot, snapshot, trial_verdicts
@@ -168,9 +170,10 @@ def _checkpoints(directory: Path, trial: int) -> list[dict[str, Any]]:
 
 
 def space_view(directory: Path) -> dict[str, Any]:
-    """Return the axes of the search space and the grid of its trials, and which axes explain most."""
+    """Return the axes of the space, the grid of its trials, which axes explain most, and the values at one budget."""
     with JournalView.read(directory) as journal:
-        grid = study_grid(journal.space, journal.configurations(), journal.objectives[0])
+        found = budget_values(journal)
+        grid = study_grid(journal.space, journal.configurations(), journal.objectives[0], eta_squared(found))
         runs = journal.writer() is not None
     return grid_json(grid, runs=runs) | {
         "mode": grid.mode,
@@ -178,6 +181,9 @@ def space_view(directory: Path) -> dict[str, Any]:
         "main": list(grid.main_axes),
         "log": [axis.name for axis in grid.axes if axis.log],
         "explained": dict(grid.explained),
+        "compared": str(found),
+        "selection": found.selection,
+        "values": [[number, _shown(value)] for number, value in found.values.items()],
     }
 
 

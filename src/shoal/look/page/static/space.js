@@ -1,9 +1,10 @@
-// Trials by their hyper-parameters: parallel coordinates, and the grid of states.
+// Trials by their hyper-parameters: parallel coordinates, slices at one budget, and the grid of states.
 import { el, number, percent, plural, refill, svg } from "./text.js";
 import { bounds } from "./chart.js";
 import { card, legend, shares, table, trialLink } from "./parts.js";
 
 const SHADES = 5, HIGH = 300, TOP = 26, BELOW = 14, LEAST = 104;
+const SLICE = { width: 290, height: 200, left: 56, right: 14, top: 8, below: 40, gap: 46 };
 
 // An axis as {name, place(value) -> 0 (bottom) to 1, or null, marks: [place, text]}.
 function parameterAxis(space, axis) {
@@ -37,7 +38,7 @@ function metricAxis(metric, trials, logarithmic) {
 
 export function spaceView(study) {
   const chosen = { metric: study.goal.metric, logY: false, brushes: new Map(), down: "", across: "" };
-  const plot = el("div", { class: "scroll coordinates" }), picked = el("div", {}), grid = el("div", {});
+  const plot = el("div", { class: "scroll coordinates" }), picked = el("div", {}), slices = el("div", {}), grid = el("div", {});
   const pick = (name, value) => { chosen[name] = value; if (name === "metric") chosen.brushes.clear(); draw(); };
   const parallel = card("Parallel coordinates", "",
     el("div", { class: "row" },
@@ -50,10 +51,11 @@ export function spaceView(study) {
   const draw = () => {
     if (!study.space) return;
     drawParallel(study, chosen, plot, picked, draw);
+    refill(slices, slicesCard(study));
     refill(grid, ...gridCard(study, chosen, draw));
   };
   new ResizeObserver(() => { if (plot.dataset.wide !== String(plot.clientWidth)) draw(); }).observe(plot);
-  return { element: el("div", {}, parallel, el("div", { class: "below-now" }, grid)), slow: true,
+  return { element: el("div", {}, parallel, el("div", { class: "below-now" }, slices), el("div", { class: "below-now" }, grid)), slow: true,
     update: async (trials, first) => { await study.needSpace(!first); if (!plot.matches(":active")) draw(); } };
 }
 
@@ -124,6 +126,39 @@ function drawnAxis(axis, x, y, chosen, redraw, last) {
     svg("rect", { class: "brush", x: x - 7, width: 14, y: brush ? y(brush[1]) : TOP, height: brush ? (brush[1] - brush[0]) * HIGH : 0 }), box);
 }
 
+// The values of trials at one budget by each parameter, a small picture each.
+function slicesCard(study) {
+  const { space } = study, sign = space.mode === "min" ? 1 : -1;
+  const trials = space.values.filter(([trial, value]) => value !== null && study.trials.has(trial))
+    .sort(([, one], [, other]) => sign * (other - one)) // the best are drawn last
+    .map(([trial, value]) => ({ flat: study.trials.get(trial).flat, metrics: { [space.metric]: value } }));
+  if (!space.axes.length || !trials.length) return card("Slices", "", el("p", { class: "quiet" }, space.axes.length ? `No value of ${space.metric} yet.` : "Nothing is searched."));
+  const least = Math.min(...trials.map((trial) => trial.metrics[space.metric]));
+  const vertical = metricAxis(space.metric, trials, least > 0 && trials.some((trial) => trial.metrics[space.metric] > 100 * least));
+  return card("Slices", "", el("div", { class: "row" }, space.axes.map((axis) => sliceOf(trials, parameterAxis(space, axis), vertical))),
+    el("p", { class: "small quiet" }, `${space.metric} of ${space.compared} by each parameter, the best by rank in the strongest colour.${space.selection ? ` ${space.selection[0].toUpperCase()}${space.selection.slice(1)}.` : ""}`));
+}
+
+function sliceOf(trials, across, vertical) {
+  const { width, height, left, right, top, below, gap } = SLICE, low = height - below;
+  const x = (place) => left + 8 + place * (width - left - right - 16), y = (place) => low - 6 - place * (low - top - 12);
+  const dots = Array.from({ length: SHADES }, () => []);
+  trials.forEach((trial, index) => {
+    const place = across.place(across.read(trial));
+    if (place !== null) dots[Math.floor((index * SHADES) / trials.length)].push(`M${x(place).toFixed(1)} ${y(vertical.place(vertical.read(trial))).toFixed(1)}h0`);
+  });
+  let taken = -Infinity;
+  const marks = [...across.marks].sort(([one], [other]) => one - other).filter(([place]) => x(place) - taken >= gap && (taken = x(place)));
+  const short = (text) => (text.length > 9 ? `${text.slice(0, 8)}…` : text);
+  return svg("svg", { class: "parallel slice", width, height, role: "img", "aria-label": `${vertical.name} by ${across.name}` },
+    svg("path", { class: "axis", d: `M${left} ${top}V${low}H${width - right}` }),
+    dots.map((some, shade) => svg("path", { class: `dots p${shade}`, d: some.join("") })),
+    vertical.marks.map(([place, text]) => svg("text", { x: left - 5, y: y(place) + 4, "text-anchor": "end" }, short(text))),
+    marks.map(([place, text]) => svg("text", { x: x(place), y: low + 14, "text-anchor": "middle" }, short(text))),
+    svg("text", { class: "name", x: (left + width - right) / 2, y: height - 8, "text-anchor": "middle" }, svg("title", {}, across.name),
+      `${across.name.length > 30 ? `${across.name.slice(0, 29)}…` : across.name}${across.note && ` (${across.note})`}`));
+}
+
 // The cells of the grid by two axes, or one: merged from those of all axes.
 function projected(space, down, across) {
   const sign = space.mode === "min" ? 1 : -1, found = new Map();
@@ -163,5 +198,5 @@ function gridCard(study, chosen, redraw) {
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, down), columns.labels.map((label) => el("th", { scope: "col" }, label)))),
       el("tbody", {}, rows.labels.map((label, row) => el("tr", {}, el("th", { scope: "row" }, label), columns.labels.map((_, column) => cell(row, column))))))),
     el("p", { class: "small quiet" }, `Best ${space.metric} of the trials in each cell, ${space.mode === "min" ? "lower" : "higher"} is better; below it their states.`,
-      explained.length ? ` Explained of the ranking so far: ${explained.join(", ")}.` : ""))];
+      explained.length ? ` Explained of the ranking of ${space.compared}: ${explained.join(", ")}.` : ""))];
 }
