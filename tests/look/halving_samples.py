@@ -37,14 +37,16 @@ def halving_study(
     study = StudySpec(metric=metric, mode=mode, space=space.to_json(), **spec)
     with RecordedJournal.create(directory, study, task=b"", algorithm=b"", clock=clock) as journal:
         journal.record_devices(machines(1, "cpu"))
-        proposed = [Trial(number, space.sample(number), number, 0) for number in range(trials)]
+        repeats = study.repetition
+        configs = [repeats.config(space.sample(repeats.configuration(x)), x) for x in range(trials)]
+        proposed = [Trial(number, config, number, 0) for number, config in enumerate(configs)]
         journal.record_proposal(trials, [TrialGroup(tuple(proposed), Budget(rungs[-1]))])
         kept, before = proposed[: trials - 2], 0
         for place, rung in enumerate(rungs):
             job = f"job-{place + 1:05d}"
             journal.record_job_start(training(job, [x.number for x in kept]), "cuda:0")
             order = sorted(kept, key=lambda x: _rank(loss(x.config, rung)))
-            survivors = {x.number for x in order[: len(order) // 3]} - {1}
+            survivors = {x.number for x in order[: len(order) // 3 // repeats.size * repeats.size]} - {1}
             for epoch in range(before + 1, rung + 1):
                 clock.now += 1
                 for trial in kept:
@@ -54,7 +56,7 @@ def halving_study(
                         state = TrialState.COMPLETE
                     elif at_end and trial.number not in survivors | {1}:
                         state = TrialState.STOPPED
-                    value = loss(trial.config, epoch)
+                    value = loss(trial.config, epoch) + 0.1 * (trial.number % repeats.size)
                     metrics = {"loss": value, "seconds": 1 + 10 * trial.config["lr"] ** 0.2}
                     journal.record_reports(job, [Report(trial.number, epoch, metrics, 0.1, state)])
             journal.record_job_end(job, "finished", "", failed=False)

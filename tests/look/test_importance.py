@@ -112,6 +112,18 @@ def test_of_several_metrics_the_first_counts(tmp_path):
     assert Study(directory).importance().notes[0] == "by ped-anova of loss: 15 trials after 3 epochs"
 
 
+def test_repeats_and_folds_count_as_one_trial_with_their_aggregate(tmp_path):
+    """Configuration 0 has failed with trial 1, and the last one waits."""
+    directory = halving_study(tmp_path / "study", 96, (1, 3), repeats=1, folds=2)
+    found = values_at(directory, 1)
+    assert str(found) == "46 configurations after 1 epoch"
+    assert all(spread == pytest.approx(0.1 / 2**0.5) for spread in found.deviations.values())
+    rows = {row.number: row for row in Study(directory).configurations if row.number in found.values and row.epoch == 1}
+    assert rows
+    assert all(found.values[number] == row.objective for number, row in rows.items())
+    assert next(iter(Study(directory).importance(budget=1).shares)) == "lr"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -61,6 +61,15 @@ def test_history_shows_stopped_trials_too(one):
     assert axes.lines[0].get_ydata()[-1] == one.best_trial.objective
 
 
+def test_repeats_are_one_point_with_a_bar(tmp_path):
+    study = Study(halving_study(tmp_path / "study", 96, (1, 3), repeats=2))
+    for figure, count in ((study.plot("history"), 46), (study.plot("slice", budget=1), 46)):
+        points, *_, bars = figure.axes[0].collections
+        assert len(points.get_offsets()) == len(bars.get_segments()) == count
+    study.plot("curves")
+    study.plot("parallel")
+
+
 def test_the_front_is_that_of_the_study(two):
     (axes,) = two.plot("front").axes
     best = {

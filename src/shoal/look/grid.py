@@ -105,7 +105,9 @@ class StudyGrid:
 
 def journal_grid(journal: JournalView) -> StudyGrid:
     """Read the grid of a study."""
-    return study_grid(journal.space, journal.configurations(), journal.objectives[0], eta_squared(budget_values(journal)))
+    return study_grid(
+        journal.space, journal.configurations(), journal.objectives[0], eta_squared(budget_values(journal))
+    )
 
 
 def study_grid(

@@ -1,7 +1,7 @@
 """Pictures of a study by matplotlib: Optuna's plots of its trials, and the learning curves."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.algorithms.sampler import directions, varying_domains, without_optuna_info
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
+from shoal.core.repeats import ConfigurationRow
+from shoal.core.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.look.budget_values import BudgetValues, budget_values
 from shoal.look.importance import importance
@@ -73,6 +75,8 @@ def _history(journal: JournalView) -> "Figure":
     axes = plot_optimization_history(study, target_name=goal.metric)
     axes.set_title(f"Last {goal.metric} of each trial, and the best so far")
     axes.legend()
+    ended = [row for row in journal.configurations() if row.state.final]
+    _bars(axes, enumerate(row.objective for row in ended), _deviations(ended, goal))
     _limit_values(axes, [trial.value for trial in study.trials if trial.value is not None], goal)
     return _figure(axes)
 
@@ -83,7 +87,7 @@ def _curves(journal: JournalView) -> "Figure":
 
     goal = journal.objectives[0]
     found = curves_view(journal.directory, goal.metric)["curves"]
-    rows = ranked(journal.trials(), journal.objectives)
+    rows = ranked(journal.configurations(), journal.objectives)
     best = [str(row.number) for row in rows if values(row, journal.objectives) is not None][:_COLOURED]
     _, axes = plt.subplots()
     for number, (epochs, _, measured) in found.items():
@@ -126,6 +130,8 @@ def _slice(found: BudgetValues) -> "Figure":
         _limit_values(axes, list(found.values.values()), found.objective)
         axes.tick_params(axis="x", rotation=30)
         _shorten_labels(figure, axes.xaxis)
+        points = [(float(x), float(y)) for x, y in axes.collections[0].get_offsets()]
+        _bars(axes, points, {found.values[number]: spread for number, spread in found.deviations.items()})
     for colours in figure.axes[len(every) :]:
         colours.set_ylabel("order of the trials")
     figure.suptitle(_title(found), fontsize="medium")
@@ -179,7 +185,7 @@ def _of_last_values(journal: JournalView, goals: Sequence[Objective]) -> "optuna
     """The ended trials as an Optuna study in which stopped ones are COMPLETE, as its plots show no others."""
     import optuna
 
-    known = optuna_study(((row, ()) for row in journal.trials()), journal.space, goals, "plot")
+    known = optuna_study(((row, ()) for row in journal.configurations()), journal.space, goals, "plot")
     with without_optuna_info():
         study = optuna.create_study(directions=directions(goals))
     for trial in known.trials:
@@ -187,6 +193,23 @@ def _of_last_values(journal: JournalView, goals: Sequence[Objective]) -> "optuna
             trial.state = optuna.trial.TrialState.COMPLETE
         study.add_trial(trial)
     return study
+
+
+def _deviations(rows: Iterable[TrialRow], goal: Objective) -> dict[float, float]:
+    """Value of each repeated configuration -> its standard deviation."""
+    return {
+        row.objective: row.deviations[goal.metric]
+        for row in rows
+        if isinstance(row, ConfigurationRow) and row.objective is not None and goal.metric in row.deviations
+    }
+
+
+def _bars(axes: "Axes", points: Iterable[tuple[float, float | None]], deviations: Mapping[float, float]) -> None:
+    """Draw the standard deviations of repeated configurations through their points."""
+    drawn = [(x, y, deviations[y]) for x, y in points if y is not None and y in deviations]
+    if drawn:
+        places, heights, spreads = zip(*drawn, strict=True)
+        axes.errorbar(places, heights, spreads, fmt="none", ecolor="0.5", elinewidth=1, zorder=0)
 
 
 def _title(found: BudgetValues) -> str:
