@@ -17,6 +17,7 @@ from shoal.core.space import Space
 from shoal.host.paths import check_path
 from shoal.host.pickling import dumped, loaded, register_original, why_not_loaded
 from shoal.host.process_settings import unheld
+from shoal.host.sources import is_importable
 from shoal.plan.packing.base import Packing
 from shoal.plan.schedule.base import Policy
 from shoal.spec import StudySpec
@@ -60,7 +61,7 @@ def is_pickled_by_value(task: object) -> bool:
     while isinstance(task, functools.partial):
         task = task.func
     defined = task if hasattr(task, "__qualname__") else type(task)
-    return defined.__module__ == "__main__" or "<locals>" in defined.__qualname__
+    return "<locals>" in defined.__qualname__ or not is_importable(defined.__module__)
 
 
 def batch_size_override(task: object) -> str | None:

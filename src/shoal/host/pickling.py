@@ -7,14 +7,17 @@ import inspect
 import io
 import os
 import pickle
+import pickletools
 import sys
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
 from shoal.core.errors import ShoalError
+from shoal.host.sources import is_importable
 
 __all__ = ["dumped", "loaded", "original_or_loaded", "register_original", "why_not_loaded"]
 
@@ -26,24 +29,101 @@ def dumped(value: object, what: str, error_class: type[ShoalError], remedy: str)
     """Pickle a user's object; an error begins with `what`, names the part that cannot be pickled, ends by `remedy`."""
     try:
         content = _pickled(value)
-    except (TypeError, pickle.PicklingError) as error:
+    except Exception as error:  # any error of methods of its parts
         raise error_class(f"{what} ({_unpicklable_part(value)}{error}); {remedy}") from error
+    if name := _name_in_script(content):
+        raise error_class(
+            f"{what} ({name!r} can be pickled by its name only, and is in the script, which no other process has as a "
+            "module); define it in a module on sys.path"
+        )
     return content
 
 
 def _pickled(value: object) -> bytes:
     with io.BytesIO() as file:
-        _Pickler(file).dump(value)
+        pickler = _Pickler(file)
+        try:
+            pickler.dump(value)
+        finally:
+            pickler.forget_modules()
         return file.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles modules of a class of their own, such as `torch.backends.cudnn`, by name, as cloudpickle does others."""
+    """Pickles by value, beside what cloudpickle does, what no other process can import.
+
+    These are the definitions of modules that were loaded by their path or made by hand, and functions of such a module
+    or of a script that are decorated with `functools.cache` or `lru_cache`. Modules of a class of their own, such as
+    `torch.backends.cudnn`, are pickled by name, as cloudpickle does others.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._modules: dict[str, bool] = {}
+        """Name of a module -> whether it is pickled by value because of this pickler."""
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
-            return importlib.import_module, (value.__name__,)
+        if isinstance(value, ModuleType):
+            if type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
+                return importlib.import_module, (value.__name__,)
+            self._judge(value.__name__)
+        elif isinstance(value, (type, FunctionType)):
+            self._judge(value.__module__)
+        elif isinstance(value, _CachedFunction):
+            self._judge(value.__module__)
+            if not self._is_by_name(value):
+                return _cached, (value.__wrapped__, *value.cache_parameters().values())
         return super().reducer_override(value)
+
+    def forget_modules(self) -> None:
+        """Let other picklers pickle modules as before."""
+        for name, by_value in self._modules.items():
+            if by_value:
+                cloudpickle.unregister_pickle_by_value(sys.modules[name])
+
+    def _judge(self, name: str | None) -> None:
+        if name is None or name in self._modules:
+            return
+        module = sys.modules.get(name)
+        by_value = isinstance(module, ModuleType) and module.__name__ == name and not is_importable(name)
+        self._modules[name] = by_value and name not in cloudpickle.list_registry_pickle_by_value()
+        if self._modules[name]:
+            cloudpickle.register_pickle_by_value(module)
+
+    def _is_by_name(self, value: Any) -> bool:
+        """Return whether a cached function is found by its name in a module that another process can import."""
+        if value.__module__ in cloudpickle.list_registry_pickle_by_value() or not is_importable(value.__module__):
+            return False
+        try:
+            return attrgetter(value.__qualname__)(sys.modules[value.__module__]) is value
+        except AttributeError:
+            return False
+
+
+_CachedFunction = type(functools.cache(dumped))
+
+
+def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Callable[..., Any]:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _name_in_script(content: bytes) -> str:
+    """Return a name in a pickle that is to be looked up in `__main__`; "" if there is none."""
+    if b"__main__" not in content:
+        return ""
+    texts: list[Any] = []  # those on the stack last, None for other values
+    memo: list[Any] = []
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name == "STACK_GLOBAL" and texts[-2] == "__main__":
+            return str(texts[-1])
+        if opcode.name == "MEMOIZE":
+            memo.append(texts[-1])
+            continue
+        pushed: Any = argument
+        if opcode.name in ("BINGET", "LONG_BINGET"):
+            pushed = memo[pushed]
+        texts = [texts[-1] if texts else None, pushed]
+    return ""
 
 
 os.register_at_fork(after_in_child=_originals.clear)  # a forked worker loads the bytes
@@ -103,7 +183,7 @@ def _without_class_id(make: Callable[..., type]) -> Callable[..., type]:
 def _is_pickled_to(value: object, content: bytes) -> bool:
     try:
         return _pickled(value) == content
-    except (TypeError, pickle.PicklingError):  # it now holds something that cannot be pickled
+    except Exception:  # it now holds something that cannot be pickled; the study goes on with what it was
         return False
 
 

@@ -3,6 +3,7 @@
 import ast
 import difflib
 import hashlib
+import os
 import pickletools
 import sys
 import sysconfig
@@ -22,6 +23,7 @@ __all__ = [
     "edits",
     "files_in_command",
     "imported_files",
+    "is_importable",
     "project_files",
     "sources",
     "written_since_start",
@@ -74,6 +76,33 @@ def written_since_start(paths: Iterable[str]) -> bool:
     return any(not (path := Path(each)).exists() or path.stat().st_mtime >= began for each in paths)
 
 
+def is_importable(name: str) -> bool:
+    """Return whether a new process with this `sys.path` would import by this name what this process has by it.
+
+    It would not for a script, and for a module that was loaded by its path or made by hand.
+    """
+    if name == "__main__":
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if isinstance(file, str) and (_INSTALLED & set(Path(file).parts) or Path(file).is_relative_to(_STANDARD)):
+        return True
+    parent = name.rpartition(".")[0]
+    if parent and not is_importable(parent):
+        return False
+    if parent and file is None:  # the import of its parent makes it
+        return True
+    places = getattr(sys.modules.get(parent), "__path__", None)
+    specs = (finder.find_spec(name, places) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    found = next((spec for spec in specs if spec is not None), None)
+    return found is not None and (file is None or _is_same_file(file, found.origin))
+
+
+def _is_same_file(file: str, other: str | None) -> bool:
+    if other is None or file == other:
+        return file == other
+    return os.path.exists(file) and os.path.exists(other) and os.path.samefile(file, other)
+
+
 def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]:
     """Return the project of a pickled object, and the project's files on which the object depends, in order.
 
@@ -84,8 +113,8 @@ def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]
 
     Args:
         content: Pickled bytes; each name of an imported module in them counts.
-        module: Name of the defining module. Of "__main__" only its imports count, since its own definitions are
-            in the pickle.
+        module: Name of the defining module. Of "__main__", and of a module that no other process can import, only the
+            imports count, since the definitions are in the pickle.
     """
     path = _file_of(sys.modules.get(module))
     project = working_directory() if path is None else _project_of(path, module)
@@ -94,7 +123,7 @@ def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]
         return None, []
     names = {text for _, text, _ in pickletools.genops(content) if isinstance(text, str) and text in sys.modules}
     named = {file for name in names for file in _files_of_module(name.split("."), project)}
-    if path is None or module != "__main__":
+    if path is None or is_importable(module):
         return project, imported_files(named, project)
     return project, [file for file in imported_files({path, *named}, project) if file != path]
 
