@@ -1,5 +1,6 @@
 """A page beside a study that runs: its changes in order, requests, and what goes wrong meanwhile."""
 
+import errno
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_studies import lively_study
@@ -24,7 +26,7 @@ from shoal.core.trial import Report
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import FILE_NAME
 from shoal.look.page.app import PageServer
-from shoal.look.page.feed import StudyFeed
+from shoal.look.page.feed import StudyFeed, find_studies
 from shoal.look.page.server import serve
 from shoal.look.page.views import snapshot_view, summary_view
 from shoal.look.snapshot import snapshot
@@ -291,3 +293,22 @@ def test_what_cannot_be_served_is_refused_with_a_remedy(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ShoalError, match=f"port {port} of 127.0.0.1 cannot be used .*--port"):
             serve(tmp_path, port=port, announce=print)
+
+
+def test_a_study_that_this_user_may_not_read_is_named_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal.sqlite").touch()
+
+    def stat(path: Path, **keywords: Any) -> os.stat_result:
+        if path.parent.name == "theirs":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return os.stat(path, **keywords)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    found = find_studies(tmp_path)
+    assert list(found) == ["mine", "theirs"]
+    assert "theirs cannot be read: " in summary_view(found["theirs"], 0.0)["error"]
+    assert "Permission denied" in summary_view(found["theirs"], 0.0)["error"]

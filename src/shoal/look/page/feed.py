@@ -29,7 +29,7 @@ def find_studies(root: Path) -> dict[str, Path]:
     root = absolute(root)
     if not root.is_dir():
         raise ShoalError(f"there is no folder {root}; name the directory of a study, or a folder of studies")
-    if (root / FILE_NAME).is_file():
+    if _may_hold_study(root):
         return {root.resolve().name: root}
     return {str(path.relative_to(root)): path for path in sorted(_below(root, _DEPTH))[:_MOST]}
 
@@ -42,10 +42,18 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
         return
     for entry in entries:
         path = Path(entry.path)
-        if (path / FILE_NAME).is_file():
+        if _may_hold_study(path):
             yield path
         elif depth > 1:
             yield from _below(path, depth - 1)
+
+
+def _may_hold_study(folder: Path) -> bool:
+    """Return whether a folder holds a study, or is closed to this user: then the page names it with that reason."""
+    try:
+        return (folder / FILE_NAME).is_file()
+    except PermissionError:
+        return True
 
 
 _MAX_KEPT = 20_000
