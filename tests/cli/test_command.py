@@ -1,6 +1,7 @@
 """`shoal run --space ... -- COMMAND` as a user calls it: real programs, real processes."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -148,6 +149,14 @@ def test_a_program_that_never_reports(run: Run, trials: Trials) -> None:
     assert all(row["state"] == "failed" and "sleep has never reported for 0.5 s" in row["reason"] for row in trials())
 
 
+def test_a_space_is_read_from_a_pipe() -> None:
+    ends = os.pipe()
+    with open(ends[1], "w") as file:
+        file.write("lr = [0.1]")
+    assert read_space(Path(f"/dev/fd/{ends[0]}")) == Space({"lr": [0.1]})
+    os.close(ends[0])
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -156,6 +165,8 @@ def test_a_program_that_never_reports(run: Run, trials: Trials) -> None:
         ),
         pytest.param(["python", "{lr:.2f}"], "names {lr:.2f}, which is not a parameter", id="format"),
         pytest.param(["pyhton", "{lr}"], "there is no program 'pyhton'", id="program"),
+        pytest.param(["./lines.py", "{lr}"], "may not be executed by this user; make it so (chmod +x", id="mode"),
+        pytest.param([f"{os.curdir}/", "{lr}"], "the program './' is a directory", id="directory"),
         pytest.param(["python", "{optimizer.momentum}"], "which only some configurations", id="conditional"),
     ],
 )
@@ -177,6 +188,7 @@ def test_a_command_that_cannot_be_started(run: Run, line: list[str], words: str)
         pytest.param(["--space", "space.toml", "--mode", "min", "--", "true"], "is needed with --space", id="metric"),
         pytest.param(["--metric", "loss", "study.py"], "goes with --space only", id="no space"),
         pytest.param(["missing.py"], "does not exist", id="no file"),
+        pytest.param([os.devnull], "is a pipe or a device", id="no regular file"),
         pytest.param(["space.toml"], "shoal run --space space.toml", id="a space without its option"),
         pytest.param(
             [*("--space", "space.toml", "--metric", "loss", "--mode", "min", "--epochs", "1"), "--", "true"],

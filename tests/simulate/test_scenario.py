@@ -123,7 +123,7 @@ EXTENDED = {
         'extends = "none.toml"',
         "h100.toml:1: {}/none.toml cannot be read: there is no such file",
     ),
-    "a folder": ("", "", 'extends = "."', "h100.toml:1: {} cannot be read: there is no such file"),
+    "a folder": ("", "", 'extends = "."', "h100.toml:1: {} cannot be read: Is a directory"),
     "another that extends": (
         "policies =",
         'extends = "a.toml"\npolicies =',

@@ -130,7 +130,8 @@ def run(
     if space is None:
         asked.check_unused()
         if not Path(file).is_file():
-            fault = "is a directory" if Path(file).is_dir() else "does not exist"
+            other = "is a pipe or a device, and Python reads a script twice; save it in a file"
+            fault = "is a directory" if Path(file).is_dir() else other if Path(file).exists() else "does not exist"
             raise typer.BadParameter(f"File {file!r} {fault}.", param_hint="FILE")
         if Path(file).suffix == ".toml":
             remedy = f"if it is a search space, run a program with it: shoal run --space {file} -- COMMAND"

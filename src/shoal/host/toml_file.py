@@ -36,13 +36,15 @@ class TomlLocation:
     @staticmethod
     def of(path: Path, fault: type[ShoalError]) -> "TomlLocation":
         """Return the location of a whole file."""
-        if not path.is_file():
-            raise fault(f"{path} cannot be read: there is no such file")
         try:
-            text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+            text = path.read_text(encoding="utf-8-sig")  # a pipe, too; some editors write a byte order mark
             content = tomllib.loads(text)
             repr(content)  # fails for integers of thousands of digits, which no message could show
-        except (OSError, ValueError, RecursionError) as error:  # not text, not TOML, or nested too deeply
+        except FileNotFoundError as error:
+            raise fault(f"{path} cannot be read: there is no such file") from error
+        except OSError as error:
+            raise fault(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:  # not text, not TOML, or nested too deeply
             raise fault(f"{path} cannot be read: {error}") from error
         return TomlLocation((_File(path, text, content),), fault)
 
