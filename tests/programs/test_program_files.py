@@ -211,6 +211,12 @@ def test_what_a_program_that_prints_keeps_is_not_copied_to_another_trial(tmp_pat
         copy_checkpoint(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
 
 
+def test_the_copy_of_a_trial_that_keeps_nothing_is_refused_with_the_cause(tmp_path: Path, store: ProgramFiles) -> None:
+    store.save_checkpoint(reports(2))
+    with pytest.raises(CheckpointError, match=r"it keeps none; let it save its state in shoal\.checkpoint\(\)"):
+        copy_checkpoint(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
+
+
 def test_a_copy_of_a_trial_has_files_of_its_own(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
     store.save_checkpoint(reports(2))

@@ -478,6 +478,8 @@ def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_
         ("trial resume DIR 1", 1, "trial 1 .* is not paused"),
         ("trial stop DIR 3", 0, "trial 3 will be stopped once a process runs the study"),
         ("trial add DIR --set x=2.0 --epochs 3", 0, "a trial with x=2 will be added once a process runs"),
+        ("trial add DIR --set x=2. --epochs 3", 0, "a trial with x=2 will be added once a process runs"),
+        ("trial add DIR --set x=+.5e1 --epochs 3", 1, "`x` is 5.0, and the space has choice"),
         ("trial add DIR --set x=5 --epochs 3", 1, "`x` is 5, and the space has choice"),
         ("trial add DIR --set x=5 --epochs 3 --outside", 0, "a trial with x=5 will be added once"),
         ("trial add DIR --set x --epochs 3", 2, "'x' is not NAME=VALUE, such as lr=0.01"),

@@ -1,6 +1,7 @@
 """`shoal trial`, `shoal study`, `shoal policy` and `shoal devices`: requests to a study, which may be running."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -201,8 +202,12 @@ def policy(
     print_request(directory, f"policy {name} will be followed", {"policy": name}, as_json)
 
 
+_DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
+"""A number with a point as Python has it; JSON has digits on both sides of the point, and no plus."""
+
+
 def _parsed(values: list[str] | None) -> dict[str, Any]:
-    """Return the values of "name=value" by name; a value is JSON, or else plain text."""
+    """Return the values of "name=value" by name; a value is JSON, a number such as .5 or 5., or else plain text."""
     found: dict[str, Any] = {}
     for text in values or ():
         name, equals, value = text.partition("=")
@@ -211,7 +216,7 @@ def _parsed(values: list[str] | None) -> dict[str, Any]:
         try:
             found[name] = json.loads(value)
         except json.JSONDecodeError:
-            found[name] = value
+            found[name] = float(value) if _DECIMAL.fullmatch(value) else value
     return found
 
 

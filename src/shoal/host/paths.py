@@ -1,5 +1,6 @@
 """Absolute paths, which stay valid when the working directory changes."""
 
+import os
 import reprlib
 import sys
 from pathlib import Path
@@ -38,8 +39,8 @@ def check_path(path: object) -> None:
 
 
 def absolute(path: Path | str) -> Path:
-    """Return the absolute path of a path."""
-    path = Path(path)
+    """Return the absolute path of a path; "~" and "~user" at its beginning are home directories."""
+    path = Path(os.path.expanduser(path))
     if path.is_absolute():
         return path
     whole = working_directory() / path

@@ -20,6 +20,7 @@ from shoal.journal.storage import is_in_wal_mode, read_stamp
 __all__ = [
     "FILE_NAME",
     "VERSION",
+    "checked_file",
     "connect",
     "create_tables",
     "open_existing",
@@ -32,6 +33,8 @@ FILE_NAME = "journal.sqlite"
 APPLICATION = int.from_bytes(b"Shoa")
 """SQLite's application id of a journal. Files with a version and without this id are older than release 0.1.0."""
 VERSION = 1
+_MOST_PATH_BYTES = 504
+"""Longest path of a journal: SQLite takes 512 bytes, and adds "-journal"."""
 _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
@@ -124,9 +127,20 @@ _SCHEMA = (
 )
 
 
+def checked_file(directory: Path) -> Path:
+    """Return the path of the journal, without links; JournalError if it is too long for SQLite."""
+    file = (directory / FILE_NAME).resolve()
+    if (size := len(os.fsencode(file))) > _MOST_PATH_BYTES:
+        raise JournalError(
+            f"the path of the journal has {size} bytes, and SQLite takes at most {_MOST_PATH_BYTES}; choose a shorter "
+            f"directory than {directory}"
+        )
+    return file
+
+
 def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connection:
     """A connection in autocommit mode; transactions need explicit BEGIN and COMMIT."""
-    uri = f"{(directory / FILE_NAME).resolve().as_uri()}?mode={mode}"
+    uri = f"{checked_file(directory).as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
 
 

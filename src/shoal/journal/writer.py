@@ -33,7 +33,7 @@ from shoal.host.paths import absolute
 from shoal.host.sources import Edit, imported_files, sources
 from shoal.journal.codec import encode, metrics_text, storable
 from shoal.journal.lock import WriterLock
-from shoal.journal.schema import connect, create_tables, open_existing, translate_errors
+from shoal.journal.schema import checked_file, connect, create_tables, open_existing, translate_errors
 from shoal.journal.storage import set_journal_mode
 from shoal.journal.view import JournalView
 from shoal.spec import StudySpec
@@ -81,6 +81,7 @@ class Journal(JournalView):
             JournalError: the directory cannot be written, or another process is creating a study there.
         """
         directory = absolute(directory)
+        checked_file(directory)  # before it is made
         described = {"spec": spec.to_json(), **study}
         values = {key: encode(value, f"the study's {key!r}") for key, value in described.items()}
         with translate_errors(directory, begun=False), ExitStack() as undo:

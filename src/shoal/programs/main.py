@@ -13,13 +13,13 @@ import traceback
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from types import ModuleType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
 from typing import Any
 
-from shoal.core.errors import UnusableTaskError
+from shoal.core.errors import TaskError, UnusableTaskError
 from shoal.host.machine import limit_threads
 from shoal.host.pickling import loaded, why_not_loaded
-from shoal.programs.trainable import TrainingStopped, connected, forget_reports
+from shoal.programs.trainable import TrainingStopped, connected, forget_reports, step
 
 __all__ = ["main", "main_of_fork"]
 
@@ -106,7 +106,11 @@ def _call(content: bytes, config: dict[str, object]) -> None:
         from shoal.train.postponed_compiler import postpone_compiler  # imports torch
 
         postpone_compiler()
-    function(config)
+    before = step()
+    returned = function(config)
+    if isinstance(returned, (CoroutineType, GeneratorType, AsyncGeneratorType)) and step() == before:
+        kind = type(returned).__name__.replace("_", " ")
+        raise TaskError(f"the function returned a {kind}, of which nothing ran; let the function itself train")
 
 
 def _send(error: Exception) -> None:

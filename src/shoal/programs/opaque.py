@@ -4,6 +4,7 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 import re
 import shutil
 import sys
@@ -98,8 +99,9 @@ class Command:
                 )
             if name in leaves and leaves[name].optional:
                 raise SpaceError(f"the command names {{{name}}}, which only some configurations of the space have")
-        if "{" not in self.arguments[0] and shutil.which(self.arguments[0]) is None:
-            raise TaskError(f"there is no program {self.arguments[0]!r}; name one on the PATH, or by its whole path")
+        program = self.arguments[0]
+        if "{" not in program and shutil.which(program) is None:
+            raise TaskError(_why_not_started(program))
         return [name for name, leaf in leaves.items() if leaf.choice_name and name not in named]
 
     def line(self, trial: Trial, directory: Path) -> list[str]:
@@ -157,7 +159,29 @@ def opaque(task: object, space: Space, time_limit: float, longest: int | None = 
     return Function(name.rpartition(".")[2], content, f"{match}:{name}", time_limit, module, longest, alone)
 
 
+def _why_not_started(program: str) -> str:
+    if os.sep in program and os.path.isdir(program):
+        return f"the program {program!r} is a directory; name a program"
+    if os.sep in program and os.path.exists(program):
+        remedy = f"make it so (chmod +x {program}), or name its interpreter before it (python {program})"
+        return f"the program {program!r} may not be executed by this user; {remedy}"
+    return f"there is no program {program!r}; name one on the PATH, or by its whole path"
+
+
+_NEVER_RUN = {
+    inspect.iscoroutinefunction: "is a coroutine function (async def), which nobody awaits; call asyncio.run in it",
+    inspect.isgeneratorfunction: "is a generator function (it has a yield), of which a call runs nothing; use no yield",
+    inspect.isasyncgenfunction: "is an asynchronous generator function, of which a call runs nothing; use neither",
+}
+"""Kind of a function whose call runs none of its code -> what it is, and the remedy."""
+
+
 def _check_signature(task: Callable[..., Any]) -> None:
+    function = _unwrap_partial(task)
+    for is_kind, fault in _NEVER_RUN.items():
+        if is_kind(function) or is_kind(type(function).__call__):
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            raise TaskError(f"a function to be tuned trains when it is called; {name} {fault}")
     try:
         found = inspect.signature(task)
     except ValueError:  # a builtin without a signature

@@ -98,10 +98,16 @@ def copy_checkpoint(directory: Path, trial: Trial) -> None:
     begins = f"{origin.epoch:06d}-{0:06d}-"
     there = [*checkpoint_files(directory, origin.trial), *program_checkpoints(directory, origin.trial)]
     source = next((x for x in there if x.name.startswith(begins)), None)
-    if source is None and (checkpoint_directory(directory, origin.trial) / "live").exists():
+    live = checkpoint_directory(directory, origin.trial) / "live"
+    if source is None and live.exists():
+        why = (
+            "a program's files are copied when it calls shoal.report, not when it prints"
+            if any(live.iterdir())
+            else "it keeps none; let it save its state in shoal.checkpoint() before each report, and begin with it"
+        )
         raise CheckpointError(
             f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, which has no copy "
-            "of its files: a program's files are copied when it calls shoal.report, not when it prints"
+            f"of its files: {why}"
         )
     if source is None:
         raise CheckpointError(
