@@ -26,7 +26,12 @@ def test_defaults_are_those_of_tune() -> None:
 
 def test_json_keeps_all() -> None:
     spec = replace(
-        SPEC, totals=Totals(2, 4, 8), devices=["cpu:0"], settings={"detect_anomaly": True}, data_seed="trial"
+        SPEC,
+        totals=Totals(2, 4, 8),
+        stop_after=shoal.NoImprovement(7, 0.5),
+        devices=["cpu:0"],
+        settings={"detect_anomaly": True},
+        data_seed="trial",
     )
     assert StudySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
@@ -47,7 +52,15 @@ def test_what_follows_from_the_arguments(changes: dict[str, Any], loss: str | No
 
 @pytest.mark.parametrize(
     "changes",
-    [{"seed": True}, {"fuse": 1}, {"retries": 1.0}, {"target": "high"}, {"sbatch": 4}, {"policy": None}],
+    [
+        {"seed": True},
+        {"fuse": 1},
+        {"retries": 1.0},
+        {"target": "high"},
+        {"stop_after": 3},
+        {"sbatch": 4},
+        {"policy": None},
+    ],
     ids=str,
 )
 def test_a_value_of_another_type_is_refused_by_its_name(changes: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text
 from shoal.core.errors import PackError, PolicyError, ShoalError, TaskChangedError
 from shoal.core.job import HANG_SECONDS
+from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.core.trial import Config
 from shoal.host.paths import absolute, check_path
@@ -204,7 +205,7 @@ def _tune(
         metric, mode = (x if isinstance(x, str) else x[0] for x in (metric, mode))
     space = space if isinstance(space, Space) else Space(space)
     check_arguments(algorithm, directory, show_progress, page)
-    algorithm = with_stop_rules(algorithm, stop)
+    algorithm = with_stop_rules(algorithm, stop, None if measure else task, objectives(metric, mode))
     training = opaque(task, space, time_limit, algorithm.longest_budget)
     _check_kind(training, described["loss"], measure)
     spec = StudySpec(

@@ -4,15 +4,16 @@ import base64
 import copy
 import functools
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.repeated import Repeated
+from shoal.algorithms.rules import StopRule
 from shoal.algorithms.stop_rules import StopRules
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
-from shoal.core.objective import objectives
+from shoal.core.objective import Objective, objectives
 from shoal.core.space import Space
 from shoal.host.paths import check_path
 from shoal.host.pickling import dumped, loaded, register_original, why_not_loaded
@@ -82,17 +83,19 @@ def study_warnings(task: object, algorithm: Algorithm, *, is_function: bool = Fa
     return unheld_settings + warnings_of(problem.objectives, algorithm.longest_budget, problem.sample(0))
 
 
-def with_stop_rules(algorithm: Algorithm, stop: object) -> Algorithm:
-    """Return the algorithm with the rules of the argument `stop`; itself if there are none.
+def with_stop_rules(algorithm: Algorithm, stop: object, task: object, objectives: Sequence[Objective]) -> Algorithm:
+    """Return the algorithm with the rules of the argument `stop` and of the task; itself if there are none.
 
     Raises:
-        ShoalError: it is no list of rules, or the algorithm takes none of them.
+        ShoalError: `stop` is no list of rules, the algorithm does not take one, or one of the task does not fit.
     """
     if not isinstance(stop, list | tuple):
         raise ShoalError(
             f"`stop` must be a list of rules, such as [shoal.Patience(epochs=10)], or [], got {reprlib.repr(stop)}"
         )
-    return StopRules(algorithm, stop) if stop else algorithm
+    rules_of: Callable[..., list[StopRule]] | None = getattr(task, "_stop_rules", None)  # of tasks
+    own = [] if rules_of is None or isinstance(task, type) else rules_of(objectives)  # a class is refused later
+    return StopRules(algorithm, [*stop, *own]) if stop or own else algorithm
 
 
 def pickled_algorithm(algorithm: Algorithm) -> bytes:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from shoal.algorithms.rules import StopRule
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
@@ -255,6 +256,10 @@ class Task(ABC):
 
         Called before the task is pickled, so it may keep what the study asks for.
         """
+        return []
+
+    def _stop_rules(self, objectives: Sequence[Objective]) -> list[StopRule]:
+        """Return the rules of the task itself that end trials of a new study."""
         return []
 
     def _check_trained(self, model: nn.Module, optimizer: Any, config: Config) -> None:  # noqa: B027

@@ -10,11 +10,13 @@ import tasks
 from machine import JOB, Machine
 from plain import tune
 from test_engine import Stage, backend, walk_with_kills
+from typer.testing import CliRunner
 
 import shoal
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.rules import NoImprovement, Patience, Percentile, StopRule, Threshold
 from shoal.algorithms.stop_rules import StopRules
+from shoal.cli.app import app
 from shoal.core.command import UpdateJob
 from shoal.core.errors import ShoalError
 from shoal.core.space import Space, grid
@@ -152,3 +154,38 @@ def test_what_is_refused_leaves_no_directory(arguments: dict[str, Any], words: s
     with pytest.raises(ShoalError, match=words):
         tune(tasks.Blobs(), {"lr": shoal.uniform(0, 1)}, tmp_path / "study", **arguments)
     assert not (tmp_path / "study").exists()
+
+
+SCRIPT = """
+import shoal, tasks
+shoal.tune(tasks.Blobs(), {"lr": 0.01}, metric="accuracy", mode="max", algorithm=shoal.Random(2, epochs=1),
+           stop=[shoal.Percentile(50)], devices="cpu:1", backend="inline", show_progress=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "algorithm", "stop_after"),
+    [
+        pytest.param([], "Random(n=2, epochs=1) with Percentile(percentile=50)", None, id="the file's"),
+        pytest.param(
+            ["--patience", "3", "--stop-above", "5", "--stop-after", "7"],
+            "Random(n=2, epochs=1) with Patience(epochs=3) and Threshold(above=5.0)",
+            NoImprovement(7),
+            id="the command's",
+        ),
+    ],
+)
+def test_options_of_the_command_line(
+    options: list[str],
+    algorithm: str,
+    stop_after: NoImprovement | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(tasks.__file__).parent))
+    (tmp_path / "search.py").write_text(SCRIPT)
+    line = ["run", str(tmp_path / "search.py"), "--directory", str(tmp_path / "study"), *options]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 0, done.output
+    with JournalView.read(tmp_path / "study") as journal:
+        assert (journal.spec.algorithm, journal.spec.stop_after) == (algorithm, stop_after)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.algorithms.rules import NoImprovement, Patience, StopRule, Threshold
 from shoal.core.repeats import AGGREGATES
 from shoal.host.remedy import command
 from shoal.integrations.registry import TRACKERS
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     *("Aggregate", "AsJson", "Backend", "Devices", "File", "Folds", "Oversubscription", "Packing", "Page", "Policy"),
     *("Program", "RayAddress", "Repeats", "Sbatch", "Script", "Sharing", "StudyDirectory", "Trackers"),
+    *("Above", "Below", "EpochsOfPatience", "StopAfter", "stop_arguments"),
     *("beginning", "device_list", "named_option", "one_of"),
     *("print_json", "print_message", "print_request", "print_table"),
 ]
@@ -110,6 +112,15 @@ Folds = Annotated[
     int | None, typer.Option(min=1, help="Folds of the data, for each of which each configuration is trained.")
 ]
 Aggregate = Annotated[str | None, named_option(AGGREGATES, "The value of a configuration that is repeated")]
+EpochsOfPatience = Annotated[
+    int | None, typer.Option("--patience", metavar="EPOCHS", help="End a trial after so many without an improvement.")
+]
+Below = Annotated[float | None, typer.Option("--stop-below", help="Stop a trial whose metric is below this, or NaN.")]
+Above = Annotated[float | None, typer.Option("--stop-above", help="Stop a trial whose metric is above this, or NaN.")]
+StopAfter = Annotated[
+    int | None,
+    typer.Option("--stop-after", metavar="TRIALS", help="End the study after so many without an improvement."),
+]
 Packing = Annotated[str | None, named_option(PACKINGS, "Which arrays share a process")]
 Backend = Annotated[str | None, named_option(BACKENDS, "What runs the jobs")]
 RayAddress = Annotated[
@@ -138,6 +149,14 @@ Trackers = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Page = Annotated[bool, typer.Option("--page", help="Serve the page of the study while it runs; see shoal page.")]
+
+
+def stop_arguments(patience: int | None, below: float | None, above: float | None, after: int | None) -> dict[str, Any]:
+    """Return the arguments `stop` and `stop_after` of `tune`; None for missing options."""
+    rules: list[StopRule] = [] if patience is None else [Patience(patience)]
+    if below is not None or above is not None:
+        rules.append(Threshold(below, above))
+    return {"stop": rules or None, "stop_after": None if after is None else NoImprovement(after)}
 
 
 def print_table(text: "RenderableType") -> None:

@@ -27,10 +27,13 @@ from shoal.cli.command import (
     run_script,
 )
 from shoal.cli.options import (
+    Above,
     Aggregate,
     AsJson,
     Backend,
+    Below,
     Devices,
+    EpochsOfPatience,
     Folds,
     Oversubscription,
     Packing,
@@ -43,12 +46,14 @@ from shoal.cli.options import (
     SchedulingObjective,
     Script,
     Sharing,
+    StopAfter,
     StudyDirectory,
     Target,
     Trackers,
     device_list,
     print_json,
     print_message,
+    stop_arguments,
 )
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.core.version import VERSION
@@ -99,6 +104,10 @@ def run(
     policy: Policy = None,
     objective: SchedulingObjective = None,
     target: Target = None,
+    patience: EpochsOfPatience = None,
+    stop_below: Below = None,
+    stop_above: Above = None,
+    stop_after: StopAfter = None,
     packing: Packing = None,
     backend: Backend = None,
     ray_address: RayAddress = None,
@@ -140,6 +149,7 @@ def run(
     given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sbatch": sbatch, "sharing": sharing}
     given |= {"objective": objective, "target": target, "oversubscription": oversubscription}
     given |= {"repeats": repeats, "folds": folds, "aggregate": aggregate}
+    given |= stop_arguments(patience, stop_below, stop_above, stop_after)
     given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}
     given |= {"show_progress": False if as_json else None}
     chosen = {name: value for name, value in given.items() if value is not None}

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from shoal.algorithms.rules import StopRule
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
+from shoal.integrations.early_stopping import rules_for
 from shoal.integrations.lightning_module import (
     BATCHES,
     REMEDY,
@@ -28,6 +30,7 @@ from shoal.integrations.lightning_trainer import (
     ValidationLog,
     attached,
     check_others,
+    early_stops,
     parsed,
     precision_of,
 )
@@ -78,6 +81,7 @@ class LightningTask(Task):
     Refused by name, since arrays have no equal: manual optimization, several optimizers, and all hooks but the above
     (`on_train_epoch_end`, `optimizer_step`, `configure_callbacks`, `setup` ...). Train such a module in a function for
     `shoal.tune`, with a ReportCheckpointCallback. Callbacks, loggers and devices of a Trainer are the study's.
+    `callbacks=[EarlyStopping(...)]` is `shoal.Patience` where it monitors the metric of the study.
 
     Args:
         module: Subclass of LightningModule.
@@ -109,6 +113,7 @@ class LightningTask(Task):
         precision: str | int = "32-true",
         **others: Any,
     ) -> None:
+        self._early_stops = early_stops(others.pop("callbacks", None))
         check_others(others)
         precision_of(precision)
         check_class(module)
@@ -238,6 +243,9 @@ class LightningTask(Task):
             f"LightningTask(max_epochs={planned}) plans schedules that read it for {planned} epochs, and the longest "
             f"trials of the study have {longest}; give both the same number, or trials {consequence}"
         ]
+
+    def _stop_rules(self, objectives: Sequence[Objective]) -> list[StopRule]:
+        return rules_for(self._early_stops, objectives)
 
     def _length(self, config: Config) -> Length:
         return Length(len(self._loaders.of(config)[0]), self.accumulate(config), self.max_epochs)

@@ -14,18 +14,34 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from shoal.algorithms.rules import Patience
 from shoal.core.errors import TaskError
+from shoal.core.objective import Objective
+from shoal.integrations.early_stopping import EarlyStop, is_early_stopping
 from shoal.integrations.lightning_module import BATCHES, REMEDY, MetricCall, MetricStandIn
 from shoal.task import size_of
 
-__all__ = ["Length", "Schedules", "TrainerView", "ValidationLog", "attached", "check_others", "parsed", "precision_of"]
+__all__ = [
+    "Length",
+    "Schedules",
+    "TrainerView",
+    "ValidationLog",
+    "attached",
+    "check_others",
+    "early_stops",
+    "parsed",
+    "precision_of",
+]
 
 _LENGTH = "_shoal_length"
 
 _DEVICES = "a trial trains on one device; give `shoal.tune` devices=..."
 _LOADERS = "give a `datamodule`, such as LightningDataModule.from_datasets(train_dataset, val_dataset)"
 _OWN = "a study has its own; leave it out"
-_LOGS = "give `shoal.tune` callbacks=[...], such as WandbCallback; its algorithm stops trials, and it keeps checkpoints"
+_LOGS = (
+    "give `shoal.tune` callbacks=[...], such as WandbCallback; its algorithm stops trials, and it keeps checkpoints. "
+    "Of Lightning's callbacks a task takes EarlyStopping"
+)
 _EPOCHS = "the algorithm of the study decides how long a trial trains: algorithm=shoal.Random(n, epochs=...)"
 _OTHERS = {
     "gradient_clip_algorithm": "gradients are clipped by their norm",
@@ -71,6 +87,26 @@ def check_others(others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if (name, value) != ("gradient_clip_algorithm", "norm"):
             raise TaskError(f"LightningTask takes no `{name}`: {_OTHERS.get(name, f'arrays have no equal. {REMEDY}')}")
+
+
+def early_stops(callbacks: Any) -> list[EarlyStop]:
+    """The `EarlyStopping` callbacks among the arguments of `Trainer`; no others are taken."""
+    if callbacks is None:
+        return []
+    if not is_early_stopping(callbacks, "EarlyStopping"):
+        check_others({"callbacks": callbacks})
+    found = []
+    for each in callbacks:
+        shown = f"EarlyStopping(monitor={each.monitor!r})"
+        for name in ("stopping_threshold", "divergence_threshold"):
+            if getattr(each, name) is not None:
+                raise TaskError(
+                    f"LightningTask takes no {name} of {shown}; give `shoal.tune` target=... or "
+                    "stop=[shoal.Threshold(...)]"
+                )
+        rule = Patience(each.patience, abs(float(each.min_delta)))  # it has its sign of the mode
+        found.append(EarlyStop(shown, Objective(each.monitor, each.mode), rule))
+    return found
 
 
 def precision_of(given: str | int) -> str:

@@ -14,8 +14,10 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_optimizer import is_optimizer_factory
 from transformers.trainer_utils import denumpify_detensorize
 
+from shoal.algorithms.rules import Patience
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
+from shoal.integrations.early_stopping import EarlyStop
 from shoal.train.kept_gradients import uncleared
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "check_environment",
     "check_methods",
     "check_trained",
+    "early_stop",
     "eval_every",
     "keep_embeddings_whole",
     "optimizer_class",
@@ -260,9 +263,24 @@ def warnings_for(
     return found
 
 
-def _check_best(args: TrainingArguments, objectives: Sequence[Objective]) -> None:
+def early_stop(callback: Any, args: TrainingArguments) -> EarlyStop:
+    """An `EarlyStoppingCallback`, which monitors `metric_for_best_model`."""
+    if args.metric_for_best_model is None:
+        raise TaskError("EarlyStoppingCallback needs metric_for_best_model of TrainingArguments, which is None")
+    rule = Patience(callback.early_stopping_patience, float(callback.early_stopping_threshold or 0.0))
+    shown = f"EarlyStoppingCallback with metric_for_best_model={args.metric_for_best_model!r}"
+    return EarlyStop(shown, _best_goal(args), rule)
+
+
+def _best_goal(args: TrainingArguments) -> Objective:
+    """What `metric_for_best_model` and `greater_is_better` mean in a study; by default a loss is minimised."""
     name = str(args.metric_for_best_model).removeprefix("eval_")
-    goal = Objective("valid_loss" if name == "loss" else name, "max" if args.greater_is_better else "min")
+    greater = not name.endswith("loss") if args.greater_is_better is None else args.greater_is_better
+    return Objective("valid_loss" if name == "loss" else name, "max" if greater else "min")
+
+
+def _check_best(args: TrainingArguments, objectives: Sequence[Objective]) -> None:
+    goal = _best_goal(args)
     if goal not in objectives:
         shown = " and ".join(f"metric={each.metric!r}, mode={each.mode!r}" for each in objectives)
         raise TaskError(

@@ -28,9 +28,11 @@ from transformers.trainer_pt_utils import EvalLoopContainer, LabelSmoother
 from transformers.trainer_utils import get_last_checkpoint, number_of_arguments, unwrap_peft_model
 from transformers.utils.generic import find_labels
 
+from shoal.algorithms.rules import StopRule
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
+from shoal.integrations.early_stopping import is_early_stopping, rules_for
 from shoal.integrations.optional import numbers
 from shoal.integrations.trainer_arguments import (
     FUNCTION,
@@ -38,6 +40,7 @@ from shoal.integrations.trainer_arguments import (
     check_environment,
     check_methods,
     check_trained,
+    early_stop,
     eval_every,
     keep_embeddings_whole,
     optimizer_class,
@@ -63,7 +66,7 @@ _OTHERS = {
     "model": _MODEL,
     "tokenizer": "pass it as `processing_class`",
     "callbacks": "the algorithm stops trials early (shoal.ASHA, shoal.Hyperband, shoal.Median), and `callbacks` of "
-    f"tune follow the study; for others give {FUNCTION}",
+    f"tune follow the study; of Trainer's it takes EarlyStoppingCallback, for others give {FUNCTION}",
     "optimizers": "subclass TrainerTask and override `optimizer` and `scheduler`",
     "optimizer_cls_and_kwargs": "subclass TrainerTask and override `optimizer`",
     "compute_loss_func": "subclass TrainerTask and override `loss`",
@@ -78,7 +81,8 @@ class TrainerTask(Task):
     clipping, precision, label smoothing and `compute_metrics` are `Trainer`'s. Arguments that cannot be honoured are
     refused by name. Arguments that only concern logs, saved files, seeds and devices have no effect: these are the
     study's. `load_best_model_at_end` must name the metric of the study, whose models have the weights of the last
-    evaluation. docs/trainer.md places each argument. What `Trainer` is subclassed for, such as another loss or
+    evaluation. `callbacks=[EarlyStoppingCallback(...)]` is `shoal.Patience` where its metric is that of the study.
+    docs/trainer.md places each argument. What `Trainer` is subclassed for, such as another loss or
     optimizer, a subclass has in `loss` and `optimizer`.
 
     Names of the config that are names of `TrainingArguments` (learning_rate, weight_decay, warmup_steps,
@@ -125,6 +129,9 @@ class TrainerTask(Task):
         processing_class: Any = None,
         **others: Any,
     ) -> None:
+        callbacks: Sequence[Any] = ()
+        if is_early_stopping(others.get("callbacks"), "EarlyStoppingCallback"):
+            callbacks = others.pop("callbacks")
         for name in others:
             raise TaskError(f"TrainerTask takes no `{name}`: {_OTHERS.get(name, 'Trainer has no such argument')}")
         if model_init is None or isinstance(model_init, nn.Module):
@@ -143,6 +150,7 @@ class TrainerTask(Task):
         check(args, self.honoured)
         check_environment(args)
         self.args = args
+        self._early_stops = [early_stop(each, args) for each in callbacks]
         self.loader_workers = args.dataloader_num_workers
         self.model_init = model_init
         self.train_dataset = train_dataset
@@ -260,6 +268,9 @@ class TrainerTask(Task):
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
         self._asked = tuple(each.metric for each in objectives)
         return warnings_for(self.arguments(config), len(self.train_dataset), objectives, longest)
+
+    def _stop_rules(self, objectives: Sequence[Objective]) -> list[StopRule]:
+        return rules_for(self._early_stops, objectives)
 
     def _check_trained(self, model: nn.Module, optimizer: Any, config: Config) -> None:
         check_trained(model, optimizer, self.clip_norm(config))
