@@ -97,6 +97,7 @@ def tune(
     folds: int = 1,
     aggregate: Literal["mean", "median", "worst"] = "mean",
     retries: int = 2,
+    memory_limit: int | str | None = "auto",
     checkpoint_seconds: float = 30.0,
     hang_seconds: float = HANG_SECONDS,
     time_limit: float = TIME_LIMIT,
@@ -149,6 +150,11 @@ def tune(
             one. With `repeats`, each seed is trained on each fold.
         aggregate: Value of a configuration: "mean", "median" or "worst" of its trials.
         retries: Number of retries of a trial whose job failed.
+        memory_limit: Limit of the memory of a trial. "auto": on a GPU that jobs share, 1.25 times what the job has
+            reserved, and 512 MiB; None: no limit. A number of bytes or a text, "8GiB": besides, the main memory that
+            each process of a function or command may allocate (Linux). Each process counts for itself, with the stacks
+            of its threads: eight forked workers of a loader may use eight times as much. A trial beyond it has failed,
+            and is not retried.
         checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
         hang_seconds: Time without progress after which a job is killed and its trials are retried; a job with longer
             steps is given ten times its longest step, and loading data or compiling ten times as long.
@@ -223,6 +229,7 @@ def _tune(
         settings=current() if training is None else {},
         **described,
     )
+    _check_memory_limit(training, spec.memory_limit)
     check_objective_of_study(policy, objective, spec.target, len(spec.objectives))
     place = absolute(directory or _new_directory(spec.task))
     if restarted():
@@ -240,6 +247,19 @@ def _check_kind(training: Opaque | None, loss: object, measure: int) -> None:
         raise ShoalError(f"{training.name} is a program of yours, {why}. Only a shoal.Task can be fused and packed")
     if loss is not None and training is None:
         raise ShoalError("`loss` names a reported value of a function or command; a Task has its own `loss`")
+
+
+def _check_memory_limit(training: Opaque | None, limit: object) -> None:
+    """Refuse a number of bytes where nothing enforces it; `StudySpec` checks the value."""
+    if limit in ("auto", None):
+        return
+    if training is None:
+        raise ShoalError(
+            f"`memory_limit` {limit!r} is for a process of its own, of a function or command; trials of a Task share "
+            "processes. Leave it out: beside others on a GPU each job is limited to what it has reserved"
+        )
+    if sys.platform != "linux":
+        raise ShoalError(f"`memory_limit` {limit!r} needs Linux, whose kernel enforces it; leave it out here")
 
 
 def _begin(

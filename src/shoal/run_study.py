@@ -96,6 +96,7 @@ def run_study(
         hang_seconds=spec.hang_seconds,
         settings=spec.settings,
         trains=config.trains,
+        process_memory=spec.process_memory,
     )
     if spec.opaque:
         worker_context = replace(worker_context, runner=RUNNER)

@@ -18,6 +18,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.job import HANG_SECONDS
 from shoal.core.objective import Objective, objectives
 from shoal.core.repeats import Repeats
+from shoal.core.resources import parse_bytes
 from shoal.core.space import Space
 from shoal.core.trial import derive_seed
 from shoal.core.version import VERSION
@@ -25,6 +26,8 @@ from shoal.core.version import VERSION
 __all__ = ["StudySpec"]
 
 MIN_HANG_SECONDS = 3.0
+MIN_PROCESS_MEMORY = 32 << 20
+"""Bytes without which a process of Python may not even start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,7 @@ class StudySpec:
     folds: int = 1
     aggregate: str = "mean"
     retries: int = 2
+    memory_limit: int | str | None = "auto"
     checkpoint_seconds: float = 30.0
     hang_seconds: float = HANG_SECONDS
     loss: str | None = None
@@ -127,6 +131,11 @@ class StudySpec:
         return Repeats(self.repeats, self.folds, self.aggregate)
 
     @property
+    def process_memory(self) -> int:
+        """Bytes of main memory that each process of a function or command may allocate; 0: no limit."""
+        return _process_memory(self.memory_limit) or 0
+
+    @property
     def loss_metric(self) -> str | None:
         """The reported value that policies take as the loss of a program: the named one, else the first metric that is
         minimised; None if there is none.
@@ -163,6 +172,15 @@ def _is_data_seed(value: Any) -> bool:
 
 def _is_target(value: Any) -> bool:
     return value is None or (_is(int, float)(value) and not sys.float_info.max < abs(value) < inf)
+
+
+def _process_memory(limit: Any) -> int | None:
+    """Return the bytes that a limit of memory names; None if it names none."""
+    return parse_bytes(limit) if isinstance(limit, str) else limit if _is(int)(limit) else None
+
+
+def _is_memory_limit(value: Any) -> bool:
+    return value in (None, "auto") or MIN_PROCESS_MEMORY <= (_process_memory(value) or 0) <= sys.maxsize
 
 
 def _is_callback(value: object) -> bool:
@@ -210,6 +228,10 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "oversubscription": (lambda value: _is(int, float)(value) and 1 <= value < inf, "a number of at least 1"),
     "seed": (_is(int), "an integer"),
     "data_seed": (_is_data_seed, 'an integer of 64 bits, "trial" or None'),
+    "memory_limit": (
+        _is_memory_limit,
+        '"auto", None, or the bytes that each process of a trial may allocate, at least 32 MiB, such as "8GiB"',
+    ),
     "checkpoint_seconds": (lambda value: _is(int, float)(value) and value >= 0, "a number of seconds, at least 0"),
     "hang_seconds": (
         lambda value: _is(int, float)(value) and MIN_HANG_SECONDS <= value < inf,

@@ -13,8 +13,9 @@ from shoal.core.device import Device
 from shoal.core.event import Ended, Outcome
 from shoal.core.job import Job, JobUpdate
 from shoal.plan.shares import UNMEASURED_BYTES
+from shoal.spec import StudySpec
 from shoal.study.jobs import RunningJobs
-from shoal.study.planning import _limit_memory
+from shoal.study.planning import _limit_memory, _unlimited
 from shoal.testing.backends import scripted_job
 from shoal.train.memory import limit_memory
 
@@ -23,6 +24,11 @@ GPU, OTHER, SLOT = (Device(name, "H200", 100) for name in ("cuda:0", "cuda:1", "
 
 def job(name: str, memory: int) -> Job:
     return replace(scripted_job(name), demand=Demand(0.5, memory, 1.0, 10.0))
+
+
+def study_state(limit: Any = "auto") -> Any:
+    spec = StudySpec(metric="loss", mode="min", memory_limit=limit)
+    return SimpleNamespace(running=RunningJobs(), step=Step(), config=SimpleNamespace(spec=spec))
 
 
 def limits(state: Any) -> dict[str, int | None]:
@@ -38,7 +44,7 @@ def limits(state: Any) -> dict[str, int | None]:
 
 
 def test_limits_follow_the_neighbours_and_the_reservation() -> None:
-    state = SimpleNamespace(running=RunningJobs(), step=Step())
+    state = study_state()
     state.running.begin(job("first", 40), GPU, 0.0)
     state.running.begin(job("elsewhere", 40), OTHER, 0.0)
     for name in ("one", "two"):
@@ -51,6 +57,18 @@ def test_limits_follow_the_neighbours_and_the_reservation() -> None:
     assert limits(state) == {"first": 75 + UNMEASURED_BYTES}, "members have joined it"
     state.running.end(Ended("second", Outcome.FINISHED), Outcome.FINISHED, 1.0)
     assert limits(state) == {"first": 0}
+
+
+@pytest.mark.parametrize(
+    ("limit", "first"), [("auto", 50 + UNMEASURED_BYTES), ("8GiB", 50 + UNMEASURED_BYTES), (None, None)]
+)
+def test_without_a_limit_neighbours_have_none(limit: Any, first: int | None) -> None:
+    state = study_state(limit)
+    state.running.begin(job("first", 40), GPU, 0.0)
+    starting = replace(job("second", 20), memory_limit=25 + UNMEASURED_BYTES)
+    state.running.begin(starting, GPU, 0.0)
+    assert limits(state).get("first") == first
+    assert _unlimited([(starting, GPU)]) == [(job("second", 20), GPU)]
 
 
 @pytest.mark.parametrize(("limit", "fraction"), [(0, 1.0), (20, 0.25), (100, 1.0)])

@@ -28,6 +28,7 @@ __all__ = [
     *("Aggregate", "AsJson", "Backend", "Devices", "File", "Folds", "Oversubscription", "Packing", "Page", "Policy"),
     *("Program", "RayAddress", "Repeats", "Sbatch", "Script", "Sharing", "StudyDirectory", "Trackers"),
     *("Above", "Below", "EpochsOfPatience", "StopAfter", "stop_arguments"),
+    "MemoryLimit",
     *("beginning", "device_list", "named_option", "one_of"),
     *("print_json", "print_message", "print_request", "print_table"),
 ]
@@ -143,6 +144,14 @@ Sharing = Annotated[str | None, named_option(SHARINGS, "How jobs share a GPU")]
 Oversubscription = Annotated[
     float | None,
     typer.Option(metavar="RATIO", help="How many times the compute of a device may be reserved, at least 1."),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BYTES",
+        help="Main memory that each process of a function or command may allocate, such as 8GiB; auto, the default: "
+        "limits on a shared GPU only; none: not even these.",
+    ),
 ]
 Trackers = Annotated[
     list[str] | None, named_option(TRACKERS, "Where to track the trials, too", "--tracker", repeatable=True)

@@ -35,6 +35,7 @@ from shoal.cli.options import (
     Devices,
     EpochsOfPatience,
     Folds,
+    MemoryLimit,
     Oversubscription,
     Packing,
     Page,
@@ -114,6 +115,7 @@ def run(
     sbatch: Sbatch = None,
     sharing: Sharing = None,
     oversubscription: Oversubscription = None,
+    memory_limit: MemoryLimit = None,
     tracker: Trackers = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     repeats: Repeats = None,
@@ -153,6 +155,8 @@ def run(
     given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}
     given |= {"show_progress": False if as_json else None}
     chosen = {name: value for name, value in given.items() if value is not None}
+    if memory_limit is not None:
+        chosen["memory_limit"] = None if memory_limit == "none" else memory_limit
     with api.overridden(**chosen) as begun:
         with _stoppable(begun, as_json), redirect_stdout(sys.stderr) if as_json else nullcontext():
             if space is None:

@@ -88,6 +88,7 @@ class WorkerContext:
         host: Address at which workers of other machines reach those of this one.
         settings: Settings of torch in its workers; see `shoal.host.process_settings`.
         trains: Whether the study trains; else it only measures.
+        process_memory: Bytes of main memory that each process of a function or command may allocate; 0: no limit.
     """
 
     directory: Path
@@ -101,6 +102,7 @@ class WorkerContext:
     hang_seconds: float = HANG_SECONDS
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
     trains: bool = True
+    process_memory: int = 0
 
 
 def job_id(number: int) -> str:

@@ -1,5 +1,6 @@
 """The ledger of what is free: compute and memory of devices, cores of nodes, and the shares that jobs hold of them."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -7,7 +8,7 @@ from typing import NamedTuple, Protocol
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 
-__all__ = ["ROUNDING", "Capacity", "Holder", "Ledger", "Share", "bytes_text", "no_device"]
+__all__ = ["ROUNDING", "Capacity", "Holder", "Ledger", "Share", "bytes_text", "no_device", "parse_bytes"]
 
 ROUNDING = 1e-9
 """Sums of compute, widths and cores may exceed their limit by this, and times may miss it by this part."""
@@ -167,3 +168,15 @@ def no_device(cluster: Cluster) -> str:
 def bytes_text(count: int) -> str:
     """Return the bytes as text in gigabytes or megabytes: 9.1 GB, 350 MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+_UNITS = {"": 1, **{f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}}
+_UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
+
+
+def parse_bytes(text: str) -> int | None:
+    """Return the bytes that a text such as "8GiB", "1.5 GB" or "4096" names; None if it names none."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B|)\s*", text)
+    if match is None or match.group(2) not in _UNITS:
+        return None
+    return int(float(match.group(1)) * _UNITS[match.group(2)])

@@ -18,6 +18,7 @@ __all__ = [
     "kill",
     "kill_tree",
     "note_inherited_memory",
+    "offer_to_oom_killer",
     "open_standard_streams",
     "own_memory",
     "process_tree",
@@ -39,6 +40,18 @@ def note_inherited_memory() -> None:
     """Note in a forked process that its memory so far is shared with the process that forked it."""
     global _inherited_bytes
     _inherited_bytes = psutil.Process().memory_info().rss
+
+
+def offer_to_oom_killer() -> None:
+    """Raise the score by which the kernel of Linux chooses what it kills when memory runs out, also of children.
+
+    So it kills a worker or its program before the engine, which would end the study.
+    """
+    # There is no such file but on Linux, and in some containers it may not be written.
+    with suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+        score = min(1000, int(file.read()) + 500)
+        file.seek(0)
+        file.write(str(score))
 
 
 def own_memory() -> int:

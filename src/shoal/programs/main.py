@@ -19,6 +19,7 @@ from typing import Any
 from shoal.core.errors import TaskError, UnusableTaskError
 from shoal.host.machine import limit_threads
 from shoal.host.pickling import loaded, why_not_loaded
+from shoal.programs.memory_limits import limit_gpu_memory, limit_main_memory
 from shoal.programs.trainable import TrainingStopped, connected, forget_reports, step
 
 __all__ = ["main", "main_of_fork"]
@@ -84,6 +85,7 @@ def _exit_orderly() -> None:
 def _train(content: bytes, config: dict[str, object]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study handles Ctrl-C
     signal.signal(signal.SIGTERM, _stop)
+    limit_main_memory()
     try:
         _call(content, config)
     except Exception as error:  # the worker gets the error, and the exit status is 1
@@ -106,6 +108,7 @@ def _call(content: bytes, config: dict[str, object]) -> None:
         from shoal.train.postponed_compiler import postpone_compiler  # imports torch
 
         postpone_compiler()
+    limit_gpu_memory()
     before = step()
     returned = function(config)
     if isinstance(returned, (CoroutineType, GeneratorType, AsyncGeneratorType)) and step() == before:

@@ -22,6 +22,7 @@ from shoal.core.trial import Trial
 from shoal.host.machine import threads
 from shoal.host.processes import catches, driver_files, kill, process_tree
 from shoal.programs.main import main_of_fork
+from shoal.programs.memory_limits import NO_LIMITS, MemoryLimits
 from shoal.programs.opaque import Command, Function, Opaque
 
 __all__ = ["ProgramProcess", "UsageMonitor", "program_environment", "program_profile", "visible_device"]
@@ -75,8 +76,11 @@ class ProgramProcess:
         output: BinaryIO,
         log: BinaryIO,
         directory: Path,
+        limits: MemoryLimits = NO_LIMITS,
     ) -> None:
         self.inherited_memory = 0
+        if isinstance(training, Function):
+            environment = {**environment, **limits.variables()}
         self._process: subprocess.Popen[bytes] | BaseProcess
         if isinstance(training, Command):
             self._process = subprocess.Popen(
@@ -86,6 +90,7 @@ class ProgramProcess:
                 stderr=log,
                 cwd=training.directory,
                 env=environment,
+                preexec_fn=limits.before_exec(),
             )
         elif _may_fork(log):
             memory = psutil.Process().memory_info()

@@ -22,6 +22,7 @@ from shoal.core.job import Job, WorkerContext, log_path
 from shoal.core.trial import Report, TrialState
 from shoal.host.pickling import loaded
 from shoal.programs.files import ProgramFiles
+from shoal.programs.memory_limits import MemoryLimits
 from shoal.programs.opaque import Command, Function, Opaque
 from shoal.programs.process import ProgramProcess, UsageMonitor, program_environment
 from shoal.programs.reports import OutputReports, ProgramChannel, ProgramReport, ProgramReports
@@ -49,7 +50,10 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as log:
         for array in job.arrays:
-            yield from _ProgramRun(job.id, array, training, device, worker_context.directory, control, log).run()
+            limits = MemoryLimits.of(job, device, worker_context.process_memory)
+            yield from _ProgramRun(
+                job.id, array, training, device, worker_context.directory, control, log, limits
+            ).run()
 
 
 class _Phase(IntEnum):
@@ -89,8 +93,10 @@ class _ProgramRun:
         directory: Path,
         control: JobControl,
         log: BinaryIO,
+        limits: MemoryLimits,
     ) -> None:
         self._job = job
+        self._limits = limits
         self._key = array.key
         (self._member,) = array.members
         self._training = training
@@ -143,7 +149,7 @@ class _ProgramRun:
             channel.read(OutputReports(self._files.output, self._metrics, self._log))
         environment = program_environment(trial, self._device, channel.address, live, self._files.step)
         try:
-            child = ProgramProcess(self._training, trial, environment, output, self._log, live)
+            child = ProgramProcess(self._training, trial, environment, output, self._log, live, self._limits)
         except BaseException:
             channel.close()
             raise
@@ -308,15 +314,16 @@ class _ProgramRun:
                 f"{self._training.name} {said} for {self._training.time_limit:g} s, its time limit; "
                 f"if it needs longer, raise that (time_limit=, --time-limit)\nLog: {self._log.name}"
             )
-            epoch = self._reports.last or self._member.start
-            yield Reported(self._job, (Report(number, epoch, state=TrialState.FAILED, reason=reason),))
+            yield self._failed_trial(reason)
             return
         if self._failure is not None:
-            raise self._failure
+            yield self._failed(self._failure)
+            return
         if (self._stopping and not self._returned) or self._ahead_of_reports:
             return
         if status != 0:
-            raise self._exit_error(status, session)
+            yield self._failed(self._exit_error(status, session))
+            return
         if self._ended_study and self._reports.awaits_first:
             return
         if self._reports.awaits_first and self._files.resumed and not self._files.ended:
@@ -332,6 +339,16 @@ class _ProgramRun:
         last = self._reports.reports[-1]
         seconds = last.seconds if self._returning else 0.0  # else the engine has them
         yield Reported(self._job, (Report(number, target, last.metrics, seconds, TrialState.PAUSED),))
+
+    def _failed(self, error: ProgramFailedError) -> Event:
+        """Return the failure of a trial that has exceeded its own limit, at which no retry would help; else raise."""
+        if (reason := self._limits.reason(self._training.name, error.outcome, str(error))) is None:
+            raise error
+        return self._failed_trial(f"{reason.rstrip()}\nLog: {self._log.name}")
+
+    def _failed_trial(self, reason: str) -> Event:
+        epoch = self._reports.last or self._member.start
+        return Reported(self._job, (Report(self._member.trial.number, epoch, state=TrialState.FAILED, reason=reason),))
 
     def _exit_error(self, status: int, session: _Session) -> ProgramFailedError:
         """Return the error for an exit status but 0, with the last lines of the log, or the first of a crash."""

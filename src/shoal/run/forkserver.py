@@ -40,7 +40,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
-from shoal.host.processes import kill, note_inherited_memory, process_tree
+from shoal.host.processes import kill, note_inherited_memory, offer_to_oom_killer, process_tree
 from shoal.run.base import WorkerContext
 from shoal.run.process import work
 from shoal.run.run_job import resolve
@@ -188,6 +188,7 @@ class _Server:
         try:
             os.setpgid(0, 0)
             note_inherited_memory()
+            offer_to_oom_killer()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

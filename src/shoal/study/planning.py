@@ -125,7 +125,7 @@ def place(state: StudyState, now: float) -> None:
             continue  # `update_teams` stops it once its leader goes on without it
         state.step.command(StopJob(job))
     _change_reservations(state, placement.reservations)
-    _start(state, placement.starts)
+    _start(state, placement.starts if _limits_memory(state) else _unlimited(placement.starts))
     _limit_memory(state)
     for job, arrays in placement.joins.items():
         _join(state, job, arrays)
@@ -188,8 +188,19 @@ def _change_reservations(state: StudyState, reservations: Mapping[str, Demand]) 
             state.crowding.change(job)
 
 
+def _limits_memory(state: StudyState) -> bool:
+    """Whether jobs that share a GPU have a limit of memory."""
+    return state.config.spec.memory_limit is not None
+
+
+def _unlimited(starts: Iterable[tuple[Job, Device]]) -> list[tuple[Job, Device]]:
+    return [(replace(job, memory_limit=0), device) for job, device in starts]
+
+
 def _limit_memory(state: StudyState) -> None:
     """Limit the memory of jobs that others have joined on their GPUs, and lift the limits of jobs left alone there."""
+    if not _limits_memory(state):
+        return
     for job, device in list(state.running.values()):
         limit = memory_limit(job, device, state.running.on(device.name))
         if limit != job.memory_limit:

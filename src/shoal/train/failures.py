@@ -20,6 +20,7 @@ _OVERRIDES = os.path.join("torch", "overrides.py")
 _REJECTIONS = (Outcome.REJECTED, Outcome.UNUSABLE)
 _MEMORY_MESSAGES = (
     "can't allocate memory",  # c10's CPU allocator on Linux
+    "std::bad_alloc",  # C++, in the last output of a program
     "DefaultCPUAllocator: not enough memory",  # and on Windows and macOS
     "CUDA error: out of memory",  # raised by the driver, past torch's caching allocator
     "CUBLAS_STATUS_ALLOC_FAILED",
