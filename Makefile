@@ -100,7 +100,7 @@ wheel: $(READY)  ## what is released, in dist; on a commit with a tag, only unde
 	@for tag in $$(git tag --points-at HEAD --list 'v*' 2>/dev/null); do \
 	grep -qx "VERSION = \"$${tag#v}\"" src/shoal/core/version.py || \
 	{ echo "The tag is $$tag, and src/shoal/core/version.py says otherwise"; exit 1; }; done
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist . ./hydra-shoal-sweeper
 
 shape:  ## files, lines, names and lengths of src/shoal against their limits; fails while any is missed
 	$(PYTHON) tools/shape.py

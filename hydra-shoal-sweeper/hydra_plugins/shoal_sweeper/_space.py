@@ -35,10 +35,11 @@ def nested(values: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     Args:
         keys: All keys of the space.
     """
-    keys, root = list(keys), {}
+    keys = list(keys)
+    root: dict[str, Any] = {}
     for key, value in values.items():
         *parents, name = key.split(".")
-        node: dict[str, Any] = root
+        node = root
         for parent in parents:
             node = node.setdefault(parent, {})
         node[f"/{name}" if any(other.startswith(f"{key}.") for other in keys) else name] = value

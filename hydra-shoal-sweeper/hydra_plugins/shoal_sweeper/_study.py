@@ -46,7 +46,7 @@ def run_study(context: HydraContext, function: TaskFunction, config: DictConfig,
     directory = Path(config.hydra.sweep.dir).absolute()
     settings = {name: plain(sweeper[name]) for name in sweeper if not (name == "task" or name.startswith("_"))}
     params, study = settings.pop("params") or {}, settings.pop("study") or {}
-    found = parameters([*(f"{key}={text}" for key, text in params.items()), *lines], loader)
+    found = parameters([*(f"{key}={'null' if text is None else text}" for key, text in params.items()), *lines], loader)
     try:
         given, n = settings.pop("algorithm"), settings.pop("n")
         arguments = {name: value for name, value in settings.items() if value is not None}

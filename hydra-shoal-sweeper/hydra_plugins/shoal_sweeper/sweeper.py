@@ -37,7 +37,7 @@ class ShoalSweeperConf:
 
     _target_: str = "hydra_plugins.shoal_sweeper.sweeper.ShoalSweeper"
     _recursive_: bool = False
-    params: dict[str, str] | None = None
+    params: Any = None
     n: int | None = None
     algorithm: Any = None
     metric: Any = "value"
@@ -47,7 +47,7 @@ class ShoalSweeperConf:
     keep: Any = None
     devices: Any = None
     backend: Any = None
-    study: dict[str, Any] | None = None
+    study: Any = None
     task: Any = None
 
 
