@@ -17,6 +17,7 @@ from shoal.algorithms.rules import NoImprovement, StopRule
 from shoal.arguments import (
     batch_size_override,
     check_arguments,
+    initial_points,
     is_pickled_by_value,
     load_algorithm,
     load_strategy,
@@ -93,6 +94,7 @@ def tune(
     directory: Path | str | None = None,
     seed: int = 0,
     data_seed: int | Literal["trial"] | None = None,
+    initial: Sequence[Config] = (),
     repeats: int = 1,
     folds: int = 1,
     aggregate: Literal["mean", "median", "worst"] = "mean",
@@ -143,6 +145,8 @@ def tune(
         seed: Seed of everything that is random.
         data_seed: Seed of the order of samples, shared by all trials so that they can share batches; "trial" gives each
             trial its own, and so an array of its own.
+        initial: Whole or partial configurations to try first, as trials 0, 1, 2 ...; the values that they leave out are
+            those that these trials have without them.
         repeats: Number of seeds with which each configuration is trained, as trials that are members of one array.
             The algorithm, the ranking and `target` take the aggregate of their values; numbers of trials in the
             algorithm's settings count configurations.
@@ -190,6 +194,7 @@ def _tune(
     packing: str | Packing,
     directory: Path | str | None,
     time_limit: float,
+    initial: Sequence[Config],
     callbacks: Sequence[Callback],
     show_progress: bool,
     page: bool,
@@ -227,6 +232,7 @@ def _tune(
         opaque="" if training is None else structure(training),
         paths=[str(absolute(path)) for path in sys.path],
         settings=current() if training is None else {},
+        initial=initial_points(initial),
         **described,
     )
     _check_memory_limit(training, spec.memory_limit)

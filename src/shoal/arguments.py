@@ -4,7 +4,7 @@ import base64
 import copy
 import functools
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,8 @@ from shoal.algorithms.stop_rules import StopRules
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.objective import Objective, objectives
 from shoal.core.space import Space
+from shoal.core.space_tree import constant
+from shoal.core.trial import Config
 from shoal.host.paths import check_path
 from shoal.host.pickling import dumped, loaded, register_original, why_not_loaded
 from shoal.host.process_settings import unheld
@@ -27,6 +29,7 @@ from shoal.train.failures import user_traceback
 __all__ = [
     "batch_size_override",
     "check_arguments",
+    "initial_points",
     "is_pickled_by_value",
     "load_algorithm",
     "load_strategy",
@@ -123,7 +126,8 @@ def load_algorithm(pickled_algorithm: bytes, spec: StudySpec, original: Algorith
     space = Space.from_json(spec.space)
     if spec.repetition.size > 1:
         algorithm = Repeated(algorithm, spec.repetition)
-    algorithm.bind(space, metric=spec.metric, mode=spec.mode, seed=spec.seed, data_seed=spec.shared_data_seed)
+    problem = {"metric": spec.metric, "mode": spec.mode, "seed": spec.seed, "data_seed": spec.shared_data_seed}
+    algorithm.bind(space, **problem, initial=spec.initial)  # type: ignore[arg-type]
     return algorithm
 
 
@@ -160,6 +164,18 @@ def metric_arguments(metric: Any, mode: Any) -> Any:
     if not others:
         return first.metric, first.mode
     return list(metric), list(mode)
+
+
+def initial_points(points: object) -> list[Config]:
+    """Return the initial points of `tune` as JSON values.
+
+    Raises:
+        ShoalError: They are no list of dicts.
+        SpaceError: A value cannot be one of a configuration.
+    """
+    if not isinstance(points, list | tuple) or not all(isinstance(point, Mapping) for point in points):
+        raise ShoalError(f'`initial` must be a list of dicts, such as [{{"lr": 0.1}}], got {reprlib.repr(points)}')
+    return [constant(point, f"initial[{number}]") for number, point in enumerate(points)]
 
 
 def check_arguments(algorithm: object, directory: object, show_progress: object, page: object) -> None:

@@ -20,7 +20,7 @@ from shoal.core.objective import Objective, objectives
 from shoal.core.repeats import Repeats
 from shoal.core.resources import parse_bytes
 from shoal.core.space import Space
-from shoal.core.trial import derive_seed
+from shoal.core.trial import Config, derive_seed
 from shoal.core.version import VERSION
 
 __all__ = ["StudySpec"]
@@ -75,6 +75,7 @@ class StudySpec:
     oversubscription: float = 1.0
     seed: int = 0
     data_seed: int | Literal["trial"] | None = None
+    initial: Sequence[Config] = field(default_factory=list)
     repeats: int = 1
     folds: int = 1
     aggregate: str = "mean"
@@ -238,6 +239,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         f"a finite number of at least {MIN_HANG_SECONDS:g}, because a job sends a heartbeat once a second",
     ),
     "callbacks": (_list_of(_is_callback), "a list of names with pickles"),
+    "initial": (_list_of(_is(dict)), "a list of configurations, each a dict of some or all values"),
     "paths": (_list_of(_is(str)), "a list of paths"),
     "settings": (_are_settings, "names of settings of torch with their values"),
 }

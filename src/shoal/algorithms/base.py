@@ -10,7 +10,7 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import ClassVar
 
-from shoal.core.errors import AlgorithmError, TaskError
+from shoal.core.errors import AlgorithmError, SpaceError, TaskError
 from shoal.core.objective import Objective, check_reported, objectives
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
@@ -56,10 +56,12 @@ class Problem:
         other_objectives: Further metrics, for algorithms that take several.
         group_by: Parameters, named as `flatten` names them, such as "width" or "optimizer.name". Random configurations
             with equal values of these are adjacent, so that their trials can form one array.
+        initial: Configurations of the first trials; values that they leave out are those of `sample`.
 
     Raises:
         AlgorithmError: `mode` is neither "min" nor "max", or `group_by` is not a list of names or has a name that no
             configuration has.
+        SpaceError: a point of `initial` is not in the space, or two are equal.
     """
 
     space: Space
@@ -69,9 +71,11 @@ class Problem:
     data_seed: int | None
     other_objectives: tuple[Objective, ...] = ()
     group_by: Sequence[str] = ()
+    initial: Sequence[Config] = ()
 
     def __post_init__(self) -> None:
         Objective(self.metric, self.mode)  # checks the mode
+        self._check_initial()
         if isinstance(self.group_by, str):
             raise AlgorithmError(
                 f"`group_by` must be a list of names, got {self.group_by!r}; write [{self.group_by!r}]"
@@ -84,6 +88,16 @@ class Problem:
                 names = ", ".join(map(repr, sorted(columns))) or "nothing"
                 raise AlgorithmError(f"`group_by` names {name!r}, which is not in the search space; it has {names}")
 
+    def _check_initial(self) -> None:
+        seen: dict[str, int] = {}
+        for number in range(len(self.initial)):
+            try:
+                config = self.sample(number)
+            except SpaceError as error:
+                raise SpaceError(f"initial point {number}: {error}") from error
+            if (first := seen.setdefault(json.dumps(config, sort_keys=True), number)) != number:
+                raise SpaceError(f"initial points {first} and {number} are equal: {config}")
+
     @cached_property
     def objectives(self) -> tuple[Objective, ...]:
         """All metrics with their modes, the first one first."""
@@ -94,12 +108,18 @@ class Problem:
         return math.inf if math.isnan(value) else self.objectives[0].loss(value)
 
     def sample(self, number: int) -> Config:
-        """The random configuration of trial `number`: a function of the number and the study's seed alone."""
-        return self.space.sample(derive_seed(self.seed, "config", number))
+        """The random configuration of trial `number`, with the values of its initial point, if it has one: a function
+        of the number and the study's seed alone.
+        """
+        given = self.initial[number] if number < len(self.initial) else {}
+        return self.space.sample(derive_seed(self.seed, "config", number), given)
 
     def samples(self, numbers: Sequence[int]) -> list[Config]:
-        """The random configurations of trials that may begin together, ordered by `group_by`."""
-        return self.sorted_by_group([self.sample(number) for number in numbers])
+        """The random configurations of trials that may begin together, those without initial points ordered by
+        `group_by`.
+        """
+        first = [self.sample(number) for number in numbers if number < len(self.initial)]
+        return first + self.sorted_by_group([self.sample(number) for number in numbers[len(first) :]])
 
     def sorted_by_group(self, configs: Sequence[Config]) -> list[Config]:
         """The same configurations, reordered so that those with equal `group_by` parameters are adjacent."""
@@ -224,6 +244,7 @@ class Algorithm(ABC):
         mode: str | Sequence[str],
         seed: int,
         data_seed: int | None = None,
+        initial: Sequence[Config] = (),
     ) -> None:
         """Set the search problem.
 
@@ -233,11 +254,12 @@ class Algorithm(ABC):
             mode: "min" or "max"; of several metrics one for each.
             seed: Seed of the study.
             data_seed: Seed of the order of samples of every trial; None gives each trial its own.
+            initial: Whole or partial configurations to try first, see `Problem`.
 
         Raises:
             AlgorithmError: `mode` or a name in `group_by` is unknown, the algorithm does not support so many metrics,
-                or the instance serves another study already.
-            SpaceError: the algorithm cannot search this space.
+                has fewer trials than initial points, or the instance serves another study already.
+            SpaceError: the algorithm cannot search this space, or an initial point is not in it.
         """
         self.check_new()
         first, *others = objectives(metric, mode)
@@ -245,9 +267,11 @@ class Algorithm(ABC):
             raise AlgorithmError(
                 f"{type(self).__name__} compares trials by one metric, got {metric!r}; for several use OptunaSearch"
             )
-        problem = Problem(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by)
+        problem = Problem(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by, initial)
         self.begin(problem)
         self._problem = problem
+        if (totals := self.totals) is not None and totals.trials < (given := len(problem.initial)):
+            raise AlgorithmError(f"{call_text(self)} has {totals.trials} trials, too few for {given} initial points")
 
     @property
     def problem(self) -> Problem:

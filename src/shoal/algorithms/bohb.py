@@ -116,7 +116,7 @@ class SyncBOHB(BracketedAlgorithm):
         model = self._model(problem, began)
         configs: dict[int, Config] = {}
         if model is not None:
-            for number in numbers:
+            for number in range(max(numbers.start, len(problem.initial)), numbers.stop):
                 rng = Random(derive_seed(problem.seed, "bohb", number))
                 if rng.random() >= self.random_fraction:
                     configs[number] = model.proposal(self.samples, self.bandwidth_factor, rng)

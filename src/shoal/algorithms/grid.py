@@ -30,7 +30,8 @@ class Grid(BracketedAlgorithm):
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """One bracket with a single rung."""
-        trials = [
-            problem.trial(number, config) for number, config in enumerate(problem.sorted_by_group(problem.space.grid()))
-        ]
+        first = [problem.sample(number) for number in range(len(problem.initial))]
+        others = [config for config in problem.space.grid() if config not in first]
+        configs = [*first, *problem.sorted_by_group(others)]
+        trials = [problem.trial(number, config) for number, config in enumerate(configs)]
         return [Bracket("grid", [Rung(len(trials), self.epochs)], trials, problem)]

@@ -67,6 +67,8 @@ class PBT(Algorithm):
         Raises:
             SpaceError: a parameter that is to be explored does not exist.
         """
+        if (given := len(problem.initial)) > self.n:
+            raise AlgorithmError(f"{self!r} begins with {self.n} members, too few for {given} initial points")
         domains = problem.space.domains()
         for name in self.explored or ():
             if name not in domains:

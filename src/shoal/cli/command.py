@@ -1,6 +1,7 @@
 """The programs of `shoal run`: a Python file, or with `--space FILE -- COMMAND` a study of any program."""
 
 import dataclasses
+import json
 import runpy
 import sys
 import traceback
@@ -27,12 +28,14 @@ __all__ = [
     "AlgorithmName",
     "CommandRequest",
     "Epochs",
+    "Initial",
     "Loss",
     "Metric",
     "Mode",
     "SpaceFile",
     "TimeLimit",
     "Trials",
+    "read_initial",
     "read_space",
     "run_command",
     "run_script",
@@ -49,6 +52,11 @@ SpaceFile = Annotated[
         help="TOML file of the search space of a command; shoal run --space FILE -- python train.py --lr {lr}",
         rich_help_panel=_PANEL,
     ),
+]
+
+Initial = Annotated[
+    Path | None,
+    typer.Option(dir_okay=False, help="JSON file of configurations to try first: a list of objects, whole or partial."),
 ]
 
 Metric = Annotated[str | None, typer.Option(help="The reported value to compare trials by.", rich_help_panel=_PANEL)]
@@ -165,6 +173,17 @@ def read_space(file: Path) -> Space:
         return Space(parameters)
     except SpaceError as error:
         raise SpaceError(f"{file}: {error}") from error
+
+
+def read_initial(file: Path) -> list[Any]:
+    """Read the initial points of a JSON file; `tune` checks them."""
+    try:
+        points = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ShoalError(f"{file} is not a JSON file of initial points: {error}") from error
+    if not isinstance(points, list):
+        raise ShoalError(f'{file} must hold a list of objects, such as [{{"lr": 0.1}}]')
+    return points
 
 
 def _parameter(value: Any, location: TomlLocation) -> Any:

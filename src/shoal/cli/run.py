@@ -17,12 +17,14 @@ from shoal.cli.command import (
     AlgorithmName,
     CommandRequest,
     Epochs,
+    Initial,
     Loss,
     Metric,
     Mode,
     SpaceFile,
     TimeLimit,
     Trials,
+    read_initial,
     run_command,
     run_script,
 )
@@ -118,6 +120,7 @@ def run(
     memory_limit: MemoryLimit = None,
     tracker: Trackers = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
+    initial: Initial = None,
     repeats: Repeats = None,
     folds: Folds = None,
     aggregate: Aggregate = None,
@@ -150,6 +153,7 @@ def run(
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy, "seed": seed}
     given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sbatch": sbatch, "sharing": sharing}
     given |= {"objective": objective, "target": target, "oversubscription": oversubscription}
+    given |= {"initial": None if initial is None else read_initial(initial)}
     given |= {"repeats": repeats, "folds": folds, "aggregate": aggregate}
     given |= stop_arguments(patience, stop_below, stop_above, stop_after)
     given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}

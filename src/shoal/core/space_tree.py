@@ -20,6 +20,7 @@ __all__ = [
     "Constant",
     "Leaf",
     "check",
+    "constant",
     "constants",
     "count",
     "decode",
@@ -76,7 +77,7 @@ def check(node: Any, path: str) -> Any:
                 return Choice(tuple(_option(option, f"{path}[{i}]") for i, option in enumerate(node.options)))
             return node
         case Constant():
-            return _constant(node.value, path)
+            return constant(node.value, path)
         case Mapping():
             return {_name(name, path): check(value, _join(path, name)) for name, value in node.items()}
         case list():
@@ -94,12 +95,12 @@ def check(node: Any, path: str) -> Any:
                 f"choose one of these, choice([{items}]) if the list is the value"
             )
         case _:
-            return _constant(node, path)
+            return constant(node, path)
 
 
 def _option(node: Any, path: str) -> Any:
     """Check an option of a choice; a list in it is a value, not a choice."""
-    return _constant(node, path) if isinstance(node, list | tuple) else check(node, path)
+    return constant(node, path) if isinstance(node, list | tuple) else check(node, path)
 
 
 def _name(name: object, path: str) -> str:
@@ -111,7 +112,12 @@ def _name(name: object, path: str) -> str:
     return str.__str__(name)
 
 
-def _constant(value: Any, path: str) -> Any:
+def constant(value: Any, path: str) -> Any:
+    """A value of a configuration as JSON has it: numbers of NumPy become Python's, tuples lists.
+
+    Raises:
+        SpaceError: it holds what JSON does not have.
+    """
     match value:
         case None | bool():
             return value
@@ -128,9 +134,9 @@ def _constant(value: Any, path: str) -> Any:
         case numbers.Real():
             raise SpaceError(f"`{path}`: a value must be finite, got {value!r}; use None and let the task translate it")
         case list() | tuple():
-            return [_constant(item, f"{path}[{i}]") for i, item in enumerate(value)]
+            return [constant(item, f"{path}[{i}]") for i, item in enumerate(value)]
         case Mapping():
-            return {_name(name, path): _constant(item, _join(path, name)) for name, item in value.items()}
+            return {_name(name, path): constant(item, _join(path, name)) for name, item in value.items()}
         case Domain():
             raise SpaceError(
                 f"`{path}`: an option that is a list is a value and cannot hold {value}; use a dict, or a choice of "
@@ -215,11 +221,11 @@ def given_picks(node: Any, given: Any, path: str, drawn: Mapping[str, Any]) -> d
                     continue  # the error below names all options
                 return {path: position, **inner}
         case Domain():
-            value = _constant(given, path)
+            value = constant(given, path)
             if node.contains(value):
                 return {path: float(value) if isinstance(node.value_at(0.5), float) else value}
         case _:
-            if _is_constant(_constant(given, path), node):
+            if _is_constant(constant(given, path), node):
                 return {}
     raise SpaceError(f"`{path}` is given as {given!r}, and the space has {node!s}")
 
