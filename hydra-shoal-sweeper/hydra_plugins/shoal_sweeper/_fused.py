@@ -11,7 +11,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from shoal.core.domain import Choice, Domain
-from shoal.core.space import Constant, Space
+from shoal.core.space import Space
+from shoal.core.space_tree import Constant
 
 from ._space import flat, nested, overrides
 
