@@ -24,7 +24,21 @@ if TYPE_CHECKING:
     from shoal.api import resume, tune
     from shoal.callbacks.base import Callback
     from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted
-    from shoal.core.space import choice, grid, loguniform, quniform, randint, uniform
+    from shoal.core.reference import ref
+    from shoal.core.space import (
+        Space,
+        choice,
+        grid,
+        lognormal,
+        logrange,
+        loguniform,
+        normal,
+        ordinal,
+        qloguniform,
+        quniform,
+        randint,
+        uniform,
+    )
     from shoal.fuse.api import concat, fuse, stack
     from shoal.fuse.array import ModelArray
     from shoal.fuse.grads import clip_grad_norm_, clip_grad_value_
@@ -55,7 +69,11 @@ _HOMES = {
         *("concat", "fuse_optimizers", "stack"),
     ),
     "shoal.reproduce": ("randomness", "sample_order", "sample_randomness"),
-    "shoal.core.space": ("choice", "grid", "loguniform", "quniform", "randint", "uniform"),
+    "shoal.core.reference": ("ref",),
+    "shoal.core.space": (
+        *("Space", "choice", "grid", "lognormal", "logrange", "loguniform", "normal", "ordinal", "qloguniform"),
+        *("quniform", "randint", "uniform"),
+    ),
     "shoal.results": ("Study",),
     "shoal.task": ("Task",),
     "shoal.programs.trainable": ("checkpoint", "report", "step"),
@@ -83,6 +101,7 @@ __all__ = [
     "Percentile",
     "Random",
     "ShoalError",
+    "Space",
     "Study",
     "StudyFailedError",
     "StudyInterrupted",
@@ -99,10 +118,16 @@ __all__ = [
     "fuse",
     "fuse_optimizers",
     "grid",
+    "lognormal",
+    "logrange",
     "loguniform",
+    "normal",
+    "ordinal",
+    "qloguniform",
     "quniform",
     "randint",
     "randomness",
+    "ref",
     "report",
     "resume",
     "sample_order",

@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
-from shoal.cli.command import read_space
+from shoal.cli.space_file import read_space
+from shoal.core.domain import Constant
 from shoal.core.errors import SpaceError
 from shoal.core.space import Space, choice, loguniform, randint, uniform
-from shoal.core.space_tree import Constant
 
 SPACE = "lr = [0.1, 0.2]\nwidth = 8\n"
 

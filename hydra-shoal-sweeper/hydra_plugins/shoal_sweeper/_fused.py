@@ -10,9 +10,8 @@ from hydra.errors import CompactHydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from shoal.core.domain import Choice, Domain
+from shoal.core.domain import Choice, Constant, Domain
 from shoal.core.space import Space
-from shoal.core.space_tree import Constant
 
 from ._space import flat, nested, overrides
 

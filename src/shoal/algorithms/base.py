@@ -4,12 +4,14 @@ import json
 import math
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from numbers import Integral, Real
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from shoal.core.domain import Domain
 from shoal.core.errors import AlgorithmError, SpaceError, TaskError
 from shoal.core.objective import Objective, check_reported, objectives
 from shoal.core.space import Space, flatten
@@ -41,6 +43,14 @@ class Totals:
     def __post_init__(self) -> None:
         if not 1 <= self.trials <= self.least <= self.most:
             raise ValueError(f"totals need 1 <= trials <= least <= most, got {self}")
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    try:
+        yield
+    except SpaceError as error:
+        raise SpaceError(f"{what}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -91,10 +101,7 @@ class Problem:
     def _check_initial(self) -> None:
         seen: dict[str, int] = {}
         for number in range(len(self.initial)):
-            try:
-                config = self.sample(number)
-            except SpaceError as error:
-                raise SpaceError(f"initial point {number}: {error}") from error
+            config = self.sample(number)
             if (first := seen.setdefault(json.dumps(config, sort_keys=True), number)) != number:
                 raise SpaceError(f"initial points {first} and {number} are equal: {config}")
 
@@ -110,9 +117,24 @@ class Problem:
     def sample(self, number: int) -> Config:
         """The random configuration of trial `number`, with the values of its initial point, if it has one: a function
         of the number and the study's seed alone.
+
+        Raises:
+            SpaceError: a value cannot be computed, or `where` refuses too much.
         """
-        given = self.initial[number] if number < len(self.initial) else {}
-        return self.space.sample(derive_seed(self.seed, "config", number), given)
+        is_initial = number < len(self.initial)
+        given = self.initial[number] if is_initial else {}
+        with _naming(f"initial point {number}" if is_initial else f"trial {number}"):
+            return self.space.sample(derive_seed(self.seed, "config", number), given)
+
+    def draw(self, number: int, pick: Callable[[str, Domain], Any]) -> Config | None:
+        """The configuration of trial `number` by `Space.draw`; None if the space's conditions refuse it.
+
+        Raises:
+            SpaceError: a value cannot be computed.
+        """
+        with _naming(f"trial {number}"):
+            config = self.space.draw(pick)
+            return config if self.space.refusal(config) is None else None
 
     def samples(self, numbers: Sequence[int]) -> list[Config]:
         """The random configurations of trials that may begin together, those without initial points ordered by

@@ -119,7 +119,9 @@ class SyncBOHB(BracketedAlgorithm):
             for number in range(max(numbers.start, len(problem.initial)), numbers.stop):
                 rng = Random(derive_seed(problem.seed, "bohb", number))
                 if rng.random() >= self.random_fraction:
-                    configs[number] = model.proposal(self.samples, self.bandwidth_factor, rng)
+                    config = model.proposal(number, self.samples, self.bandwidth_factor, rng)
+                    if config is not None:
+                        configs[number] = config
         others = [number for number in numbers if number not in configs]
         configs |= zip(others, problem.samples(others), strict=True)
         return [problem.trial(number, configs[number]) for number in numbers]
@@ -180,6 +182,7 @@ class _Axes:
     """The parameters of a space with more than one value, as dimensions of a density."""
 
     def __init__(self, problem: Problem) -> None:
+        self.problem = problem
         self.space = problem.space
         domains = [
             (path, domain)
@@ -285,14 +288,19 @@ class _Model:
     good: Density
     bad: Density
 
-    def proposal(self, samples: int, factor: float, rng: Random) -> Config:
-        """The candidate with the greatest ratio of the good density to the bad one."""
-        candidates = [self._candidate(factor, rng) for _ in range(samples)]
+    def proposal(self, number: int, samples: int, factor: float, rng: Random) -> Config | None:
+        """The candidate with the greatest ratio of the good density to the bad one; None if the conditions of the space
+        refuse all of them.
+        """
+        drawn = [self._candidate(number, factor, rng) for _ in range(samples)]
+        candidates = [config for config in drawn if config is not None]
+        if not candidates:
+            return None
         points = [self.axes.point(config) for config in candidates]
         ratios = self.good.log(points) - self.bad.log(points)
         return candidates[int(ratios.argmax())]
 
-    def _candidate(self, factor: float, rng: Random) -> Config:
+    def _candidate(self, number: int, factor: float, rng: Random) -> Config | None:
         centre = self.good.centre(rng)
 
         def pick(path: str, domain: Domain) -> object:
@@ -301,7 +309,7 @@ class _Model:
             place = self.good.near(centre, self.axes.dimension[path], factor, rng)
             return int(place) if isinstance(domain, Choice) else domain.value_at(place)
 
-        return self.axes.space.draw(pick)
+        return self.axes.problem.draw(number, pick)
 
 
 def _categorical_sigma(positions: "NDArray[Any]", count: int) -> float:

@@ -1,17 +1,23 @@
 """Grid search."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_integer
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
+from shoal.core.errors import SpaceError
 
 __all__ = ["Grid"]
+
+_log = logging.getLogger("shoal.algorithms")
 
 
 @dataclass(eq=False)
 class Grid(BracketedAlgorithm):
     """Trains every point of the discrete choices of a space to the end; the space's last parameter changes fastest.
+
+    Points that the conditions of the space refuse are left out, and their number is logged.
 
     Args:
         epochs: Epochs of each trial.
@@ -29,9 +35,18 @@ class Grid(BracketedAlgorithm):
         check_integer("epochs", self.epochs)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
-        """One bracket with a single rung."""
+        """One bracket with a single rung.
+
+        Raises:
+            SpaceError: the space has infinitely many points, or its conditions refuse them all.
+        """
+        points = problem.space.grid()
+        refused = problem.space.count() - len(points)
+        if not points:
+            raise SpaceError(f"the conditions of the space refuse all of its {refused} points")
+        if refused:
+            _log.warning("the conditions of the space refuse %d of its %d points", refused, refused + len(points))
         first = [problem.sample(number) for number in range(len(problem.initial))]
-        others = [config for config in problem.space.grid() if config not in first]
-        configs = [*first, *problem.sorted_by_group(others)]
-        trials = [problem.trial(number, config) for number, config in enumerate(configs)]
+        others = problem.sorted_by_group([config for config in points if config not in first])
+        trials = [problem.trial(number, config) for number, config in enumerate([*first, *others])]
         return [Bracket("grid", [Rung(len(trials), self.epochs)], trials, problem)]

@@ -1,5 +1,6 @@
 """Population based training."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +8,15 @@ from random import Random
 from typing import Any
 
 from shoal.algorithms.base import Algorithm, Problem, Totals, check_integer, check_number
+from shoal.core.distributions import LogNormal, LogRange, Normal, Ordinal, QLogUniform
 from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
 from shoal.core.errors import AlgorithmError, SpaceError
 from shoal.core.trial import Budget, Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
 __all__ = ["PBT"]
+
+_MOST_ATTEMPTS = 100
+"""Most changes of a configuration of which one must be allowed by the space's conditions."""
 
 
 @dataclass(eq=False)
@@ -25,7 +30,10 @@ class PBT(Algorithm):
     schedule is that of its own configuration, at the epoch where it begins.
 
     An explored parameter is drawn anew with probability `resample`, else its number is multiplied by 0.8 or 1.2 within
-    its domain, or its option is exchanged for an adjacent one. By default all numbers are explored: options often
+    its domain, or its option or its value of an `ordinal` or `logrange` is exchanged for an adjacent one. For a domain
+    with computed bounds that is done to its quantile, and values computed from others follow them. A change that the
+    conditions of the space refuse is drawn again, up to 100 times, after which the copy keeps its configuration. By
+    default all numbers are explored: options often
     decide the structure of a model, and then no other model's weights fit.
 
     Members wait for each other, so that the population trains as full arrays, and the result does not depend on the
@@ -163,11 +171,12 @@ class PBT(Algorithm):
         number = len(self._trials)
         rng = Random(derive_seed(self.problem.seed, "explore", number))
         parent = self._trials[rng.choice(best)]
-        config = self._explored(parent.config, rng)
+        config = self._explored(number, parent.config, rng)
         self._trials.append(self.problem.trial(number, config, Origin(parent.number, self._epoch)))
         return self._trials[-1]
 
-    def _explored(self, config: Config, rng: Random) -> Config:
+    def _explored(self, number: int, config: Config, rng: Random) -> Config:
+        """A changed configuration that the space allows; after too many refused ones, the unchanged."""
         known = self.problem.space.parameters(config)
 
         def pick(path: str, domain: Domain) -> Any:
@@ -179,7 +188,12 @@ class PBT(Algorithm):
                 return value
             return domain.sample(rng) if rng.random() < self.resample else _perturbed(domain, value, rng)
 
-        return self.problem.space.draw(pick)
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
+            changed = self.problem.draw(number, pick)
+            if changed is not None:
+                return changed
+            rng = Random(derive_seed(self.problem.seed, "explore", number, attempt))
+        return copy.deepcopy(config)
 
     @property
     def finished(self) -> bool:
@@ -200,6 +214,14 @@ def _perturbed(domain: Domain, value: Any, rng: Random) -> Any:
         case QUniform(low=low, high=high, q=q):
             near = max(value * 1.2, value + q) if up else min(value * 0.8, value - q)
             return domain.nearest(min(max(near, low), high))
+        case QLogUniform(step=step):
+            return domain.nearest(max(value * 1.2, value + step) if up else min(value * 0.8, value - step))
+        case Normal(step=step) | LogNormal(step=step):
+            near = value * (1.2 if up else 0.8)
+            return domain.nearest(near if step is None else max(near, value + step) if up else min(near, value - step))
+        case LogRange() | Ordinal():
+            position = domain.optuna_value(value) + (1 if up else -1)
+            return domain.values[min(max(position, 0), domain.count() - 1)]
         case Uniform(low=low, high=high) | LogUniform(low=low, high=high):
             return min(max(value * (1.2 if up else 0.8), float(low)), float(high))
         case _:

@@ -14,7 +14,7 @@ from shoal.algorithms.sampler import (
     sampler_text,
     without_optuna_info,
 )
-from shoal.core.domain import Choice, Domain, QUniform
+from shoal.core.domain import Domain
 from shoal.core.errors import AlgorithmError, ShoalError
 from shoal.core.trial import Config, derive_seed
 
@@ -25,6 +25,9 @@ __all__ = ["Projection", "projection"]
 
 _STARTUP = 10
 """Least number of trials for Optuna's TPE and GP to model anything; with fewer, a new budget would make them random."""
+
+_MOST_ATTEMPTS = 100
+"""Most proposals that the conditions of the space may refuse in a row, before a random configuration is taken."""
 
 _TRIAL_PROPOSALS = 12
 """Proposals of a trial of a sampler: two more than `_STARTUP`, so that its model is built and used."""
@@ -47,7 +50,8 @@ class Projection:
       TPE would be pushed away from the best trials, which are trained longest;
     - as WAITING while it is trained towards the modelled budget: it is good, to an unknown degree. Every sampler
       ignores WAITING trials, and the cache of the space (IntersectionSearchSpace) allows for their return;
-    - as FAIL if it failed, or measured NaN, before it had a value at that budget.
+    - as FAIL if it failed, or measured NaN, before it had a value at that budget, or if the conditions of the space
+      refused it; then the sampler is asked again, up to 100 times, before a random configuration is taken.
 
     The study gets no other input, so the same seed and the same observations in the same order give the same proposals.
 
@@ -68,6 +72,7 @@ class Projection:
         with without_optuna_info():
             self._id = self._storage.create_new_study(directions(problem.objectives), "projection")
         self._study = ProjectedStudy("projection", self._storage, sampler)
+        self._numbers: list[int] = []  # of each trial in the Optuna study, where refused proposals have numbers, too
         self._results: list[dict[int, Sequence[float]]] = []  # for each trial, epochs -> values
         self._failed: set[int] = set()
         self._training: set[int] = set()  # trials in training beyond their last value
@@ -83,15 +88,52 @@ class Projection:
 
     def propose(self) -> Config:
         """The configuration of the next trial, its parameters named by their paths."""
+        number = len(self._results)
+        if number < len(self._problem.initial):
+            return self._add_config(number)
         try:
             with log_optuna_warnings(self._logged):
-                proposal = self._study.ask()
-                config = self._problem.space.draw(lambda path, domain: _suggest(proposal, path, domain))
+                for _ in range(_MOST_ATTEMPTS):
+                    proposal = self._study.ask()
+                    config = self._problem.draw(number, lambda path, domain: _suggest(proposal, path, domain))  # noqa: B023
+                    if config is not None:
+                        self._add(proposal.number)
+                        return config
+                    self._refuse(proposal.number)
         except ShoalError:
             raise
         except Exception as error:
             raise self._search_error(error) from error
+        return self._add_config(number)
+
+    def _add(self, optuna_number: int) -> None:
+        self._numbers.append(optuna_number)
         self._results.append({})
+
+    def _refuse(self, optuna_number: int) -> None:
+        """Report a proposal that the conditions of the space refuse to the sampler, as failed."""
+        from optuna.trial import TrialState as OptunaState
+
+        trial = self._optuna_trial(optuna_number)
+        self._study.sampler.after_trial(self._study, trial, OptunaState.FAIL, None)
+        self._storage.show(self._optuna_trial(optuna_number), OptunaState.FAIL)
+
+    def _add_config(self, number: int) -> Config:
+        """The configuration of a trial that the sampler does not propose but sees: an initial point, or a random one in
+        place of proposals that are all refused.
+        """
+        from optuna.trial import TrialState as OptunaState
+        from optuna.trial import create_trial
+
+        config = self._problem.sample(number)
+        parameters = self._problem.space.parameters(config)
+        trial = create_trial(
+            state=OptunaState.RUNNING,
+            params={path: domain.optuna_value(value) for path, (domain, value) in parameters.items()},
+            distributions={path: domain.to_optuna() for path, (domain, _) in parameters.items()},
+        )
+        created = self._storage.create_new_trial(self._id, trial)
+        self._add(self._storage.get_trial_number_from_id(created))
         return config
 
     def add_values(self, number: int, epochs: int, values: Sequence[float]) -> None:
@@ -159,6 +201,9 @@ class Projection:
         return (loss(max(loss(values[0]), self._worst)),)
 
     def _trial(self, number: int) -> "optuna.trial.FrozenTrial":
+        return self._optuna_trial(self._numbers[number])
+
+    def _optuna_trial(self, number: int) -> "optuna.trial.FrozenTrial":
         return self._storage.get_trial(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
 
     def _tell_sampler(self, number: int, values: Sequence[float] | None) -> None:
@@ -222,11 +267,10 @@ def _suggest(proposal: "optuna.Trial", path: str, domain: Domain) -> Any:
 
     match domain.to_optuna():
         case FloatDistribution(low=low, high=high, step=step, log=log):
-            value = proposal.suggest_float(path, low, high, step=step, log=log)
-            return domain.nearest(value) if isinstance(domain, QUniform) else value
+            return domain.from_optuna_value(proposal.suggest_float(path, low, high, step=step, log=log))
         case IntDistribution(low=low, high=high, step=step, log=log):
-            return proposal.suggest_int(path, low, high, step=step, log=log)
-        case CategoricalDistribution(choices=choices) if isinstance(domain, Choice):
-            return domain.position(proposal.suggest_categorical(path, choices))
+            return domain.from_optuna_value(proposal.suggest_int(path, low, high, step=step, log=log))
+        case CategoricalDistribution(choices=choices):
+            return domain.from_optuna_value(proposal.suggest_categorical(path, choices))
         case other:
             raise AlgorithmError(f"`{path}`: {domain} is {other} to Optuna, which no sampler here supports")

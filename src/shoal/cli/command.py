@@ -16,12 +16,9 @@ from shoal import api
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.registry import ALGORITHMS
 from shoal.cli.options import named_option, print_message
-from shoal.core.domain import LogRandInt
-from shoal.core.errors import ShoalError, SpaceError
-from shoal.core.space import Space, choice, is_number, loguniform, quniform, randint, uniform
-from shoal.core.space_tree import Constant
+from shoal.cli.space_file import read_space
+from shoal.core.errors import ShoalError
 from shoal.host.paths import absolute, working_directory
-from shoal.host.toml_file import TomlLocation
 from shoal.programs.opaque import TIME_LIMIT, Command
 
 __all__ = [
@@ -36,7 +33,6 @@ __all__ = [
     "TimeLimit",
     "Trials",
     "read_initial",
-    "read_space",
     "run_command",
     "run_script",
 ]
@@ -49,7 +45,8 @@ SpaceFile = Annotated[
         "--space",
         exists=True,
         dir_okay=False,
-        help="TOML file of the search space of a command; shoal run --space FILE -- python train.py --lr {lr}",
+        help="TOML file of the search space of a command, or YAML file of a W&B sweep; "
+        "shoal run --space FILE -- python train.py --lr {lr}",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -85,8 +82,6 @@ Loss = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
-
-_RANGE = {"low", "high", "log", "step"}
 
 
 def run_script(file: Path, arguments: Sequence[str]) -> None:
@@ -159,22 +154,6 @@ def _algorithm(name: str, counts: Mapping[str, int | None]) -> Algorithm:
     return kind(**settings)
 
 
-def read_space(file: Path) -> Space:
-    """Read the search space of a TOML file.
-
-    `lr = {low = 1e-4, high = 1e-1, log = true}` is a range of floats, `layers = {low = 1, high = 8}` a range of
-    integers with `high`; `step` is the distance of their values. `width = [64, 128]` is a choice, whose options may be
-    tables with parameters of their own. Any other table nests parameters, `{value = [1, 2]}` is a list as a value, and
-    all else is a constant.
-    """
-    integers = TomlLocation.of(file, SpaceError)
-    parameters = {name: _parameter(value, integers / name) for name, value in integers.content.items()}
-    try:
-        return Space(parameters)
-    except SpaceError as error:
-        raise SpaceError(f"{file}: {error}") from error
-
-
 def read_initial(file: Path) -> list[Any]:
     """Read the initial points of a JSON file; `tune` checks them."""
     try:
@@ -184,46 +163,3 @@ def read_initial(file: Path) -> list[Any]:
     if not isinstance(points, list):
         raise ShoalError(f'{file} must hold a list of objects, such as [{{"lr": 0.1}}]')
     return points
-
-
-def _parameter(value: Any, location: TomlLocation) -> Any:
-    if isinstance(value, list):
-        if any(isinstance(option, list) for option in value):
-            raise _error(
-                location,
-                "a list is a choice of its items, and an item that is a list itself could be a value or a choice; "
-                f"write {{value = [...]}} for a list that is a value, got {value!r}",
-            )
-        return choice([_parameter(option, location / i) for i, option in enumerate(value)])
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"value"}:
-        return Constant(value["value"])
-    if not value.keys() & {"low", "high"}:
-        return {name: _parameter(inner, location / name) for name, inner in value.items()}
-    return _range(value, location)
-
-
-def _range(value: Mapping[str, Any], location: TomlLocation) -> Any:
-    if unknown_keys := value.keys() - _RANGE:
-        raise _error(location, f"a range has {', '.join(sorted(_RANGE))}, got {sorted(unknown_keys)[0]!r}")
-    for name in ("low", "high"):
-        if not is_number(value.get(name)):
-            raise _error(location, f"a range has a number for `low` and for `high`, got {dict(value)!r}")
-    low, high, log, step = value["low"], value["high"], value.get("log", False), value.get("step")
-    if not isinstance(log, bool):
-        raise _error(location, f"`log` must be true or false, got {log!r}")
-    if step is not None and (log or not is_number(step)):
-        raise _error(location, f"`step` must be a number, and goes without `log`, got {dict(value)!r}")
-    integers = isinstance(low, int) and isinstance(high, int)
-    if step is not None:
-        whole = integers and isinstance(step, int) and step > 0
-        return choice(list(range(low, high + 1, step))) if whole else quniform(low, high, step)
-    if integers:
-        return LogRandInt(low, high + 1) if log else randint(low, high + 1)
-    return loguniform(low, high) if log else uniform(low, high)
-
-
-def _error(location: TomlLocation, fault: str) -> ShoalError:
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location.path).removeprefix(".")
-    return location.error(f"`{name}`: {fault}")

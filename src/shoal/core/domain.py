@@ -3,9 +3,12 @@
 import math
 import sys
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,20 +16,26 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 __all__ = [
-    "DOMAINS",
-    "RAY_DOMAINS",
+    "MOST_STEPPED",
     "Choice",
+    "Constant",
     "Domain",
     "LogRandInt",
     "LogUniform",
     "QUniform",
     "RandInt",
     "Uniform",
-    "from_optuna",
-    "from_ray",
+    "between",
+    "decimal",
+    "index_at",
+    "is_finite",
+    "is_integer",
+    "log_fault",
+    "quantile_between",
+    "range_fault",
 ]
 
-_MOST_STEPPED = 10**6
+MOST_STEPPED = 10**6
 """Maximum number of points of a domain that is passed to Optuna with a step."""
 
 _GREATEST_POWER = 700.0
@@ -76,6 +85,14 @@ class Domain(ABC):
     def to_optuna(self) -> "BaseDistribution":
         """The same domain as an Optuna distribution."""
 
+    def optuna_value(self, value: Any) -> Any:
+        """What stands for a value, or for the position of an option, in the distribution of `to_optuna`."""
+        return value
+
+    def from_optuna_value(self, value: Any) -> Any:
+        """The value, or the position of an option, for which `value` stands; for an optimizer's rounded one, too."""
+        return value
+
     def __str__(self) -> str:
         values = [(getattr(self, field.name), field.default) for field in fields(self)]
         return f"{self.name}({', '.join(repr(value) for value, default in values if value != default)})"
@@ -91,7 +108,7 @@ class Uniform(Domain):
 
     def fault(self) -> str | None:
         """An error text if a bound is not a number, or if the bounds are in the wrong order."""
-        return _range_fault(self.low, self.high)
+        return range_fault(self.low, self.high)
 
     def sample(self, rng: Random) -> float:
         """A float in [low, high]."""
@@ -99,15 +116,15 @@ class Uniform(Domain):
 
     def value_at(self, quantile: float) -> float:
         """The value at the quantile: linear between `low` and `high`."""
-        return _between(self.low, self.high, quantile)
+        return between(self.low, self.high, quantile)
 
     def quantile_of(self, value: float) -> float:
         """The quantile of the value: linear between `low` and `high`."""
-        return _quantile(self.low, self.high, value)
+        return quantile_between(self.low, self.high, value)
 
     def contains(self, value: Any) -> bool:
         """Whether a value is a number from `low` to `high`."""
-        return _finite(value) and self.low <= value <= self.high
+        return is_finite(value) and self.low <= value <= self.high
 
     def to_optuna(self) -> "BaseDistribution":
         """FloatDistribution(low, high)."""
@@ -126,7 +143,7 @@ class LogUniform(Domain):
 
     def fault(self) -> str | None:
         """An error text if a bound is not a number or not above 0, or if the bounds are in the wrong order."""
-        return _range_fault(self.low, self.high) or _log_fault(self.low)
+        return range_fault(self.low, self.high) or log_fault(self.low)
 
     def sample(self, rng: Random) -> float:
         """A float in [low, high]."""
@@ -134,16 +151,16 @@ class LogUniform(Domain):
 
     def value_at(self, quantile: float) -> float:
         """The value at the quantile: linear in the logarithm."""
-        value = math.exp(_between(math.log(self.low), math.log(self.high), quantile))
+        value = math.exp(between(math.log(self.low), math.log(self.high), quantile))
         return min(max(value, float(self.low)), float(self.high))
 
     def quantile_of(self, value: float) -> float:
         """The quantile of the value: linear in the logarithm."""
-        return _quantile(math.log(self.low), math.log(self.high), math.log(value))
+        return quantile_between(math.log(self.low), math.log(self.high), math.log(value))
 
     def contains(self, value: Any) -> bool:
         """Whether a value is a number from `low` to `high`."""
-        return _finite(value) and self.low <= value <= self.high
+        return is_finite(value) and self.low <= value <= self.high
 
     def to_optuna(self) -> "BaseDistribution":
         """FloatDistribution(low, high, log=True)."""
@@ -166,9 +183,9 @@ class QUniform(Domain):
 
     def fault(self) -> str | None:
         """An error text if a bound or the step is not a number, or out of range."""
-        if fault := _range_fault(self.low, self.high):
+        if fault := range_fault(self.low, self.high):
             return fault
-        return None if _finite(self.q) and self.q > 0 else "q must be a finite number above 0"
+        return None if is_finite(self.q) and self.q > 0 else "q must be a finite number above 0"
 
     def sample(self, rng: Random) -> float:
         """One of the points."""
@@ -176,7 +193,7 @@ class QUniform(Domain):
 
     def value_at(self, quantile: float) -> float:
         """The point whose interval holds the quantile."""
-        return self._value(_index(quantile, self.count()))
+        return self._value(index_at(quantile, self.count()))
 
     def quantile_of(self, value: float) -> float:
         """The middle of the nearest point's interval."""
@@ -188,11 +205,11 @@ class QUniform(Domain):
 
     def count(self) -> int:
         """Number of steps plus 1."""
-        return int((_decimal(self.high) - _decimal(self.low)) // _decimal(self.q)) + 1
+        return int((decimal(self.high) - decimal(self.low)) // decimal(self.q)) + 1
 
     def contains(self, value: Any) -> bool:
         """Whether a value is one of the points."""
-        return _finite(value) and self.nearest(value) == value
+        return is_finite(value) and self.nearest(value) == value
 
     def to_optuna(self) -> "BaseDistribution":
         """FloatDistribution with a step, ending at the last point, as Optuna wants it.
@@ -202,19 +219,23 @@ class QUniform(Domain):
         """
         from optuna.distributions import FloatDistribution
 
-        step = self.q if self.count() <= _MOST_STEPPED else None
+        step = self.q if self.count() <= MOST_STEPPED else None
         return FloatDistribution(self.low, self._value(self.count() - 1), step=step)
+
+    def from_optuna_value(self, value: float) -> float:
+        """The nearest point."""
+        return self.nearest(value)
 
     def nearest(self, value: float) -> float:
         """The point that is nearest to a value in the range."""
         return self._value(self._steps(value))
 
     def _steps(self, value: float) -> int:
-        steps = round((_decimal(value) - _decimal(self.low)) / _decimal(self.q))
+        steps = round((decimal(value) - decimal(self.low)) / decimal(self.q))
         return min(max(steps, 0), self.count() - 1)
 
     def _value(self, index: int) -> float:
-        return float(_decimal(self.low) + index * _decimal(self.q))
+        return float(decimal(self.low) + index * decimal(self.q))
 
 
 @dataclass(frozen=True)
@@ -230,7 +251,7 @@ class RandInt(Domain):
         """An error text if a bound or the step is not an integer, or out of range."""
         if fault := _integer_fault(self.low, self.high):
             return fault
-        return None if _integer(self.step) and self.step > 0 else "step must be an integer above 0"
+        return None if is_integer(self.step) and self.step > 0 else "step must be an integer above 0"
 
     def sample(self, rng: Random) -> int:
         """One of the points."""
@@ -238,7 +259,7 @@ class RandInt(Domain):
 
     def value_at(self, quantile: float) -> int:
         """The point whose interval holds the quantile."""
-        return self.low + self.step * _index(quantile, self.count())
+        return self.low + self.step * index_at(quantile, self.count())
 
     def quantile_of(self, value: int) -> float:
         """The middle of the point's interval."""
@@ -254,7 +275,7 @@ class RandInt(Domain):
 
     def contains(self, value: Any) -> bool:
         """Whether a value is one of the points."""
-        return _integer(value) and value in range(self.low, self.high, self.step)
+        return is_integer(value) and value in range(self.low, self.high, self.step)
 
     def to_optuna(self) -> "BaseDistribution":
         """IntDistribution with a step, whose upper bound is included."""
@@ -273,7 +294,7 @@ class LogRandInt(Domain):
 
     def fault(self) -> str | None:
         """Bounds that are not integers, not above 0, or in the wrong order."""
-        return _integer_fault(self.low, self.high) or _log_fault(self.low)
+        return _integer_fault(self.low, self.high) or log_fault(self.low)
 
     def sample(self, rng: Random) -> int:
         """The floor of a loguniform value."""
@@ -281,7 +302,7 @@ class LogRandInt(Domain):
 
     def value_at(self, quantile: float) -> int:
         """The floor of the loguniform value at the quantile."""
-        power = _between(math.log(self.low), math.log(self.high), quantile)
+        power = between(math.log(self.low), math.log(self.high), quantile)
         doublings = max(math.ceil((power - _GREATEST_POWER) / math.log(2)), 0)  # beyond the floats
         value = int(math.exp(power - doublings * math.log(2))) << doublings
         return min(max(value, self.low), self.high - 1)
@@ -289,7 +310,7 @@ class LogRandInt(Domain):
     def quantile_of(self, value: int) -> float:
         """The middle between the logarithms of the value and of the next."""
         middle = (math.log(value) + math.log(value + 1)) / 2
-        return _quantile(math.log(self.low), math.log(self.high), middle)
+        return quantile_between(math.log(self.low), math.log(self.high), middle)
 
     def points(self) -> Iterable[int]:
         """All values, ascending."""
@@ -301,7 +322,7 @@ class LogRandInt(Domain):
 
     def contains(self, value: Any) -> bool:
         """Whether a value is one of the points."""
-        return _integer(value) and self.low <= value < self.high
+        return is_integer(value) and self.low <= value < self.high
 
     def to_optuna(self) -> "BaseDistribution":
         """IntDistribution(log=True), whose upper bound is included."""
@@ -312,26 +333,48 @@ class LogRandInt(Domain):
 
 @dataclass(frozen=True)
 class Choice(Domain):
-    """One of the options, with equal probability; an option may be a value, a domain, or a dict that holds domains."""
+    """One of the options; an option may be a value, a domain, or a dict that holds domains.
+
+    Args:
+        options: The options, in order.
+        weights: How likely each option is, relative to the others; empty if all are equally likely.
+    """
 
     name: ClassVar[str] = "choice"
     options: tuple[Any, ...]
+    weights: tuple[float, ...] = ()
 
     def fault(self) -> str | None:
-        """An error text if there is no option."""
-        return None if self.options else "a choice must have at least one option"
+        """An error text if there is no option, or not one weight above 0 for each."""
+        if not self.options:
+            return "a choice must have at least one option"
+        if not self.weights:
+            return None
+        if len(self.weights) != len(self.options):
+            return f"a choice of {len(self.options)} options has as many weights, not {len(self.weights)}"
+        return None if all(is_finite(each) and each > 0 for each in self.weights) else "weights are numbers above 0"
 
     def sample(self, rng: Random) -> int:
         """The position of one option; the `Space` samples the domains inside it."""
-        return rng.randrange(len(self.options))
+        return self.value_at(rng.random()) if self.weights else rng.randrange(len(self.options))
 
     def value_at(self, quantile: float) -> int:
         """The position of the option whose interval holds the quantile."""
-        return _index(quantile, len(self.options))
+        if self.weights:
+            return min(bisect_right(self._ends, quantile), len(self.options) - 1)
+        return index_at(quantile, len(self.options))
 
     def quantile_of(self, value: int) -> float:
         """The middle of the interval of the option at that position."""
+        if self.weights:
+            return ((self._ends[value - 1] if value else 0.0) + self._ends[value]) / 2
         return (value + 0.5) / len(self.options)
+
+    @cached_property
+    def _ends(self) -> list[float]:
+        """The quantiles at which the intervals of weighted options end."""
+        ends = list(accumulate(Fraction(each) for each in self.weights))
+        return [float(end / ends[-1]) for end in ends]
 
     @property
     def is_plain(self) -> bool:
@@ -345,15 +388,15 @@ class Choice(Domain):
         types: dict[Any, type] = {}
         return all(types.setdefault(option, type(option)) is type(option) for option in self.options)
 
-    def optuna_value(self, position: int) -> Any:
+    def optuna_value(self, value: int) -> Any:
         """The value that stands for the option at a position in Optuna."""
-        return self.options[position] if self.is_plain else position
+        return self.options[value] if self.is_plain else value
 
-    def position(self, optuna_value: Any) -> int:
+    def from_optuna_value(self, value: Any) -> int:
         """The position of the option for a value in Optuna; the first of equal options of the same type."""
         if not self.is_plain:
-            return int(optuna_value)
-        return next(i for i, own in enumerate(self.options) if type(own) is type(optuna_value) and own == optuna_value)
+            return int(value)
+        return next(i for i, own in enumerate(self.options) if type(own) is type(value) and own == value)
 
     def points(self) -> Iterable[Any]:
         """All options, in order."""
@@ -368,103 +411,78 @@ class Choice(Domain):
         return any(type(own) is type(value) and own == value for own in self.options)
 
     def to_optuna(self) -> "BaseDistribution":
-        """CategoricalDistribution over the options, or over their positions if `is_plain` is false."""
+        """CategoricalDistribution over the options, or over their positions if `is_plain` is false.
+
+        Optuna has no weights.
+        """
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.options if self.is_plain else range(len(self.options)))
 
     def __str__(self) -> str:
-        return f"choice({list(self.options)!r})"
+        weights = f", weights={list(self.weights)!r}" if self.weights else ""
+        return f"choice({list(self.options)!r}{weights})"
 
 
-RAY_DOMAINS = "ray.tune.search.sample"
-"""Module of the domains of Ray Tune."""
+@dataclass(frozen=True)
+class Constant:
+    """A value that is not searched, even if it is a list, as in a journal and in `{value = [64, 32]}` of a file.
 
-DOMAINS: dict[str, type[Domain]] = {
-    domain.name: domain for domain in (Uniform, LogUniform, QUniform, RandInt, LogRandInt, Choice)
-}
+    Args:
+        value: None, bool, int, float or str, or lists or dicts of these.
+    """
 
-
-def from_optuna(value: Any) -> Domain | None:
-    """The domain that equals an Optuna distribution; None when `value` is not one. Does not import Optuna."""
-    if type(value).__module__ != "optuna.distributions":
-        return None
-    match type(value).__name__:
-        case "FloatDistribution" if value.step is not None:
-            return QUniform(value.low, value.high, value.step)
-        case "FloatDistribution":
-            return LogUniform(value.low, value.high) if value.log else Uniform(value.low, value.high)
-        case "IntDistribution" if value.log:
-            return LogRandInt(value.low, value.high + 1)
-        case "IntDistribution":
-            return RandInt(value.low, value.high + 1, value.step)
-        case "CategoricalDistribution":
-            return Choice(tuple(value.choices))
-    return None
+    value: Any
 
 
-def from_ray(value: Any) -> Domain | None:
-    """The domain that equals one of Ray Tune; None when `value` is not one, or has no equal. Does not import Ray."""
-    if isinstance(value, dict) and value.keys() == {"grid_search"} and isinstance(value["grid_search"], list):
-        return Choice(tuple(value["grid_search"]))
-    if type(value).__module__ != RAY_DOMAINS or getattr(value, "sampler", None) is None:
-        return None
-    sampler = value.sampler
-    step = getattr(sampler, "q", None)
-    match type(value).__name__, type(getattr(sampler, "sampler", sampler)).__name__:
-        case "Categorical", _:
-            return Choice(tuple(value.categories))
-        case "Float", "_Uniform":
-            return Uniform(value.lower, value.upper) if step is None else QUniform(value.lower, value.upper, step)
-        case "Float", "_LogUniform" if step is None:
-            return LogUniform(value.lower, value.upper)
-        case "Integer", "_Uniform":
-            return RandInt(value.lower, value.upper) if step is None else RandInt(value.lower, value.upper + 1, step)
-        case "Integer", "_LogUniform" if step is None:
-            return LogRandInt(value.lower, value.upper)
-    return None
-
-
-def _finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
+    """Whether a value is an int or a float, and finite as a float."""
     # NaN, infinities and integers beyond the floats fail the comparison.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _integer(value: object) -> bool:
+def is_integer(value: object) -> bool:
+    """Whether a value is an int, but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _range_fault(low: object, high: object) -> str | None:
-    if not (_finite(low) and _finite(high)):
+def range_fault(low: object, high: object) -> str | None:
+    """An error text on the bounds of a range of floats."""
+    if not (is_finite(low) and is_finite(high)):
         return "low and high must be finite numbers (int or float)"
     return None if low <= high else "low must not be above high"  # type: ignore[operator]
 
 
 def _integer_fault(low: object, high: object) -> str | None:
-    if not (_integer(low) and _integer(high)):
+    if not (is_integer(low) and is_integer(high)):
         return "low and high must be integers"
     return None if low < high else "low must be below high, which is excluded"  # type: ignore[operator]
 
 
-def _log_fault(low: float) -> str | None:
+def log_fault(low: float) -> str | None:
+    """An error text on the lower bound of a range on a logarithmic scale."""
     return None if low > 0 else "low must be above 0, where a logarithm exists (use uniform for a range with 0 in it)"
 
 
-def _between(low: float, high: float, fraction: float) -> float:
+def between(low: float, high: float, fraction: float) -> float:
+    """The number at a fraction of the way from `low` to `high`."""
     # Not low + fraction * (high - low): that difference overflows for the widest ranges.
     return float(min(max((1 - fraction) * low + fraction * high, low), high))
 
 
-def _quantile(low: float, high: float, value: float) -> float:
+def quantile_between(low: float, high: float, value: float) -> float:
+    """The fraction of the way from `low` to `high` at which a number is."""
     # Halves, because the difference of the ends of the widest ranges overflows.
     width = high / 2 - low / 2
     return min(max((value / 2 - low / 2) / width, 0.0), 1.0) if width > 0 else 0.5
 
 
-def _index(quantile: float, count: int) -> int:
+def index_at(quantile: float, count: int) -> int:
+    """The position, of `count` equally likely ones, whose interval holds a quantile."""
     # Fractions for more points than floats distinguish or count.
     return min(int(quantile * count if count <= sys.maxsize else Fraction(quantile) * count), count - 1)
 
 
-def _decimal(value: float) -> Fraction:
+def decimal(value: float) -> Fraction:
+    """The exact number that the shortest decimals of a float name."""
     return Fraction(str(float(value)))

@@ -1,7 +1,8 @@
 """A checked search space as a tree: its checks, its walks and its JSON form.
 
-Inner nodes are dicts and `Choice`s; leaves are other `Domain`s and constants. A node's path names it, such as
-"optimizer[0].momentum" for a parameter of the first option of `optimizer`.
+Inner nodes are dicts and `Choice`s; leaves are other `Domain`s, domains with computed bounds (`Dependent`), computed
+values (`Expression`) and constants. A node's path names it, such as "optimizer[0].momentum" for a parameter of the
+first option of `optimizer`; in a configuration that leaf is named "optimizer.momentum".
 """
 
 import copy
@@ -13,24 +14,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from shoal.core.domain import DOMAINS, RAY_DOMAINS, Choice, Domain, from_optuna, from_ray
+from shoal.core.distributions import DOMAINS, Ordinal
+from shoal.core.domain import Choice, Constant, Domain
 from shoal.core.errors import SpaceError
+from shoal.core.foreign_spaces import RAY_DOMAINS, from_optuna, from_ray
+from shoal.core.reference import UNIT, Dependent, Expression, check_expression, evaluate, make_domain
 
 __all__ = [
-    "Constant",
     "Leaf",
+    "Lookup",
+    "Pending",
+    "build",
     "check",
+    "computed",
     "constant",
     "constants",
     "count",
     "decode",
-    "draw",
     "encode",
     "faults",
     "find_picks",
     "given_picks",
     "leaves",
+    "lookup_in",
     "parameters",
+    "picks",
     "points",
 ]
 
@@ -38,16 +46,59 @@ _MOST_DIGITS = 4000
 """Most digits of an integer; Python converts at most 4300 to text."""
 _MOST_BITS = int(_MOST_DIGITS * 3.32)
 
+Lookup = Callable[[str], Any]
+"""A function of a name in a flattened configuration that returns its value, and raises a `SpaceError` without it."""
+
 
 @dataclass(frozen=True)
-class Constant:
-    """A value that is not searched, even if it is a list, as in a journal and in `{value = [64, 32]}` of a file.
-
-    Args:
-        value: None, bool, int, float or str, or lists or dicts of these.
-    """
+class _Given:
+    """A value of a configuration that takes the place of what would be computed."""
 
     value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A leaf of a configuration whose value depends on others.
+
+    Args:
+        pick: The quantile for a domain, or a `_Given`; None for a computed value.
+    """
+
+    node: Dependent | Expression
+    path: str
+    pick: Any = None
+
+    def value(self, lookup: Lookup) -> Any:
+        """The value in a configuration.
+
+        Raises:
+            SpaceError: it cannot be computed, or a given value is another one or outside the domain.
+        """
+        known: Any
+        if isinstance(self.node, Dependent):
+            known = self.node.resolved(lookup, self.path)
+            if not isinstance(self.pick, _Given):
+                return known.value_at(self.pick)
+        else:
+            known = constant(evaluate(self.node, lookup, self.path), self.path)
+            if not isinstance(self.pick, _Given):
+                return known
+        (value,) = given_picks(known, self.pick.value, self.path, {}).values() or (known,)
+        return value
+
+
+def lookup_in(row: dict[str, Any]) -> Lookup:
+    """A function of a name that returns its value in a flattened configuration, computed at the first request."""
+
+    def lookup(name: str) -> Any:
+        if name not in row:
+            raise SpaceError(f"the configuration has no `{name}`")
+        if isinstance(row[name], Pending):
+            row[name] = row[name].value(lookup)
+        return row[name]
+
+    return lookup
 
 
 @dataclass(frozen=True)
@@ -55,7 +106,7 @@ class Leaf:
     """Possible values under one name of a flattened configuration.
 
     Args:
-        values: Constants and domains other than choices, in the order of the space.
+        values: Constants, domains other than choices, and what depends on others, in the order of the space.
         optional: Whether some configurations lack the name.
         choice_name: Name of the choice between constants, such as "optimizer" for `optimizer.name`; else the leaf's own
             name, and "" for a constant without a choice.
@@ -68,13 +119,22 @@ class Leaf:
 
 def check(node: Any, path: str) -> Any:
     """Check a part of a space; turn lists into choices, foreign domains into own ones, constants into JSON values."""
-    node = from_optuna(node) or from_ray(node) or node
+    foreign = from_optuna(node) or from_ray(node)
+    node = node if foreign is None else foreign
     match node:
         case Domain():
             if fault := node.fault():
                 raise SpaceError(f"`{path}`: {fault}, got {node}")
             if isinstance(node, Choice):
-                return Choice(tuple(_option(option, f"{path}[{i}]") for i, option in enumerate(node.options)))
+                options = tuple(_option(option, f"{path}[{i}]") for i, option in enumerate(node.options))
+                return Choice(options, node.weights)
+            return Ordinal(tuple(constant(node.values, path))) if isinstance(node, Ordinal) else node
+        case Expression():
+            check_expression(node, path)
+            return node
+        case Dependent():
+            for expression in node.expressions:
+                check_expression(expression, path)
             return node
         case Constant():
             return constant(node.value, path)
@@ -113,11 +173,7 @@ def _name(name: object, path: str) -> str:
 
 
 def constant(value: Any, path: str) -> Any:
-    """A value of a configuration as JSON has it: numbers of NumPy become Python's, tuples lists.
-
-    Raises:
-        SpaceError: it holds what JSON does not have.
-    """
+    """A value as JSON has it: numbers of NumPy become Python's, tuples lists. What JSON lacks is a SpaceError."""
     match value:
         case None | bool():
             return value
@@ -137,7 +193,7 @@ def constant(value: Any, path: str) -> Any:
             return [constant(item, f"{path}[{i}]") for i, item in enumerate(value)]
         case Mapping():
             return {_name(name, path): constant(item, _join(path, name)) for name, item in value.items()}
-        case Domain():
+        case Domain() | Dependent() | Expression():
             raise SpaceError(
                 f"`{path}`: an option that is a list is a value and cannot hold {value}; use a dict, or a choice of "
                 "lists"
@@ -151,43 +207,69 @@ def constant(value: Any, path: str) -> Any:
 def _remedy(value: object) -> str:
     if type(value).__module__ == RAY_DOMAINS:
         return (
-            "Write this domain of Ray Tune as one of Shoal's, such as shoal.loguniform, shoal.quniform or shoal.grid; "
-            "what sample_from computes, let the function compute"
+            "Write this domain of Ray Tune as one of Shoal's; in place of sample_from, whose function a journal cannot "
+            "hold, compute with shoal.ref, as in shoal.ref('epochs') // 10"
         )
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | set | frozenset | Mapping):
         return "Write choice(...) around it to choose one of its items"
     return "Give it a name here and look the name up in the task"
 
 
-def draw(node: Any, path: str, pick: Callable[[str, Domain], Any]) -> Any:
-    """The part of a configuration below a node; see `Space.draw`."""
+def picks(node: Any, path: str, pick: Callable[[str, Domain], Any]) -> dict[str, Any]:
+    """What a function picks for each parameter below a node; see `Space.draw`."""
     match node:
         case Choice():
             position = pick(path, node)
-            return draw(node.options[position], f"{path}[{position}]", pick)
+            return {path: position, **picks(node.options[position], f"{path}[{position}]", pick)}
         case Domain():
-            return pick(path, node)
+            return {path: pick(path, node)}
+        case Dependent():
+            return {path: pick(path, UNIT)}
         case dict():
-            return {name: draw(value, _join(path, name), pick) for name, value in node.items()}
+            parts = [picks(value, _join(path, name), pick) for name, value in node.items()]
+            return {key: picked for part in parts for key, picked in part.items()}
+        case _:
+            return {}
+
+
+def build(node: Any, path: str, picked: Mapping[str, Any]) -> Any:
+    """The part of a configuration below a node, by the picks for it; leaves that depend on others are `Pending`."""
+    match node:
+        case Choice():
+            position = picked[path]
+            return build(node.options[position], f"{path}[{position}]", picked)
+        case Domain():
+            return picked[path]
+        case Dependent() | Expression():
+            return Pending(node, path, picked.get(path))
+        case dict():
+            return {name: build(value, _join(path, name), picked) for name, value in node.items()}
         case _:
             return copy.deepcopy(node)
 
 
-def find_picks(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any]] | None:
+def find_picks(node: Any, value: Any, path: str, lookup: Lookup) -> dict[str, tuple[Domain, Any]] | None:
     """The picks below a node that produce a value; None if no picks do."""
     match node:
         case Choice():
             for position, option in enumerate(node.options):
-                inner = find_picks(option, value, f"{path}[{position}]")
+                inner = find_picks(option, value, f"{path}[{position}]", lookup)
                 if inner is not None:
                     return {path: (node, position), **inner}
             return None
         case Domain():
             return {path: (node, value)} if node.contains(value) else None
+        case Dependent() | Expression():
+            try:
+                Pending(node, path, _Given(value)).value(lookup)
+                place = node.resolved(lookup, path).quantile_of(value) if isinstance(node, Dependent) else None
+            except SpaceError:
+                return None
+            return {} if place is None else {path: (UNIT, place)}
         case dict():
             if not isinstance(value, Mapping) or value.keys() != node.keys():
                 return None
-            parts = [find_picks(inner, value[name], _join(path, name)) for name, inner in node.items()]
+            parts = [find_picks(inner, value[name], _join(path, name), lookup) for name, inner in node.items()]
             if None in parts:
                 return None
             return {key: found for part in parts if part is not None for key, found in part.items()}
@@ -224,6 +306,8 @@ def given_picks(node: Any, given: Any, path: str, drawn: Mapping[str, Any]) -> d
             value = constant(given, path)
             if node.contains(value):
                 return {path: float(value) if isinstance(node.value_at(0.5), float) else value}
+        case Dependent() | Expression():
+            return {path: _Given(constant(given, path))}
         case _:
             if _is_constant(constant(given, path), node):
                 return {}
@@ -239,10 +323,10 @@ def _is_constant(value: Any, node: object) -> bool:
     return value == node and (type(value) is type(node) or (type(value) is int and type(node) is float))
 
 
-def faults(node: Any, value: Any, path: str) -> Iterator[str]:
+def faults(node: Any, value: Any, path: str, lookup: Lookup) -> Iterator[str]:
     """Reasons why a value does not belong to a node."""
     if not isinstance(node, dict):
-        if find_picks(node, value, path) is None:
+        if find_picks(node, value, path, lookup) is None:
             yield f"`{path}` is {value!r}, and the space has {node!s}"
     elif not isinstance(value, Mapping):
         yield f"`{path}` is {value!r}, and the space has a dict of {_names(node)}"
@@ -251,7 +335,7 @@ def faults(node: Any, value: Any, path: str) -> Iterator[str]:
         yield from (f"`{_join(path, name)}` is not in the space" for name in value if name not in node)
         for name, inner in node.items():
             if name in value:
-                yield from faults(inner, value[name], _join(path, name))
+                yield from faults(inner, value[name], _join(path, name), lookup)
 
 
 def constants(node: dict[str, Any]) -> dict[str, Any]:
@@ -259,8 +343,23 @@ def constants(node: dict[str, Any]) -> dict[str, Any]:
     return {
         name: constants(value) if isinstance(value, dict) else copy.deepcopy(value)
         for name, value in node.items()
-        if not isinstance(value, Domain)
+        if not isinstance(value, Domain | Dependent | Expression)
     }
+
+
+def computed(node: Any, path: str, name: str, pins: Mapping[str, int]) -> Iterator[tuple[str, Mapping[str, int], Any]]:
+    """All computed values and bounds below a node: name in a flattened configuration, the options of choices under
+    which it is there (path of the choice -> position), and the `Expression` or `Dependent`.
+    """
+    match node:
+        case Choice():
+            for position, option in enumerate(node.options):
+                yield from computed(option, f"{path}[{position}]", name, {**pins, path: position})
+        case dict():
+            for key, value in node.items():
+                yield from computed(value, _join(path, key), _join(name, key), pins)
+        case Dependent() | Expression():
+            yield name, pins, node
 
 
 def parameters(node: Any, path: str, *, conditional: bool) -> Iterator[tuple[str, tuple[Domain, bool]]]:
@@ -270,6 +369,8 @@ def parameters(node: Any, path: str, *, conditional: bool) -> Iterator[tuple[str
             yield path, (node, conditional)
             for position, option in enumerate(node.options if isinstance(node, Choice) else ()):
                 yield from parameters(option, f"{path}[{position}]", conditional=True)
+        case Dependent():
+            yield path, (UNIT, conditional)
         case dict():
             for name, value in node.items():
                 yield from parameters(value, _join(path, name), conditional=conditional)
@@ -288,6 +389,11 @@ def count(node: Any, path: str) -> int:
                     "grid([...]), use quniform, or choose the algorithm Random"
                 )
             return values
+        case Dependent():
+            raise SpaceError(
+                f"`{path}`: {node} has other values in each configuration and cannot be tried one by one; write a "
+                "domain with fixed bounds and a condition in `where`, or choose the algorithm Random"
+            )
         case dict():
             return math.prod(count(value, _join(path, name)) for name, value in node.items())
         case _:
@@ -304,24 +410,34 @@ def points(node: Any, path: str) -> Iterator[Any]:
             columns = [list(points(value, _join(path, name))) for name, value in node.items()]
             for row in itertools.product(*columns):
                 yield dict(zip(node, row, strict=True))
+        case Expression():
+            yield Pending(node, path)
         case _:
             yield node
 
 
-def leaves(node: Any, path: str, choice_name: str) -> dict[str, Leaf]:
-    """Name in a flattened configuration -> its possible values."""
+def leaves(
+    node: Any, path: str = "", name: str = "", choice_name: str = "", pins: Mapping[str, int] | None = None
+) -> dict[str, Leaf]:
+    """Name in a flattened configuration -> its possible values; `pins` fixes options: path of a choice -> position."""
+    pins = pins or {}
     match node:
+        case Choice() if path in pins:
+            position = pins[path]
+            return leaves(node.options[position], f"{path}[{position}]", name, name, pins)
         case Choice():
-            options = [leaves(option, path, path) for option in node.options]
-            names = dict.fromkeys(name for option in options for name in option)
-            return {name: _merge_leaves(name, [option.get(name) for option in options]) for name in names}
-        case Domain():
-            return {path: Leaf((node,), optional=False, choice_name=path)}
+            options = [leaves(option, f"{path}[{i}]", name, name, pins) for i, option in enumerate(node.options)]
+            names = dict.fromkeys(key for option in options for key in option)
+            return {key: _merge_leaves(key, [option.get(key) for option in options]) for key in names}
+        case Domain() | Dependent():
+            return {name: Leaf((node,), optional=False, choice_name=name)}
         case dict():
-            parts = [leaves(value, _join(path, name), choice_name) for name, value in node.items()]
-            return {name: leaf for part in parts for name, leaf in part.items()}
+            parts = [
+                leaves(value, _join(path, key), _join(name, key), choice_name, pins) for key, value in node.items()
+            ]
+            return {key: leaf for part in parts for key, leaf in part.items()}
         case _:
-            return {path: Leaf((node,), optional=False, choice_name=choice_name)}
+            return {name: Leaf((node,), optional=False, choice_name=choice_name)}
 
 
 def _merge_leaves(name: str, leaves: list[Leaf | None]) -> Leaf:
@@ -338,10 +454,16 @@ def _merge_leaves(name: str, leaves: list[Leaf | None]) -> Leaf:
 def encode(node: Any) -> dict[str, Any]:
     """A node as JSON values."""
     match node:
-        case Choice():
+        case Choice(weights=()):
             return {node.name: [encode(option) for option in node.options]}
+        case Choice():
+            return {"weighted": [[encode(option) for option in node.options], list(node.weights)]}
         case Domain():
             return {node.name: [getattr(node, field.name) for field in fields(node)]}
+        case Dependent():
+            return {node.kind.name: [encode(each) if isinstance(each, Expression) else each for each in node.arguments]}
+        case Expression():
+            return {"expression": node.data}
         case dict():
             return {"dict": {name: encode(value) for name, value in node.items()}}
         case _:
@@ -358,9 +480,19 @@ def decode(node: dict[str, Any]) -> Any:
             return {name: decode(value) for name, value in content.items()}
         case "choice":
             return Choice(tuple(decode(option) for option in content))
+        case "weighted":
+            return Choice(tuple(decode(option) for option in content[0]), tuple(content[1]))
+        case "expression":
+            return Expression(content)
         case _ if kind in DOMAINS:
-            return DOMAINS[kind](*content)
+            return make_domain(DOMAINS[kind], *map(_decoded_argument, content))
     raise SpaceError(f"this version has no domain {kind!r}; it has {', '.join(DOMAINS)}")
+
+
+def _decoded_argument(argument: Any) -> Any:
+    if isinstance(argument, dict):
+        return decode(argument)
+    return tuple(argument) if isinstance(argument, list) else argument
 
 
 def _join(path: str, name: object) -> str:

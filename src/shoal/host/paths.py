@@ -1,6 +1,5 @@
 """Absolute paths, which stay valid when the working directory changes."""
 
-import os
 import reprlib
 import sys
 from pathlib import Path
@@ -40,7 +39,12 @@ def check_path(path: object) -> None:
 
 def absolute(path: Path | str) -> Path:
     """Return the absolute path of a path; "~" and "~user" at its beginning are home directories."""
-    path = Path(os.path.expanduser(path))
+    try:
+        path = Path(path).expanduser()
+    except RuntimeError as error:
+        raise ShoalError(
+            f"{str(path)!r} begins with a home directory that is not there; write ./~ for a name"
+        ) from error
     if path.is_absolute():
         return path
     whole = working_directory() / path

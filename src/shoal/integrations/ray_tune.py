@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RaySearch", "ray_trainable"]
 
+_MOST_ATTEMPTS = 100
+"""Most proposals in a row that the conditions of the space may refuse."""
+
 _CHECKPOINT = "ray_checkpoint"
 """Directory below that of the trial, with the contents of the last Ray checkpoint."""
 
@@ -148,6 +151,7 @@ class RaySearch(ConcurrentAlgorithm):
 
         super().begin(problem)
         self._ended = False
+        self._names: list[str] = []  # id of each trial for the searcher
         self._reported: dict[int, int] = {}
         self._searcher = self.searcher(problem.seed % 2**32)
         if not isinstance(self._searcher, Searcher):
@@ -168,24 +172,36 @@ class RaySearch(ConcurrentAlgorithm):
         """A new trial that the searcher proposes; None if it proposes none now.
 
         Raises:
-            AlgorithmError: It proposes none although no trial is in training, or leaves out a parameter.
+            AlgorithmError: It proposes none although no trial is in training, leaves out a parameter, or proposes only
+                what the conditions of the space refuse.
         """
         from ray.tune.search import Searcher
 
         if self._ended or len(self.trials) == self.n:
             return None
-        proposal: Any = self._searcher.suggest(_name(len(self.trials)))
-        if proposal == Searcher.FINISHED:
-            self._ended = True
-            return None
-        if proposal is None:
-            if not self.training:
-                raise AlgorithmError(
-                    f"{type(self._searcher).__name__} proposes nothing although no trial is in training; let it return "
-                    "Searcher.FINISHED to end the search"
-                )
-            return None
-        return self.begin_trial(self._config(proposal)), self.epochs
+        number = len(self.trials)
+        for attempt in range(_MOST_ATTEMPTS):
+            name = _name(number) if attempt == 0 else f"{_name(number)}_{attempt}"
+            proposal: Any = self._searcher.suggest(name)
+            if proposal == Searcher.FINISHED:
+                self._ended = True
+                return None
+            if proposal is None:
+                if not self.training:
+                    raise AlgorithmError(
+                        f"{type(self._searcher).__name__} proposes nothing although no trial is in training; let it "
+                        "return Searcher.FINISHED to end the search"
+                    )
+                return None
+            config = self._config(number, proposal)
+            if config is not None:
+                self._names.append(name)
+                return self.begin_trial(config), self.epochs
+            self._searcher.on_trial_complete(name, error=True)
+        raise AlgorithmError(
+            f"{type(self._searcher).__name__} made {_MOST_ATTEMPTS} proposals that the conditions of the space refuse; "
+            "use OptunaSearch, or give domains in which more configurations meet the conditions"
+        )
 
     def observe(self, report: Report) -> list[Decision]:
         """Process a report as the base class does, and give it to the searcher once."""
@@ -195,20 +211,20 @@ class RaySearch(ConcurrentAlgorithm):
             value = self.problem.value(report)
             if number in self.training and self._reported.get(number, 0) < report.epoch < self.epochs:
                 self._reported[number] = report.epoch
-                self._searcher.on_trial_result(_name(number), self._result(report.epoch, value))
+                self._searcher.on_trial_result(self._names[number], self._result(report.epoch, value))
         return super().observe(report)
 
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
         """Give the searcher the value of a trial."""
         if math.isnan(value):
-            self._searcher.on_trial_complete(_name(number), error=True)
+            self._searcher.on_trial_complete(self._names[number], error=True)
         else:
-            self._searcher.on_trial_complete(_name(number), self._result(epoch, value))
+            self._searcher.on_trial_complete(self._names[number], self._result(epoch, value))
         return [Decision(number, TrialState.COMPLETE)]
 
     def failed(self, number: int) -> list[Decision]:
         """Report a failed trial to the searcher."""
-        self._searcher.on_trial_complete(_name(number), error=True)
+        self._searcher.on_trial_complete(self._names[number], error=True)
         return []
 
     @property
@@ -225,7 +241,7 @@ class RaySearch(ConcurrentAlgorithm):
     def _result(self, epoch: int, value: float) -> dict[str, Any]:
         return {self.problem.metric: value, "training_iteration": epoch}
 
-    def _config(self, proposal: Mapping[str, Any]) -> Config:
+    def _config(self, number: int, proposal: Mapping[str, Any]) -> Config | None:
         def picked(path: str, domain: Domain) -> Any:
             if path not in proposal:
                 raise AlgorithmError(
@@ -239,9 +255,11 @@ class RaySearch(ConcurrentAlgorithm):
                     return domain.low + domain.step * int(value)
                 case Choice() | LogRandInt():
                     return int(value)
-            return float(value)
+                case Uniform() | LogUniform():
+                    return float(value)
+            return domain.value_at(float(value))
 
-        return self.problem.space.draw(picked)
+        return self.problem.draw(number, picked)
 
 
 def _name(number: int) -> str:
@@ -250,7 +268,9 @@ def _name(number: int) -> str:
 
 
 def _ray_domain(domain: Domain) -> Any:
-    """A domain as one of Ray Tune: of a choice and of integers with a step, the positions."""
+    """A domain as one of Ray Tune: of a choice and of integers with a step, the positions; of one that Ray Tune lacks,
+    the quantile.
+    """
     from ray import tune
 
     match domain:
@@ -264,4 +284,4 @@ def _ray_domain(domain: Domain) -> Any:
             return tune.loguniform(domain.low, domain.high)
         case Uniform() | QUniform():
             return tune.uniform(domain.low, domain.high)
-    raise AlgorithmError(f"{domain} has no counterpart in Ray Tune; use OptunaSearch")
+    return tune.uniform(0.0, 1.0)

@@ -3,14 +3,19 @@
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from itertools import islice, pairwise
+from random import Random
 from typing import Any
 
+from shoal.core.distributions import LogNormal, LogRange, Normal, QLogUniform
 from shoal.core.domain import Domain, LogRandInt, LogUniform, RandInt
-from shoal.core.space import Space
+from shoal.core.errors import SpaceError
+from shoal.core.reference import Dependent, Expression
+from shoal.core.space import Space, flatten, is_number
 from shoal.core.space_tree import Leaf
 from shoal.look.text import leaf_text, rounded
 
@@ -24,6 +29,15 @@ _MAX_INTEGER_DIGITS = 7
 """Whole numbers with more digits are rounded in labels."""
 
 _MISSING_LABEL = "-"
+
+_LOGARITHMIC = (LogUniform, LogRandInt, QLogUniform, LogNormal, LogRange)
+"""Domains whose bins are equally wide on a logarithmic scale."""
+
+_MOST_DRAWN = 256
+"""Random configurations by which the range of a parameter with computed bounds is found."""
+
+_TAIL = 1e-3
+"""Probability of a normal distribution beyond each end of the bins; values there belong to the last ones."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +97,21 @@ class Axis:
 
 def axes(space: Space) -> tuple[Axis, ...]:
     """Return an axis for every parameter that can have more than one value, in the order of the space."""
-    all_axes = (_axis(name, leaf) for name, leaf in space.leaves().items())
+    leaves = space.leaves()
+    has_computed_bounds = any(isinstance(value, Dependent) for leaf in leaves.values() for value in leaf.values)
+    drawn = _drawn_rows(space) if has_computed_bounds else []
+    all_axes = (_axis(name, leaf, drawn) for name, leaf in leaves.items())
     return tuple(axis for axis in all_axes if len(axis.labels) > 1)
+
+
+def _drawn_rows(space: Space) -> list[dict[str, Any]]:
+    """Random configurations, flattened, which show the ranges of parameters with computed bounds."""
+    rows = []
+    for seed in range(_MOST_DRAWN):
+        rng = Random(seed)
+        with suppress(SpaceError):  # a bound that cannot be computed
+            rows.append(flatten(space.draw(lambda path, domain: domain.sample(rng))))  # noqa: B023
+    return rows
 
 
 @dataclass(frozen=True)
@@ -97,11 +124,17 @@ class _AxisRange:
     integer: bool
 
 
-def _axis(name: str, leaf: Leaf) -> Axis:
+def _axis(name: str, leaf: Leaf, drawn: Sequence[Mapping[str, Any]]) -> Axis:
     points: dict[str, Any] = {}
     ranges = []
     for value in leaf.values:
-        if (listed := _listed_values(value)) is not None:
+        if isinstance(value, Expression):
+            continue  # it follows from other parameters
+        if isinstance(value, Dependent):
+            numbers = [row[name] for row in drawn if is_number(row.get(name))]
+            if numbers and min(numbers) < max(numbers):
+                ranges.append(_dependent_range(value, min(numbers), max(numbers)))
+        elif (listed := _listed_values(value)) is not None:
             points |= {repr(point): point for point in listed}
         else:
             ranges.append(_range(value))
@@ -129,11 +162,26 @@ def _listed_values(value: Any) -> Sequence[Any] | None:
 
 def _range(domain: Domain) -> _AxisRange:
     integer = isinstance(domain, RandInt | LogRandInt)
-    return _AxisRange(*_bounds(domain), log=isinstance(domain, LogUniform | LogRandInt), integer=integer)
+    return _AxisRange(
+        *_bounds(domain),
+        log=isinstance(domain, _LOGARITHMIC),
+        integer=integer,
+    )
 
 
-def _bounds(domain: Any) -> tuple[float, float]:
-    return domain.low, domain.high
+def _dependent_range(dependent: Dependent, low: float, high: float) -> _AxisRange:
+    """The range of a domain with computed bounds, by its values in random configurations."""
+    integer = issubclass(dependent.kind, RandInt | LogRandInt)
+    log = issubclass(dependent.kind, _LOGARITHMIC) and low > 0
+    return _AxisRange(low, high + 1 if integer else high, log, integer)
+
+
+def _bounds(domain: Domain) -> tuple[float, float]:
+    """The range of a domain; of a normal distribution, that of all but its last thousandth on either side."""
+    if isinstance(domain, Normal | LogNormal):
+        return domain.value_at(_TAIL), domain.value_at(1 - _TAIL)
+    low, high = getattr(domain, "low"), getattr(domain, "high")  # noqa: B009  (of all domains without points)
+    return low, high
 
 
 def _binned(ranges: Sequence[_AxisRange]) -> tuple[tuple[float, ...], list[str]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.algorithms.sampler import directions, varying_domains, without_optuna_info
-from shoal.core.domain import Choice
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.rows import TrialRow
@@ -124,8 +123,10 @@ def _frozen_trial(
     """Return an ended trial as Optuna stores it: a stopped one is PRUNED, one that failed or has no last value is FAIL.
 
     The metric at the end of each epoch is an intermediate value, which Optuna has for one metric only. Parameters are
-    named by their paths; a choice whose options are not plain values becomes the position of an option. A trial with a
-    config outside the space, added by a user, has no parameters there, but its config as an attribute.
+    named by their paths; a choice whose options are not plain values becomes the position of an option, as does
+    a value of an `ordinal` or a `logrange`; of a normal distribution or a domain with computed bounds there is the
+    quantile. A trial with a config outside the space, added by a user, has no parameters there, but its config as an
+    attribute.
     """
     import optuna
 
@@ -154,9 +155,6 @@ def _parameters(space: Space, config: Config, paths: Collection[str]) -> dict[st
     """Return some parameters of a config of the space and their distributions, as arguments of `create_trial`."""
     picks = {path: pick for path, pick in space.parameters(config).items() if path in paths}
     return {
-        "params": {
-            path: domain.optuna_value(value) if isinstance(domain, Choice) else value
-            for path, (domain, value) in picks.items()
-        },
+        "params": {path: domain.optuna_value(value) for path, (domain, value) in picks.items()},
         "distributions": {path: domain.to_optuna() for path, (domain, _) in picks.items()},
     }
