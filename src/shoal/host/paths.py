@@ -40,7 +40,7 @@ def check_path(path: object) -> None:
 def absolute(path: Path | str) -> Path:
     """Return the absolute path of a path; "~" and "~user" at its beginning are home directories."""
     try:
-        path = Path(path).expanduser()
+        path = Path(path).expanduser() if str(path).startswith("~") else Path(path)  # Path("./~") is Path("~")
     except RuntimeError as error:
         raise ShoalError(
             f"{str(path)!r} begins with a home directory that is not there; write ./~ for a name"
