@@ -122,6 +122,8 @@ def test_repeats_and_folds_count_as_one_trial_with_their_aggregate(tmp_path):
     assert rows
     assert all(found.values[number] == row.objective for number, row in rows.items())
     assert next(iter(Study(directory).importance(budget=1).shares)) == "lr"
+    theirs = Study(directory).to_optuna().trials
+    assert [each.params["lr"] for each in theirs] == [row.config["lr"] for row in Study(directory).configurations[:-1]]
 
 
 @pytest.mark.parametrize(

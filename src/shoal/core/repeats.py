@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev, variance
 
 from shoal.core.errors import AlgorithmError
@@ -33,6 +33,8 @@ AGGREGATES: dict[str, Callable[[Sequence[float], bool], float]] = {
 @dataclass(frozen=True, slots=True)
 class ConfigurationRow(TrialRow):
     """The repeats of a configuration as one row: its values are aggregates, its number is that of the median repeat.
+
+    Its config is that of all repeats, without the number of a fold.
 
     Args:
         repeats: Rows of its trials, by number.
@@ -96,6 +98,10 @@ class Repeats:
         """The config of a trial of a configuration: with the number of its fold, if there are folds."""
         return config if self.folds == 1 else {**config, FOLD: trial % self.folds}
 
+    def searched(self, config: Config) -> Config:
+        """The config of a configuration: that of a trial without the number of its fold, which the space lacks."""
+        return config if self.folds == 1 else {name: value for name, value in config.items() if name != FOLD}
+
     def aggregated(self, metrics: Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> dict[str, float]:
         """The values of a configuration, of the metrics that all repeats have; NaN where a repeat has NaN."""
         return {
@@ -129,7 +135,7 @@ class Repeats:
         open_state = next((state for state in _OPEN if state in states), None)
         metrics = self.aggregated([row.metrics for row in rows], objectives)
         return ConfigurationRow(
-            trial=shown.trial,
+            trial=replace(shown.trial, config=self.searched(shown.trial.config)),
             state=open_state or shown.state,
             reason=shown.reason,
             epoch=min(row.epoch for row in rows),

@@ -7,7 +7,7 @@ from statistics import stdev
 
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
-from shoal.core.repeats import FOLD, ConfigurationRow, Repeats
+from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Config, TrialState
@@ -32,7 +32,7 @@ class BudgetValues:
         budget: Epochs, or the step of a program's reports; 0 without any value.
         unit: "epochs" or "reports".
         values: Number of a trial -> its value after `budget`, or at its last report before.
-        configs: Number of each of these trials -> its config, without the number of a fold.
+        configs: Number of each of these trials -> its config.
         deviations: Number of each repeated configuration with finite values -> their sample standard deviation.
         others: Number of trials with values that did not reach the budget.
         least: Number of values that a comparison of the parameters needs, see `min_trials`.
@@ -121,7 +121,7 @@ def budget_values(journal: JournalView, budget: int | None = None) -> BudgetValu
             number: repetition.aggregated([{objective.metric: value} for value in each], [objective])[objective.metric]
             for number, each in measured.items()
         },
-        configs={number: _searched(rows[number].config, repetition) for number in measured},
+        configs={number: rows[number].config for number in measured},
         others=sum(row.epoch < (budget or 0) for row in rows.values()),
         least=least,
         deviations={x: stdev(each) for x, each in measured.items() if len(each) > 1 and all(map(isfinite, each))},
@@ -131,11 +131,6 @@ def budget_values(journal: JournalView, budget: int | None = None) -> BudgetValu
 
 def _trials(row: TrialRow) -> tuple[TrialRow, ...]:
     return row.repeats if isinstance(row, ConfigurationRow) else (row,)
-
-
-def _searched(config: Config, repetition: Repeats) -> Config:
-    """A config without what the repetition has added to it."""
-    return config if repetition.folds == 1 else {name: value for name, value in config.items() if name != FOLD}
 
 
 def _is_inside(space: Space, row: TrialRow) -> bool:
