@@ -238,23 +238,29 @@ def test_a_function_that_returns_and_reports_nothing_fails_with_the_remedy(scrip
     assert "main reported nothing and returned None; return the value of value, or call shoal.report" in errors
 
 
-def test_the_example(script: Any, tmp_path: Path) -> None:
-    """As its text says, at a smaller size: the function, and the task as arrays."""
+def test_a_trial_knows_its_fold(script: Any, conf: Path) -> None:
+    lines = ["hydra.sweeper.study={folds:2}", "hydra.sweeper.algorithm=grid", "optimizer=sgd,sgd", "optimizer.lr=3"]
+    status, _, errors = run(script, conf, "return cfg.optimizer.lr + cfg.fold", *lines)
+    assert status == 0, errors
+    assert results(conf) == {"name": "shoal", "best_params": {"optimizer": "sgd"}, "best_value": 3.5}
+
+
+@pytest.mark.in_turns(2)
+@pytest.mark.parametrize("way", ["called", "as arrays"])
+def test_the_example(way: str, script: Any, tmp_path: Path) -> None:
+    """As its text says, at a smaller size: the function, or the task as arrays."""
     code = (ROOT / "examples/hydra_digits.py").read_text()
-    arrays = re.findall(r"\n        '(.*)' '(.*)'\n", code)[0]
-    space = re.findall(r"'(lr=.*?)' (\S+) '(.*?)'\n", code)[0]
+    (space,) = re.findall(r"'(lr=.*?)' (\S+) '(.*?)'\n", code)
+    (arrays,) = re.findall(r"\n        '(.*)' '(.*)'\n", code)
     path = tmp_path / "hydra_digits.py"
     path.write_text(f"import sys\nsys.path += {[str(SWEEPER), str(ROOT / 'examples')]!r}\n{code}")
     fixed = [f"hydra.sweeper.{x}" for x in ("metric=accuracy", "mode=max", "n=2", "devices=cpu:1")]
-    for name, lines in (("called", ["epochs=1"]), ("fused", arrays)):
-        status, _, errors = script(
-            path, "-m", "hydra/sweeper=shoal", f"hydra.sweep.dir={name}", *fixed, *space, *lines, cwd=tmp_path
-        )
-        assert status == 0, errors
-        best = Study(tmp_path / name).best_trial
-        assert best.metrics["accuracy"] > 0.1
-        assert best.config["width"] in (64, 128)
-    assert {trial.epoch for trial in Study(tmp_path / "fused").trials} == {3}
+    lines = ["-m", "hydra/sweeper=shoal", "hydra.sweep.dir=study", *fixed, *space]
+    status, _, errors = script(path, *lines, *(["epochs=1"] if way == "called" else arrays), cwd=tmp_path)
+    assert status == 0, errors
+    trials = Study(tmp_path / "study").trials
+    assert [trial.epoch for trial in trials] == [1 if way == "called" else 3] * 2
+    assert all(trial.metrics["accuracy"] > 0.05 and trial.config["width"] in (64, 128) for trial in trials)
 
 
 def test_its_version_is_that_of_shoal() -> None:

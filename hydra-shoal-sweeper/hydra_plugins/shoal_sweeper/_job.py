@@ -12,6 +12,7 @@ from omegaconf import DictConfig, open_dict
 
 import shoal
 from shoal.core.errors import TaskError
+from shoal.core.repeats import FOLD
 
 from ._space import overrides
 
@@ -27,13 +28,22 @@ class Job:
     Args:
         directory: Directory of the study; the job's own is `hydra.sweep.subdir` below it.
         metrics: Names of the values that the function returns, if it reports none.
+        has_folds: Whether each trial has the number of a fold, which becomes the value `fold` of its configuration.
     """
 
     def __init__(
-        self, function: TaskFunction, context: HydraContext, config: DictConfig, directory: Path, metrics: list[str]
+        self,
+        function: TaskFunction,
+        context: HydraContext,
+        config: DictConfig,
+        directory: Path,
+        metrics: list[str],
+        *,
+        has_folds: bool,
     ) -> None:
         self._function, self._context, self._config = function, context, config
         self._directory, self._metrics = str(directory), metrics
+        self._folds = {FOLD} if has_folds else set()
         self._singletons = Singleton.get_state()
         file = getattr(getattr(function, "__code__", None), "co_filename", "")
         self.__module__ = function.__module__  # of what is tuned, for the study
@@ -43,7 +53,8 @@ class Job:
         """Run the job, and report what the function returns if it has reported nothing."""
         Singleton.set_state(self._singletons)
         setup_globals()
-        composed = self._context.config_loader.load_sweep_config(self._config, overrides(config))
+        lines = overrides({f"++{name}" if name in self._folds else name: value for name, value in config.items()})
+        composed = self._context.config_loader.load_sweep_config(self._config, lines)
         with open_dict(composed):
             composed.hydra.sweep.dir = self._directory
             composed.hydra.job.num = int(os.environ["SHOAL_TRIAL"])

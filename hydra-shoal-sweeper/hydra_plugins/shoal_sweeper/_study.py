@@ -56,10 +56,11 @@ def run_study(context: HydraContext, function: TaskFunction, config: DictConfig,
             arguments["initial"] = [nested(flatten(point), found) for point in arguments["initial"]]
         if sweeper.task is None:
             space, metric = Space(nested(found, found)), arguments["metric"]
+            metrics = [metric] if isinstance(metric, str) else metric
             loader.load_sweep_config(
                 config, overrides(space.sample(0))
             )  # refuses a key that is not in the configuration
-            task: Any = Job(function, context, config, directory, [metric] if isinstance(metric, str) else metric)
+            task: Any = Job(function, context, config, directory, metrics, has_folds=arguments.get("folds", 1) != 1)
         else:
             task, space = fused(loader, config, found)
         if given is not None or "trials" not in arguments:
@@ -68,7 +69,7 @@ def run_study(context: HydraContext, function: TaskFunction, config: DictConfig,
             done = _resumed(directory, space, arguments)
         else:
             done = shoal.tune(task, space, directory=directory, **arguments)
-        results = _results(done, flat(space.constants()))
+        results = _results(done, space)
     except ShoalError as error:
         raise CompactHydraException(str(error)) from error
     OmegaConf.save(OmegaConf.create(results), directory / "optimization_results.yaml")
@@ -126,11 +127,13 @@ def _resumed(directory: Path, space: Space, arguments: Mapping[str, Any]) -> sho
     return shoal.resume(directory, **{name: value for name, value in arguments.items() if name in changeable})
 
 
-def _results(study: shoal.Study, constants: Mapping[str, Any]) -> dict[str, Any]:
+def _results(study: shoal.Study, space: Space) -> dict[str, Any]:
     """Return the results with the keys of those of the Optuna sweeper."""
 
+    keys = flat({name: leaf for name, leaf in space.leaves().items() if leaf.choice_name})
+
     def searched(config: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in flat(config).items() if key not in constants}
+        return {key: value for key, value in flat(config).items() if key in keys}
 
     if isinstance(study.metric, str):
         best = study.best_trial
