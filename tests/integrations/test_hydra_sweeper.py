@@ -238,11 +238,13 @@ def test_a_function_that_returns_and_reports_nothing_fails_with_the_remedy(scrip
     assert "main reported nothing and returned None; return the value of value, or call shoal.report" in errors
 
 
-def test_a_trial_knows_its_fold(script: Any, conf: Path) -> None:
-    lines = ["hydra.sweeper.study={folds:2}", "hydra.sweeper.algorithm=grid", "optimizer=sgd,sgd", "optimizer.lr=3"]
+def test_a_first_point_has_names_of_overrides_and_a_trial_its_fold(script: Any, conf: Path) -> None:
+    study = "hydra.sweeper.study={folds:2,initial:[{optimizer:adam,optimizer.lr:3}]}"
+    lines = [study, "hydra.sweeper.n=1", "optimizer=sgd,adam", "optimizer.lr=interval(0,9)"]
     status, _, errors = run(script, conf, "return cfg.optimizer.lr + cfg.fold", *lines)
     assert status == 0, errors
-    assert results(conf) == {"name": "shoal", "best_params": {"optimizer": "sgd"}, "best_value": 3.5}
+    params = {"optimizer": "adam", "optimizer.lr": 3}
+    assert results(conf) == {"name": "shoal", "best_params": params, "best_value": 3.5}
 
 
 @pytest.mark.in_turns(2)
