@@ -14,6 +14,7 @@ from shoal.algorithms.rules import StopRule
 from shoal.algorithms.stop_rules import StopRules
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.objective import Objective, objectives
+from shoal.core.plain import plain
 from shoal.core.space import Space
 from shoal.core.space_tree import constant
 from shoal.core.trial import Config
@@ -184,7 +185,7 @@ def check_arguments(algorithm: object, directory: object, show_progress: object,
         expected = "an algorithm, such as shoal.Random(32, epochs=10)"
         raise ShoalError(f"`algorithm` must be {expected}, got {reprlib.repr(algorithm)}")
     for name, value in {"show_progress": show_progress, "page": page}.items():
-        if not isinstance(value, bool):
+        if not isinstance(plain(value), bool):
             raise ShoalError(f"`{name}` must be True or False, got {reprlib.repr(value)}")
     if directory is not None:
         check_path(directory)

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from shoal.core.errors import ShoalError
+from shoal.core.plain import plain
 from shoal.core.trial import step_seed
 from shoal.fuse.generators import PythonRngSnapshot, preserved_rng, seed_all
 from shoal.fuse.intercept import member_run
@@ -65,6 +66,7 @@ def sample_order(trial: Seeded, epoch: int, samples: int | DataLoader[Any]) -> T
     Raises:
         ShoalError: An argument is invalid, the data set is iterable, or a study refuses the loader.
     """
+    epoch, samples = plain(epoch), plain(samples)
     if not isinstance(samples, DataLoader):
         _check(trial, epoch=(epoch, 0), samples=(samples, 1))
         return epoch_order(samples, trial.data_seed, epoch)
@@ -104,6 +106,7 @@ def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
         with shoal.randomness(study.best_trial, step=0):
             loss = F.cross_entropy(model(x), y)
     """
+    step = plain(step)
     _check(trial, step=(step, None))
     with _generators(step_seed(trial.data_seed if array else trial.seed, step)):
         if not array:
@@ -133,6 +136,7 @@ def sample_randomness(trial: Seeded, epoch: int | None, batch: int) -> Iterator[
         with shoal.sample_randomness(trial, epoch, batch):
             x, y = default_collate([train[i] for i in rows])
     """
+    epoch, batch = plain(epoch), plain(batch)
     _check(trial, epoch=(0 if epoch is None else epoch, 0), batch=(batch, 0))
     with _generators(augmentation_seed(trial.data_seed, epoch) + batch):
         yield

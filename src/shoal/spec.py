@@ -17,6 +17,7 @@ from shoal.algorithms.rules import NoImprovement
 from shoal.core.errors import ShoalError
 from shoal.core.job import HANG_SECONDS
 from shoal.core.objective import Objective, objectives
+from shoal.core.plain import plain_fields
 from shoal.core.repeats import Repeats
 from shoal.core.resources import parse_bytes
 from shoal.core.space import Space
@@ -96,6 +97,7 @@ class StudySpec:
     shoal: str = VERSION
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         for name, (is_valid, expected) in _CHECKS.items():
             if not is_valid(value := getattr(self, name)):
                 raise ShoalError(f"`{name}` must be {expected}, got {reprlib.repr(value)}")

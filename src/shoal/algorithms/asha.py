@@ -14,6 +14,7 @@ from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
 from shoal.algorithms.sampler import check_sampler
 from shoal.core.errors import AlgorithmError
+from shoal.core.plain import plain_fields
 from shoal.core.trial import Config, Decision, TrialState
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class ASHA(ConcurrentAlgorithm):
     group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("n", self.n)
         check_halving(self.min_epochs, self.max_epochs, self.eta)
         check_integer("concurrency", self.concurrency)

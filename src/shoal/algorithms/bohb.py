@@ -11,6 +11,7 @@ from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung, check_ha
 from shoal.algorithms.hyperband import deepest_bracket, rungs
 from shoal.core.domain import Choice, Domain
 from shoal.core.errors import AlgorithmError
+from shoal.core.plain import plain_fields
 from shoal.core.trial import Config, Trial, derive_seed
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class SyncBOHB(BracketedAlgorithm):
     group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_halving(self.min_epochs, self.max_epochs, self.eta)
         if self.max_epochs < self.min_epochs * self.eta:
             raise AlgorithmError(

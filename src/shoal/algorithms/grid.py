@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shoal.algorithms.base import Problem, check_integer
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 from shoal.core.errors import SpaceError
+from shoal.core.plain import plain_fields
 
 __all__ = ["Grid"]
 
@@ -32,6 +33,7 @@ class Grid(BracketedAlgorithm):
     group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("epochs", self.epochs)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from shoal.algorithms.base import Problem, check_integer, check_trials
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 from shoal.core.errors import AlgorithmError
+from shoal.core.plain import plain_fields
 
 __all__ = ["Hyperband", "deepest_bracket", "rungs"]
 
@@ -39,6 +40,7 @@ class Hyperband(BracketedAlgorithm):
     skip_last: int = 0
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("eta", self.eta, least=2)
         check_integer("max_epochs", self.max_epochs)
         if self.max_epochs < self.eta:

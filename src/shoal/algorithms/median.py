@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.core.errors import AlgorithmError
+from shoal.core.plain import plain_fields
 from shoal.core.trial import Decision, TrialState
 
 __all__ = ["Median"]
@@ -45,6 +46,7 @@ class Median(ConcurrentAlgorithm):
     group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         for name in ("n", "epochs", "interval", "grace", "least", "concurrency"):
             check_integer(name, getattr(self, name))
         if self.grace > self.epochs:

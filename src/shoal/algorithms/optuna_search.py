@@ -8,6 +8,7 @@ from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
 from shoal.algorithms.sampler import check_sampler
+from shoal.core.plain import plain_fields
 from shoal.core.trial import Decision, Report, TrialState
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class OptunaSearch(ConcurrentAlgorithm):
     concurrency: int = 8
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("n", self.n)
         check_integer("epochs", self.epochs)
         check_integer("concurrency", self.concurrency)

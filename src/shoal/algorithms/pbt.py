@@ -11,6 +11,7 @@ from shoal.algorithms.base import Algorithm, Problem, Totals, check_integer, che
 from shoal.core.distributions import LogNormal, LogRange, Normal, Ordinal, QLogUniform
 from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
 from shoal.core.errors import AlgorithmError, SpaceError
+from shoal.core.plain import plain_fields
 from shoal.core.trial import Budget, Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
 __all__ = ["PBT"]
@@ -61,6 +62,7 @@ class PBT(Algorithm):
     explored: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("n", self.n, least=2)
         check_integer("epochs", self.epochs)
         check_integer("interval", self.interval)

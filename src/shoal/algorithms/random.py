@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_integer, check_trials
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
+from shoal.core.plain import plain_fields
 
 __all__ = ["Random"]
 
@@ -28,6 +29,7 @@ class Random(BracketedAlgorithm):
     group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("n", self.n)
         check_trials(repr(self), self.n)
         check_integer("epochs", self.epochs)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from shoal.algorithms.base import check_integer, check_number
 from shoal.core.errors import AlgorithmError
 from shoal.core.objective import Objective
+from shoal.core.plain import plain_fields
 from shoal.core.trial import TrialState
 
 __all__ = ["Moment", "NoImprovement", "Patience", "Percentile", "Plateau", "StopRule", "Threshold"]
@@ -100,6 +101,7 @@ class Patience(StopRule):
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("epochs", self.epochs)
         check_number("min_delta", self.min_delta, 0, _MOST)
 
@@ -129,6 +131,7 @@ class Threshold(StopRule):
     warmup: int = 0
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("warmup", self.warmup, least=0)
         for name, bound in (("below", self.below), ("above", self.above)):
             if bound is not None:
@@ -173,6 +176,7 @@ class Percentile(StopRule):
     warmup: int = 0
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_number("percentile", self.percentile, 0, 100)
         check_integer("startup", self.startup)
         check_integer("warmup", self.warmup, least=0)
@@ -210,5 +214,6 @@ class NoImprovement:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("trials", self.trials)
         check_number("min_delta", self.min_delta, 0, _MOST)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_integer, check_trials
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung, check_halving, milestones
+from shoal.core.plain import plain_fields
 
 __all__ = ["SuccessiveHalving"]
 
@@ -37,6 +38,7 @@ class SuccessiveHalving(BracketedAlgorithm):
     group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("n", self.n)
         check_trials(repr(self), self.n)
         check_halving(self.min_epochs, self.max_epochs, self.eta)

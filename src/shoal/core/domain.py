@@ -12,6 +12,8 @@ from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from shoal.core.plain import plain_fields
+
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
@@ -46,12 +48,16 @@ _GREATEST_POWER = 700.0
 class Domain(ABC):
     """The values of one hyper-parameter and their distribution.
 
-    The constructor checks nothing, because a domain does not know the name of its parameter. The `Space` that contains
-    the domain calls `fault`, and raises an error with the parameter's path. All other methods require a valid domain.
+    The constructor makes Python numbers of NumPy's. It checks nothing, because a domain does not know the name of its
+    parameter. The `Space` that contains the domain calls `fault`, and raises an error with the parameter's path. All
+    other methods require a valid domain.
     """
 
     name: ClassVar[str]
     """Name of the function that makes the domain; also its tag in JSON."""
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
 
     @abstractmethod
     def fault(self) -> str | None:

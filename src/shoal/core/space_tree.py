@@ -18,6 +18,7 @@ from shoal.core.distributions import DOMAINS, Ordinal
 from shoal.core.domain import Choice, Constant, Domain
 from shoal.core.errors import SpaceError
 from shoal.core.foreign_spaces import RAY_DOMAINS, from_optuna, from_ray
+from shoal.core.plain import plain
 from shoal.core.reference import UNIT, Dependent, Expression, check_expression, evaluate, make_domain
 
 __all__ = [
@@ -174,7 +175,7 @@ def _name(name: object, path: str) -> str:
 
 def constant(value: Any, path: str) -> Any:
     """A value as JSON has it: numbers of NumPy become Python's, tuples lists. What JSON lacks is a SpaceError."""
-    match value:
+    match value := plain(value):
         case None | bool():
             return value
         case str():

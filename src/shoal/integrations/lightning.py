@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from shoal.algorithms.rules import StopRule
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
+from shoal.core.plain import plain
 from shoal.core.trial import Config
 from shoal.integrations.early_stopping import rules_for
 from shoal.integrations.lightning_module import (
@@ -117,6 +118,7 @@ class LightningTask(Task):
         check_others(others)
         precision_of(precision)
         check_class(module)
+        max_epochs = plain(max_epochs)
         if max_epochs is not None and (not isinstance(max_epochs, int) or max_epochs < 1):
             raise TaskError(f"`max_epochs` must be a positive integer or None, got {max_epochs!r}")
         self.module = module

@@ -12,6 +12,7 @@ from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
 from shoal.core.errors import AlgorithmError, TaskError
+from shoal.core.plain import plain_fields
 from shoal.core.trial import Config, Decision, Report, TrialState
 from shoal.integrations.optional import check_installed, numbers
 from shoal.programs.trainable import checkpoint, report
@@ -132,6 +133,7 @@ class RaySearch(ConcurrentAlgorithm):
     concurrency: int = 8
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_integer("n", self.n)
         check_integer("epochs", self.epochs)
         check_integer("concurrency", self.concurrency)

@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.callbacks.base import Callback, EpochReport, StudyInfo, TrialResult
 from shoal.core.errors import ShoalError
+from shoal.core.plain import plain
 from shoal.core.space import flatten
 from shoal.core.trial import Config
 from shoal.host.paths import absolute
@@ -34,6 +35,7 @@ class TensorBoardCallback(Callback):
     """
 
     def __init__(self, logdir: Path | str | None = None, top_k: int | None = None) -> None:
+        top_k = plain(top_k)
         if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
             raise ShoalError(f"`top_k` must be a whole number of at least 1, or None for all trials, got {top_k!r}")
         self._logdir = None if logdir is None else absolute(logdir)

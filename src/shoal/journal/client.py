@@ -16,9 +16,11 @@ from typing import Any, Literal
 from shoal.algorithms.base import check_integer
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError, ShoalError
+from shoal.core.plain import plain
 from shoal.core.request import Verb
 from shoal.core.rows import TrialRow
 from shoal.core.space import flatten
+from shoal.core.space_tree import constant
 from shoal.core.trial import Config, TrialState, numbers_text, state_name
 from shoal.host.fleet import REMOVED, Fleet
 from shoal.journal.codec import encode
@@ -81,7 +83,9 @@ def policy(directory: Path, name: str) -> None:
 def add(directory: Path, config: Config, epochs: int, *, outside: bool) -> Config:
     """Request a trial in addition to those of the algorithm; see `Study.add`."""
     with JournalView.read(directory) as journal:
-        whole = journal.space.recomputed(_with_constants(journal.space.constants(), config), flatten(config))
+        given = constant(config, "")
+        whole = journal.space.recomputed(_with_constants(journal.space.constants(), given), flatten(given))
+        epochs = plain(epochs)
         _check(journal, whole, epochs, outside)
     write_request(directory, "add trial", arguments={"config": whole, "epochs": epochs, "outside": outside})
     return whole
@@ -108,8 +112,8 @@ def clone(
 def _clone(
     journal: JournalView, row: TrialRow, changes: Mapping[str, Any], epochs: int | None, anew: bool, outside: bool
 ) -> dict[str, Any]:
-    config = journal.space.recomputed(changed(row.config, changes), flatten(changes))
-    epochs = row.target if epochs is None else epochs
+    config = journal.space.recomputed(constant(changed(row.config, changes), ""), flatten(changes))
+    epochs = row.target if epochs is None else plain(epochs)
     _check(journal, config, epochs, outside)
     given = {"config": config, "epochs": epochs, "outside": outside, "source": row.number}
     if not anew:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import PackError
+from shoal.core.plain import plain
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import fuse_optimizers
@@ -135,6 +136,7 @@ def load(
     device = _device(device)
     if not isinstance(model, nn.Module):
         raise PackError(f"`model` must be a torch.nn.Module or what `shoal.fuse` made, got {model!r}")
+    batch_size = plain(batch_size)
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise PackError(f"`batch_size` must be a positive integer, got {batch_size!r}")
     if not callable(loss):

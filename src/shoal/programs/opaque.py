@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, SpaceError, TaskError
+from shoal.core.plain import plain
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Trial
 from shoal.host.pickling import dumped
@@ -135,6 +136,7 @@ def opaque(task: object, space: Space, time_limit: float, longest: int | None = 
     Args:
         longest: As for `Function`.
     """
+    time_limit = plain(time_limit)
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit > 0:
         raise ShoalError(f"`time_limit` must be a number of seconds above 0, got {time_limit!r}")
     if isinstance(task, Command):

@@ -14,6 +14,7 @@ from typing import Any
 
 from shoal.core.errors import MetricNameError, ShoalError, TaskError
 from shoal.core.objective import metric_fault
+from shoal.core.plain import plain
 
 __all__ = [
     *("TrainingStopped", "checkpoint", "connected", "end_study", "forget_reports", "report", "report_before_return"),
@@ -144,9 +145,10 @@ def step() -> int:
 def _step(given: int | None) -> int:
     if given is None:
         return step() + 1
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    number = plain(given)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise TaskError(f"`step` of shoal.report must be a whole number, at least 1, got {given!r}")
-    return given
+    return number
 
 
 def _number(name: object, value: Any) -> float:

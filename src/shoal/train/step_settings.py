@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from shoal.core.errors import TaskError
+from shoal.core.plain import plain
 from shoal.core.space import is_number
 from shoal.core.trial import Config
 from shoal.fuse.backward import MicroBatches
@@ -221,7 +222,7 @@ def _optional_positive_int(task: Task, method: str, config: Config) -> int | Non
 
 
 def _number(task: Task, method: str, config: Config, kind: str, fits: Callable[[float], bool]) -> float | None:
-    returned: Any = call(task, method, config=config)
+    returned: Any = plain(call(task, method, config=config))
     if returned is None:
         return None
     if not is_number(returned) or not fits(returned):

@@ -8,6 +8,7 @@ from typing import final
 
 from shoal.core.array import FusionKey
 from shoal.core.errors import PackError
+from shoal.core.plain import plain_fields
 from shoal.plan.packing.base import Candidate, Packing, PackingContext
 from shoal.plan.packing.packs import memory_needed, ordered_packs
 from shoal.plan.packing.prediction import makespan, predicted
@@ -63,6 +64,7 @@ class CostPacking(Packing):
     worth: float = 0.05
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         number = isinstance(self.worth, int | float) and not isinstance(self.worth, bool)
         if not (number and 0 <= self.worth < 1):
             raise PackError(f"`worth` must be at least 0 and below 1, got {self.worth!r}; 0.05 is 5 % of the time")

@@ -14,6 +14,7 @@ from typing import NamedTuple, final
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
+from shoal.core.plain import plain_fields
 from shoal.core.resources import Capacity, Ledger
 from shoal.plan.schedule.base import JobState, JobView, Plan, Policy, Resume, Start
 from shoal.plan.schedule.knapsack import WFD
@@ -63,6 +64,7 @@ class Exact(Policy):
     gap: float = 1e-4
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         if not self.seconds > 0:
             raise PolicyError(f"`seconds` must be above 0, got {self.seconds!r}")
         if not self.gap >= 0:

@@ -9,6 +9,7 @@ from typing import ClassVar, final
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
 from shoal.core.event import TurnStats
+from shoal.core.plain import plain_fields
 from shoal.core.resources import ROUNDING, Capacity, Ledger
 from shoal.plan.schedule.base import QUANTUM, JobState, JobView, Plan, Policy, Refusal, Suspend
 from shoal.plan.schedule.refusals import refusal, start_or_resume
@@ -41,6 +42,7 @@ class TimeSharing(Policy):
     needs_losses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         if not isinstance(self.quantum, int | float) or not (self.quantum > 0 and isfinite(self.quantum)):
             raise PolicyError(f"`quantum` must be above 0 s and finite, got {self.quantum!r}")
 

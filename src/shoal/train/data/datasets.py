@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shoal.core.activity import Activity
 from shoal.core.errors import TaskError
+from shoal.core.plain import plain
 from shoal.core.trial import Config
 from shoal.fuse.generators import seed_all
 from shoal.host.activity_clock import during
@@ -124,7 +125,7 @@ def _name(function: Any) -> str:
 
 
 def _check_workers(task: Task) -> int:
-    workers: Any = task.loader_workers
+    workers: Any = plain(task.loader_workers)
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
         raise TaskError(f"`loader_workers` of a task must be an integer of at least 0, got {workers!r}")
     return workers
