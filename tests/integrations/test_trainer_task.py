@@ -222,6 +222,7 @@ def by_shoal(
     keys = {signatures.key(each) for each in trials}
     assert len({key.family or key.structure for key in keys}) == 1, "they are one array"
     job = Job("job", (Array(keys.pop(), tuple(Member(each, 0, epochs) for each in trials)),))
+    directory.mkdir(parents=True, exist_ok=True)
     state = WorkerState(task, sets, TrialCache(), CPU, directory)
     trainer = run.Trainer(job, state, signatures, JobControl(prompt=True), WorkerContext(directory, b""))
     reports = [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]

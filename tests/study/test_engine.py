@@ -2,6 +2,7 @@
 
 import errno
 import math
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from shoal.core.errors import (
     StorageFullError,
     StudyFailedError,
     StudyInterrupted,
+    StudyMovedError,
     TaskError,
     UnusableTaskError,
 )
@@ -925,6 +927,58 @@ def test_an_interrupt_stops_the_jobs_and_keeps_the_trials(tmp_path: Path) -> Non
     assert stage.jobs()[-1] == ("train", "stopped")
     stage.run(backend())
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+def moved_away(study: Path) -> None:
+    study.rename(study.with_name("moved"))
+
+
+def moved_and_made_again(study: Path) -> None:
+    moved_away(study)
+    study.mkdir()
+
+
+def removed(study: Path) -> None:
+    shutil.rmtree(study)
+
+
+def journal_replaced(study: Path) -> None:
+    shutil.copy(study / "journal.sqlite", study / "copy")
+    (study / "copy").replace(study / "journal.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("goes", "words"),
+    [
+        (
+            moved_away,
+            r"was moved to .*/moved while it ran\. All until then is recorded; go on with: shoal resume .*",
+        ),
+        (moved_and_made_again, "was moved to .*/moved while it ran"),
+        (removed, "was removed while it ran, and its records with it"),
+        (journal_replaced, "has no journal any more: journal.sqlite was removed or replaced while it ran"),
+    ],
+)
+def test_a_study_whose_directory_goes_away_ends_and_records_nothing_wrong(
+    goes: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
+    def script(job: Job) -> list[Event]:
+        if job.purpose is not Purpose.TRAIN:
+            return well(job)
+        goes(tmp_path / "study")
+        return [Ended(job.id, Outcome.RAISED, "there is no such directory")]
+
+    stage, carrier = four(tmp_path / "study", slots=2), backend(script)
+    with pytest.raises(StudyMovedError, match=rf"the directory of the study, {tmp_path}/study, {words}"):
+        stage.run(carrier)
+    assert not carrier.stopped, "nothing could be saved"
+    assert not (tmp_path / "study" / "checkpoints").exists()
+    if (tmp_path / "moved").exists():
+        again = four(tmp_path / "moved")
+        with closing(again.open()) as journal:
+            assert {row.failures for row in journal.trials()} == {0}
+        again.run(backend())
+        assert {row[2] for row in again.outcome()} == {TrialState.COMPLETE}
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def work(
 ) -> list[Report]:
     """Return the reports of the trials of a job."""
     sets = DataSets(task, CPU)
+    directory.mkdir(parents=True, exist_ok=True)
     worker_state = WorkerState(task, sets, trial_cache or TrialCache(), CPU, directory)
     job = Job("job", (Array(FusionKey("net", "data", SIZE), tuple(members)),))
     control = control or JobControl(prompt=True)

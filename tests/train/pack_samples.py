@@ -201,6 +201,7 @@ class Shop:
     def __init__(self, task: Task, directory: Path, device: torch.device = CPU) -> None:
         self.sets = DataSets(task, device)
         self.signature_builder = SignatureBuilder(task, self.sets)
+        directory.mkdir(parents=True, exist_ok=True)
         self.worker_state = WorkerState(task, self.sets, TrialCache(), device, directory)
 
     def key(self, number: int) -> FusionKey:

@@ -308,6 +308,7 @@ class Leader:
     def __init__(self, task: Task, directory: Path) -> None:
         sets = DataSets(task, torch.device("cpu"))
         self._builder = SignatureBuilder(task, sets)
+        directory.mkdir(parents=True, exist_ok=True)
         self._state = WorkerState(task, sets, TrialCache(), torch.device("cpu"), directory)
         self._context = WorkerContext(directory, cloudpickle.dumps(task), checkpoint_seconds=1e9)
         self._directory = directory

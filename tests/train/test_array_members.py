@@ -163,6 +163,7 @@ def work(
 ) -> list[Any]:
     """Return the events of a job."""
     sets = DataSets(task, CPU)
+    directory.mkdir(parents=True, exist_ok=True)
     worker_state = WorkerState(task, sets, trial_cache or TrialCache(), CPU, directory)
     job = Job("job", (Array(KEY, tuple(members)),))
     return list(Trainer(job, worker_state, SignatureBuilder(task, sets), control, WorkerContext(directory, b"")).run())

@@ -216,6 +216,7 @@ def members(count: int, target: int = 2) -> tuple[Member, ...]:
 
 
 def state_of(task: Counted, directory: Path) -> WorkerState:
+    directory.mkdir(parents=True, exist_ok=True)
     return WorkerState(task, DataSets(task, CPU), TrialCache(), CPU, directory)
 
 

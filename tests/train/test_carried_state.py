@@ -127,6 +127,7 @@ def member(number: int = 0, start: int = 0) -> Member:
 
 def events_of(task: Task, directory: Path, control: JobControl, *members: Member) -> list[Any]:
     sets = DataSets(task, CPU)
+    directory.mkdir(parents=True, exist_ok=True)
     worker_state = WorkerState(task, sets, TrialCache(), CPU, directory)
     job = Job("job", (Array(FusionKey("one", "data", 4), members or (member(),)),))
     context = WorkerContext(directory, b"", checkpoint_seconds=60.0)

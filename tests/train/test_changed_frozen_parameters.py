@@ -52,6 +52,7 @@ def run(directory: Path, trial_cache: TrialCache, *arrays: Sequence[Member]) -> 
     """Return the metrics of each trial and epoch of a job."""
     task = Cooled()
     sets = DataSets(task, CPU)
+    directory.mkdir(parents=True, exist_ok=True)
     worker_state = WorkerState(task, sets, trial_cache, CPU, directory)
     job = Job("job", tuple(Array(FusionKey(f"net {i}", "data", SIZE), tuple(each)) for i, each in enumerate(arrays)))
     control, context = JobControl(prompt=True), WorkerContext(directory, b"")

@@ -40,6 +40,7 @@ def told(directory: Path, *arrays: list[Member], control: JobControl, seconds: f
     """Yield the events of a job as the engine is told them."""
     task = Small()
     sets = DataSets(task, CPU)
+    directory.mkdir(parents=True, exist_ok=True)
     state = WorkerState(task, sets, TrialCache(), CPU, directory)
     job = Job("job", tuple(Array(FusionKey(f"net {n}", "data", SIZE), tuple(each)) for n, each in enumerate(arrays)))
     context = WorkerContext(directory, b"", checkpoint_seconds=seconds)

@@ -48,6 +48,7 @@ def run(
 ) -> list[Any]:
     sets = DataSets(task, CPU)
     keys = {KEY: "a reason"} if plain else {}
+    directory.mkdir(parents=True, exist_ok=True)
     worker_state = WorkerState(task, sets, TrialCache(), CPU, directory, plain_keys=keys)
     context = WorkerContext(directory, b"", checkpoint_seconds=60.0)
     job = Job("job", (Array(KEY, tuple(members)),))

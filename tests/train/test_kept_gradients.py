@@ -107,6 +107,7 @@ def test_an_array_that_is_stopped_goes_on_with_them(kind: type[Habit], looks: in
 def test_trials_go_on_from_the_cache_of_their_process(kind: type[Habit], tmp_path: Path) -> None:
     """And pause at each epoch; then two of the three form an array."""
     task, sets = kind(), DataSets(kind(), CPU)
+    (tmp_path / "cached").mkdir()
     worker_state = WorkerState(task, sets, TrialCache(), CPU, tmp_path / "cached")
     context = WorkerContext(tmp_path / "cached", b"", checkpoint_seconds=60.0)
     events = []
@@ -122,6 +123,7 @@ def test_trials_go_on_from_the_cache_of_their_process(kind: type[Habit], tmp_pat
 
 def test_members_leave_and_join_an_array_between_updates(tmp_path: Path) -> None:
     task, sets = Accumulates(), DataSets(Accumulates(), CPU)
+    (tmp_path / "array").mkdir()
     worker_state = WorkerState(task, sets, TrialCache(), CPU, tmp_path / "array")
     context = WorkerContext(tmp_path / "array", b"", checkpoint_seconds=60.0)
     job = Job("job", (Array(KEY, tuple(member(number) for number in range(3))),))

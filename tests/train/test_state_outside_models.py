@@ -178,6 +178,7 @@ def jobs(
     for control in (*controls, JobControl(prompt=True)):
         CENTRE.copy_(before)  # as a new process has it
         sets = DataSets(task, CPU)
+        directory.mkdir(parents=True, exist_ok=True)
         state = WorkerState(task, sets, TrialCache(), CPU, directory, plain_keys={KEY: "a reason"} if plain else {})
         context = WorkerContext(directory, b"", checkpoint_seconds=0.0)
         job = Job("job", (Array(KEY, tuple(member(number) for number in numbers)),))

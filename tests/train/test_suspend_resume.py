@@ -45,6 +45,7 @@ def job(*numbers: int, start: dict[int, int]) -> Job:
 def train(directory: Path, trial_cache: TrialCache, control: JobControl, *numbers: int) -> list[Reported]:
     task = Mixed()
     sets = DataSets(task, CPU)
+    directory.mkdir(parents=True, exist_ok=True)
     state = WorkerState(task, sets, trial_cache, CPU, directory)
     context = WorkerContext(directory, b"", checkpoint_seconds=60.0)
     trainer = Trainer(job(*numbers, start={}), state, SignatureBuilder(task, sets), control, context)

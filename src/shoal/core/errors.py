@@ -20,6 +20,7 @@ __all__ = [
     "StudyExistsError",
     "StudyFailedError",
     "StudyInterrupted",
+    "StudyMovedError",
     "TaskChangedError",
     "TaskError",
     "UnusableTaskError",
@@ -88,6 +89,10 @@ class CheckpointError(ShoalError, RuntimeError):
 
 class JournalError(ShoalError, RuntimeError):
     """A directory holds no study, or one that this version cannot read."""
+
+
+class StudyMovedError(JournalError):
+    """The directory of a study was moved or removed while the study ran; what was recorded until then is intact."""
 
 
 class StudyExistsError(JournalError):

@@ -48,6 +48,14 @@ class WriterLock:
             self.release()
             raise
 
+    def directory(self) -> Path | None:
+        """Return where the lock's file is now; None if it was removed, or if this system does not tell."""
+        try:
+            file = Path(os.readlink(f"/proc/self/fd/{self._lock.file}"))
+            return file.parent if os.path.samestat(file.stat(), os.fstat(self._lock.file)) else None
+        except OSError:
+            return None
+
     def release(self) -> None:
         """Free the lock; may be called twice."""
         self._lock.release()

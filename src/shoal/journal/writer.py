@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from shoal.core.errors import JournalError
+from shoal.core.errors import JournalError, StudyMovedError
 from shoal.core.rows import (
     CheckRow,
     DeviceRow,
@@ -30,10 +30,11 @@ from shoal.core.rows import (
 )
 from shoal.core.trial import Trial
 from shoal.host.paths import absolute
+from shoal.host.remedy import command
 from shoal.host.sources import Edit, imported_files, sources
 from shoal.journal.codec import encode, metrics_text, storable
 from shoal.journal.lock import WriterLock
-from shoal.journal.schema import checked_file, connect, create_tables, open_existing, translate_errors
+from shoal.journal.schema import FILE_NAME, checked_file, connect, create_tables, open_existing, translate_errors
 from shoal.journal.storage import set_journal_mode
 from shoal.journal.view import JournalView
 from shoal.spec import StudySpec
@@ -56,6 +57,7 @@ class Journal(JournalView):
         super().__init__(directory, connection)
         self._lock = lock
         self.clock = clock
+        self._file = (directory / FILE_NAME).stat()
         set_journal_mode(directory, connection)
 
     @classmethod
@@ -124,6 +126,26 @@ class Journal(JournalView):
                 self.clock() if called is None else called,
                 self.last_moment(),
             )
+
+    def check_place(self) -> None:
+        """Check that the journal is where it was opened.
+
+        Raises:
+            StudyMovedError: its directory was moved or removed, or the journal alone; the message says which.
+        """
+        try:
+            if os.path.samestat((self.directory / FILE_NAME).stat(), self._file):
+                return
+        except OSError:
+            pass
+        now = self._lock.directory()
+        if now is None:
+            fate = "was removed while it ran, and its records with it; begin it again"
+        elif self.directory.exists() and now.samefile(self.directory):
+            fate = f"has no journal any more: {FILE_NAME} was removed or replaced while it ran; begin it again"
+        else:
+            fate = f"was moved to {now} while it ran. All until then is recorded; go on with: {command('resume', now)}"
+        raise StudyMovedError(f"the directory of the study, {self.directory}, {fate}")
 
     def close(self) -> None:
         """Close the file and free the writer's lock; may be called twice."""

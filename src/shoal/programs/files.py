@@ -20,7 +20,7 @@ from typing import Any
 from shoal.core.trial import Report
 from shoal.host.processes import kill_tree, start_time
 from shoal.programs.reports import OutputReports, ProgramReports
-from shoal.train.checkpoint_paths import checkpoint_directory, program_checkpoints
+from shoal.train.checkpoint_paths import checkpoint_directory, make_checkpoint_directory, program_checkpoints
 
 __all__ = ["ProgramFiles"]
 
@@ -76,7 +76,7 @@ class ProgramFiles:
 
         A program that prints its reports, with these metrics, then continues from the files that it left in `live`.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_checkpoint_directory(self._directory, self._trial)
         self._end_process()
         for leftover in (*self._folder.glob("*.partial"), *self._folder.glob("*.stale")):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -47,7 +47,7 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
     """Train the members of a job one after another. The planner gives each job one member."""
     training: Opaque = loaded(worker_context.task)
     path = log_path(worker_context.directory, job.id)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     with path.open("ab") as log:
         for array in job.arrays:
             limits = MemoryLimits.of(job, device, worker_context.process_memory)

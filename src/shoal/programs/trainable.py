@@ -129,7 +129,7 @@ def checkpoint() -> Path:
             "or shoal.tune(function, ...), or name a directory in SHOAL_CHECKPOINT"
         )
     path = Path(place)
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents="SHOAL_REPORT" not in os.environ, exist_ok=True)  # that of a study was moved if it is not there
     return path
 
 

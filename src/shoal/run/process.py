@@ -124,7 +124,7 @@ class _EventSender:
 def _run_with_log(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """Call the runner with all output of the process, also that of C++ libraries, in the job's log."""
     log = log_path(worker_context.directory, job.id)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(exist_ok=True)  # not the study's directory, which was moved then
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -2,7 +2,7 @@
 
 import re
 
-from shoal.core.command import Step, StopJob
+from shoal.core.command import KillJob, Step, StopJob
 from shoal.core.event import (
     ArrayFailed,
     Ended,
@@ -85,7 +85,8 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
         case Shutdown():
             state.lifecycle.shutdown = event
             state.running.forget_kills()
-            step.command(*map(StopJob, state.running))
+            end: type[StopJob | KillJob] = StopJob if event.save else KillJob
+            step.command(*[end(job) for job in state.running])
         case Due.CHECK:
             devices.end_lost_jobs(state.running, now, step)
         case Due.PROPOSE:
@@ -179,5 +180,6 @@ def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
         case Ended():
             job, _ = state.running.end(event, event.outcome, state.step.time)
             state.trials.requeue(event.job, None, failed=False)
-            if job.purpose is not Purpose.ASSIST and event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
+            shutdown, saved = state.lifecycle.shutdown, event.outcome in (Outcome.FINISHED, Outcome.STOPPED)
+            if shutdown is not None and shutdown.save and job.purpose is not Purpose.ASSIST and not saved:
                 state.unsaved_jobs.append(f"{event.job} {event.outcome}")

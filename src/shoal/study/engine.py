@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shoal.algorithms.base import Algorithm
 from shoal.core.command import StartJob, Step
-from shoal.core.errors import StorageFullError, StudyFailedError, StudyInterrupted
+from shoal.core.errors import StudyFailedError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
 from shoal.core.rows import StudyValue
 from shoal.host.remedy import command
@@ -64,19 +64,18 @@ class Engine:
         """Run the study, after `begin`, until the algorithm has finished.
 
         `interrupt` raises StudyInterrupted; a common failure of the first trials, which `state.lifecycle.stopped` has,
-        StudyFailedError. Any error of the task, the disk, the algorithm or the policy ends it, too; all reports before
-        it are recorded.
+        StudyFailedError. Any other error ends it, too; all reports before it are recorded.
         """
         try:
             self._handle_requests()
             while not self._core.state.finished:
                 self._run_turn()
         except (Exception, StudyInterrupted) as error:
-            self._shut_down(record=not isinstance(error, StorageFullError))
+            self._shut_down(Shutdown.after(error))
             if unsaved := self._core.state.unsaved_jobs:
                 error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
             raise
-        self._shut_down()
+        self._shut_down(Shutdown())
         self._journal.put("finished", True)
 
     def interrupt(self) -> None:
@@ -123,6 +122,8 @@ class Engine:
 
     def _apply(self, step: Step) -> None:
         """Commit a step, then execute its commands. After a failure, jobs that were not started end as ORPHANED."""
+        if self._core.state.lifecycle.shutdown is None:  # once for each step, so several times a second
+            self._journal.check_place()
         done = -1
         try:
             self._journal.write(step.rows)
@@ -140,9 +141,9 @@ class Engine:
         if (seen := self._watch.poll(at_once=at_once)) is not None:
             self._handle(seen)
 
-    def _shut_down(self, *, record: bool = True) -> None:
-        """Stop all jobs after a checkpoint; record their last events if `record` is true."""
-        self._handle(Shutdown(record))
+    def _shut_down(self, shutdown: Shutdown) -> None:
+        """Stop or kill all jobs, and wait for their ends."""
+        self._handle(shutdown)
         while self._core.state.running:
             self._poll_devices()
             self._handle(Due.CHECK)

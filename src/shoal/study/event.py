@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from shoal.core.errors import StorageFullError, StudyMovedError
 from shoal.core.event import Event as JobEvent
 from shoal.core.request import Request
 from shoal.study.devices import DeviceConditions
@@ -31,11 +32,21 @@ class TrialFailed:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """The study ends: jobs save their trials and stop, and their last events are recorded without further decisions;
-    not at all if the disk is full (`record`).
+    """The study ends: jobs save their trials and stop, and their last events are recorded without further decisions.
+
+    Args:
+        record: Whether anything is recorded; it cannot be if the disk is full.
+        save: Whether jobs save their trials; else they are killed, as the directory of the study is not there any more.
     """
 
     record: bool = True
+    save: bool = True
+
+    @staticmethod
+    def after(error: BaseException) -> "Shutdown":
+        """Return the shutdown of a study that an error ends."""
+        is_moved = isinstance(error, StudyMovedError)
+        return Shutdown(record=not is_moved and not isinstance(error, StorageFullError), save=not is_moved)
 
 
 Event = JobEvent | DeviceConditions | Request | TrialFailed | Due | Shutdown

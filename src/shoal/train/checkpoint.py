@@ -32,9 +32,9 @@ from shoal.fuse.rows import bytes_of
 from shoal.host.activity_clock import during
 from shoal.train.checkpoint_paths import (
     CHECKPOINT_NAME,
-    checkpoint_directory,
     checkpoint_files,
     checkpoint_stem,
+    make_checkpoint_directory,
     wait_for_checkpoint,
 )
 from shoal.train.trial_parts import is_atom
@@ -191,8 +191,7 @@ def snapshot(checkpoint: Checkpoint) -> CheckpointSnapshot:
 
 def write(directory: Path, taken: CheckpointSnapshot) -> Path:
     """Write a checkpoint, return its path, and delete all but the newest two, which stay intact if it fails."""
-    target = checkpoint_directory(directory, taken.trial)
-    target.mkdir(parents=True, exist_ok=True)
+    target = make_checkpoint_directory(directory, taken.trial)
     partial = target / f"{platform.node()}-{os.getpid()}.partial"  # another node may have a process of this id
     try:
         with partial.open("wb") as file:

@@ -4,6 +4,7 @@ The two newest checkpoints of each trial are kept, as `checkpoints/<trial>/<epoc
 program are directories, `checkpoints/<trial>/<epoch>-000000-files`.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ __all__ = [
     "checkpoint_files",
     "checkpoint_stem",
     "copy_checkpoint",
+    "make_checkpoint_directory",
     "program_checkpoints",
     "program_directory",
     "remove_later_checkpoints",
@@ -35,10 +37,36 @@ _PAUSE_SECONDS = 0.5
 CHECKPOINT_NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.pt")
 """Name of a checkpoint file: epochs finished, steps done of the next epoch, checksum."""
 
+_study: tuple[Path, int] | None = None
+"""Directory of the study that this process trains for, and a descriptor of it, which follows it when it is moved."""
+
 
 def checkpoint_directory(directory: Path, trial: int) -> Path:
     """Return the directory of a trial's checkpoints."""
     return directory / "checkpoints" / f"{trial:06d}"
+
+
+def make_checkpoint_directory(directory: Path, trial: int) -> Path:
+    """Make the directory of a trial's checkpoints in that of its study, and return it.
+
+    The directory of a study that was moved or removed while it runs does not come back under its old name, and another
+    that took its place gets no checkpoints: it must be the one that this process found there first.
+
+    Raises:
+        FileNotFoundError: The study's directory is not there any more.
+    """
+    global _study
+    if _study is None or _study[0] != directory:
+        opened = os.open(directory, os.O_RDONLY)
+        if _study is not None:
+            os.close(_study[1])
+        _study = directory, opened
+    if not os.path.samestat(os.fstat(_study[1]), directory.stat()):
+        raise FileNotFoundError(errno.ENOENT, "another directory has taken the place of the study's", str(directory))
+    path = checkpoint_directory(directory, trial)
+    path.parent.mkdir(exist_ok=True)
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def checkpoint_files(directory: Path, trial: int) -> list[Path]:
@@ -114,8 +142,7 @@ def copy_checkpoint(directory: Path, trial: Trial) -> None:
             f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, whose checkpoint is "
             f"gone from {checkpoint_directory(directory, origin.trial)}"
         )
-    target = checkpoint_directory(directory, trial.number) / source.name
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = make_checkpoint_directory(directory, trial.number) / source.name
     if source.is_dir():
         partial = target.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)

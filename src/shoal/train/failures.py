@@ -63,7 +63,7 @@ def record_failure(error: BaseException, log: Path) -> tuple[Outcome, str]:
     """Append the traceback of an exception to a log; return its outcome, and a message with the path of the log."""
     # A full disk must not hide why the job failed.
     with suppress(OSError):
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(exist_ok=True)
         with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(traceback.format_exception(error))
     outcome, text = describe(error)

@@ -190,6 +190,7 @@ def train(
         Array(FusionKey("line", "data", array[0].config["size"]), tuple(Member(each, 0, EPOCHS) for each in array))
         for array in arrays
     )
+    directory.mkdir(parents=True, exist_ok=True)
     state = WorkerState(task, sets, TrialCache(), CPU, directory)
     control = control or JobControl(prompt=True)
     trainer = Trainer(Job("job", made), state, SignatureBuilder(task, sets), control, WorkerContext(directory, b""))
