@@ -30,6 +30,7 @@ from shoal.arguments import (
 )
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text
+from shoal.core.duration import parse_duration
 from shoal.core.errors import PackError, PolicyError, ShoalError, TaskChangedError
 from shoal.core.job import HANG_SECONDS
 from shoal.core.objective import objectives
@@ -103,6 +104,9 @@ def tune(
     checkpoint_seconds: float = 30.0,
     hang_seconds: float = HANG_SECONDS,
     time_limit: float = TIME_LIMIT,
+    timeout: str | float | None = None,
+    trial_timeout: str | float | None = None,
+    max_concurrent: int | None = None,
     loss: str | None = None,
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
@@ -162,7 +166,16 @@ def tune(
         checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
         hang_seconds: Time without progress after which a job is killed and its trials are retried; a job with longer
             steps is given ten times its longest step, and loading data or compiling ten times as long.
-        time_limit: Seconds between two reports of a function, after which its trial has failed.
+        time_limit: Seconds between two reports of a function, after which its trial has failed; not the time that a
+            trial may take, which is `trial_timeout`.
+        timeout: Time that the study may run, "90s", "20m", "2h", "1d", "1h30m" or seconds. It is summed over all runs;
+            while the study is paused or not run, no time passes. Then all open trials are saved, and `tune` returns:
+            `Study.ended` is "timeout". `resume` goes on to what the study would have found without it.
+        trial_timeout: Time that each trial may train; of an array, each member counts an equal part of its seconds. A
+            trial that reports after more is STOPPED. Its values count; the algorithm observes what it does when a user
+            stops a trial. Not `time_limit`, which ends a function that reports nothing.
+        max_concurrent: Most trials that train at a time, in all arrays of all devices; None: as many as the devices
+            take. The algorithm does not know of it: what it decides from all results of a rung stays the same.
         loss: Reported value of a function that policies take as its loss; by default the metric, if it is minimised.
         callbacks: Callbacks that another process calls with what is recorded, such as trackers; `resume` continues with
             them. See `shoal.Callback`.
@@ -195,6 +208,8 @@ def _tune(
     directory: Path | str | None,
     time_limit: float,
     initial: Sequence[Config],
+    timeout: str | float | None,
+    trial_timeout: str | float | None,
     callbacks: Sequence[Callback],
     show_progress: bool,
     page: bool,
@@ -233,6 +248,8 @@ def _tune(
         paths=[str(absolute(path)) for path in sys.path],
         settings=current() if training is None else {},
         initial=initial_points(initial),
+        timeout=parse_duration("timeout", timeout),
+        trial_timeout=parse_duration("trial_timeout", trial_timeout),
         **described,
     )
     _check_memory_limit(training, spec.memory_limit)
@@ -314,6 +331,7 @@ def resume(
     sbatch: str | None = None,
     sharing: str | None = None,
     oversubscription: float | None = None,
+    timeout: str | float | None = None,
     show_progress: bool = True,
     page: bool = False,
     accept_changes: bool = False,
@@ -333,6 +351,8 @@ def resume(
         sbatch: Options of `sbatch` instead of the study's own.
         sharing: Sharing instead of the study's own.
         oversubscription: Oversubscription instead of the study's own.
+        timeout: Time that the study may run from now on, in this run and later ones, as for `tune`; None: what is left
+            of its timeout. A study that its timeout has ended goes on without one.
         show_progress: As for `tune`.
         page: As for `tune`.
         accept_changes: Whether to continue if files of the task were edited since the study last ran; the journal notes
@@ -347,6 +367,7 @@ def resume(
     """
     called = time.time()
     open_standard_streams()
+    seconds = parse_duration("timeout", timeout)
     given: dict[str, Any] = {"devices": devices, "backend": backend, "ray_address": ray_address, "sbatch": sbatch}
     given |= {"sharing": sharing, "oversubscription": oversubscription}
     check_path(directory)
@@ -370,6 +391,8 @@ def resume(
             check_losses(config.policy, spec.loss_metric, begun=True)
         with journal.transaction():
             journal.begin_run(called)
+            if seconds is not None or journal.time_left == 0:
+                journal.put("time_left", seconds)
             if changed:
                 journal.record_edits(changed)
         return run_study(journal, spec, search, config, show_progress=show_progress, page=page)

@@ -25,7 +25,7 @@ from shoal.look.overview import notebook_html, overview
 from shoal.look.plots import plot
 from shoal.look.ranking import front, ranked, why_no_best
 from shoal.look.rerun import Rerun, find_rerun
-from shoal.look.snapshot import trial_verdicts
+from shoal.look.snapshot import how_ended, trial_verdicts
 from shoal.look.table import dataframe
 from shoal.train.checkpoint_paths import program_directory
 
@@ -72,6 +72,14 @@ class Study:
         """A row for each configuration: that of its trial; with `repeats` or `folds` a `ConfigurationRow` of all."""
         with JournalView.read(self.directory) as journal:
             return journal.configurations()
+
+    @property
+    def ended(self) -> str:
+        """How the study has ended: "finished" by its algorithm, "timeout", or in words which trial or user has ended
+        it; "" while it is open.
+        """
+        with JournalView.read(self.directory) as journal:
+            return how_ended(journal)
 
     @property
     def best_trial(self) -> TrialRow:

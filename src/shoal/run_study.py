@@ -23,7 +23,7 @@ from shoal.look.failures import check_results, first_failed
 from shoal.look.page.beside import beside_study
 from shoal.look.progress import progress, summary
 from shoal.look.savings import savings
-from shoal.look.snapshot import Snapshot, snapshot
+from shoal.look.snapshot import Snapshot, how_ended, snapshot
 from shoal.look.text import epochs_text
 from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History, environment
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from shoal.results import Study
 
 __all__ = ["Measured", "directories", "engine_config", "run_study"]
+
+TIMED_OUT = "the timeout of the study has passed; everything is saved. Go on with: {}"
 
 directories: list[Path] = []
 """Directories of the studies that this process has run, in order."""
@@ -109,7 +111,7 @@ def run_study(
         begun = f"{epochs_text(take())} {spec.unit}" if len(journal.runs()) > 1 else ""
         if config.trains:
             names = [device.name for _, device in config.fleet.found]
-            display.print_lines(summary(spec, names, as_given(journal.directory), begun))
+            display.print_lines(summary(spec, names, as_given(journal.directory), begun, journal.time_left))
         if journal.study.get("paused"):
             display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         config = replace(config, find=backend.find, monitor=backend.monitor)
@@ -118,6 +120,8 @@ def run_study(
         try:
             with beside_study(journal.directory, page), following(journal), interruptible(engine.interrupt), display:
                 engine.run()
+                if how_ended(journal) == "timeout":
+                    display.print_lines([TIMED_OUT.format(command("resume", as_given(journal.directory)))])
                 found = savings(journal, config.history)
                 journal.put("savings", found and asdict(found))
         except StudyFailedError as failure:

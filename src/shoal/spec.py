@@ -49,6 +49,8 @@ class StudySpec:
         kept: Whether the pickle of the task holds its definition, so that an edit has no effect.
         project: Directory of the task's source files; None if the task is of no project.
         batches: Batch sizes, for people; "" if Shoal does not know them.
+        timeout: Seconds that the study may run, or None; `JournalView.time_left` has what is left of them.
+        trial_timeout: Seconds that each trial may train, or None.
         totals: Trials and epochs that the algorithm requests in all; None if they are unknown.
         paths: Entries of `sys.path`.
         settings: Settings of torch in the process that called `tune`, for its workers.
@@ -85,6 +87,9 @@ class StudySpec:
     checkpoint_seconds: float = 30.0
     hang_seconds: float = HANG_SECONDS
     loss: str | None = None
+    timeout: float | None = None
+    trial_timeout: float | None = None
+    max_concurrent: int | None = None
     callbacks: Sequence[Mapping[str, str]] = field(default_factory=list)
     task: str = ""
     opaque: str = ""
@@ -102,6 +107,8 @@ class StudySpec:
             if not is_valid(value := getattr(self, name)):
                 raise ShoalError(f"`{name}` must be {expected}, got {reprlib.repr(value)}")
         check_integer("retries", self.retries, least=0)
+        if self.max_concurrent is not None:
+            check_integer("max_concurrent", self.max_concurrent)
         _ = self.repetition
         metrics = len(objectives(self.metric, self.mode))
         if self.stop_after is not None and metrics > 1:
@@ -239,6 +246,10 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "hang_seconds": (
         lambda value: _is(int, float)(value) and MIN_HANG_SECONDS <= value < inf,
         f"a finite number of at least {MIN_HANG_SECONDS:g}, because a job sends a heartbeat once a second",
+    ),
+    **dict.fromkeys(
+        ("timeout", "trial_timeout"),
+        (lambda value: value is None or (_is(int, float)(value) and 0 < value < inf), "seconds above 0, or None"),
     ),
     "callbacks": (_list_of(_is_callback), "a list of names with pickles"),
     "initial": (_list_of(_is(dict)), "a list of configurations, each a dict of some or all values"),

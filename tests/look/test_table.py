@@ -473,6 +473,8 @@ def test_snapshot_json_is_strict_and_complete():
         "totals": None,
         "elapsed": 61.2,
         "seconds_left": 183.6,
+        "time_left": None,
+        "end": "",
         "devices": [
             {
                 "device": "cpu:0",

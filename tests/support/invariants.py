@@ -43,6 +43,9 @@ def check_step(state: StudyState, event: Event, jobs: Mapping[str, VirtualJob], 
     _check_teams(state)
     if state.lifecycle.shutdown is not None:
         return
+    most, training = state.config.spec.max_concurrent, [x for x in state.trials if x.state is TrialState.RUNNING]
+    if most is not None and len(training) > most:
+        raise InvariantViolation(f"{len(training)} trials train, and at most {most} may")
     for record in state.trials:
         if record.state is TrialState.RUNNING:
             holder, _ = state.running.get(record.job, (None, None))
@@ -115,7 +118,7 @@ def check_end(journal: JournalView, study: RandomStudy, requests: Collection[str
     rows = {row.number: row for row in journal.trials()}
     if left := [number for number, row in rows.items() if not row.state.final]:
         raise InvariantViolation(f"trial {left[0]} is {rows[left[0]].state} though the study has ended")
-    if (done := [each.request for each in journal.interventions()]) != sorted(requests):
+    if (done := [each.request for each in journal.interventions() if each.request]) != sorted(requests):
         wrong = [*(set(done) ^ set(requests)), *(name for name in done if done.count(name) > 1)]
         raise InvariantViolation(
             f"{len(requests)} requests were made, and {len(done)} carried out or refused; "

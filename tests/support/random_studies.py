@@ -102,6 +102,8 @@ class RandomStudy:
         checkpoint_seconds: Seconds between two checkpoints of a trial.
         elastic: Whether the members of a running job can change.
         retries: Number of retries of a trial whose job failed; `UNLIMITED_RETRIES` exceeds the number of faults.
+        timeout: Seconds after which it ends, once, and goes on without a timeout; None: never.
+        max_concurrent: Most trials that train at a time.
     """
 
     seed: int
@@ -113,6 +115,8 @@ class RandomStudy:
     checkpoint_seconds: float
     elastic: bool
     retries: int
+    timeout: float | None = None
+    max_concurrent: int | None = None
 
     def find(self, devices: str | Sequence[str]) -> Cluster:
         """Return the devices of these names.
@@ -153,7 +157,7 @@ class RandomStudy:
 
 def random_study(seed: int) -> RandomStudy:
     """Return the random study of a seed."""
-    rng = random.Random(f"study {seed}")
+    rng, budgets = random.Random(f"study {seed}"), random.Random(f"budgets {seed}")
     widths = [1, 2, 3][: rng.randint(1, 3)]
     kinds = ["cpu/1" if seed % 2 else "small", "large"][: rng.randint(1, 2)]
     profiles = {(f"net {width}", kind): _profile(rng, width, kind) for width, kind in product(widths, kinds)}
@@ -179,6 +183,8 @@ def random_study(seed: int) -> RandomStudy:
         checkpoint_seconds=rng.choice([0.0, 0.5, 5.0]),
         elastic=rng.random() < 0.8,
         retries=rng.choice([UNLIMITED_RETRIES, UNLIMITED_RETRIES, UNLIMITED_RETRIES, 2]),
+        timeout=budgets.choice([None, None, 2.0, 20.0]),
+        max_concurrent=budgets.choice([None, None, 1, 3, 8]),
     )
 
 

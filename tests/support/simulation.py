@@ -18,6 +18,7 @@ from shoal.core.trial import FIRST_ADDED
 from shoal.host.fleet import Fleet
 from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.writer import Journal
+from shoal.look.snapshot import how_ended
 from shoal.plan.cost.history import History
 from shoal.plan.schedule.registry import make_policy
 from shoal.run.base import Ended
@@ -195,6 +196,8 @@ class _StudyRun:
             retries=study.retries,
             fuse=study.fuse,
             hang_seconds=HANG_SECONDS,
+            timeout=study.timeout,
+            max_concurrent=study.max_concurrent,
         )
         with closing(
             FaultyJournal.create(self._directory, spec, task=b"", algorithm=b"", clock=lambda: self._persisted.now)
@@ -225,6 +228,9 @@ class _StudyRun:
                     interventions.update()  # while no process runs the study
                     engine.begin()
                     engine.run()
+                if how_ended(journal) == "timeout":
+                    journal.put("time_left", None)
+                    return False
             return not pending_requests(self._directory)
         except (Killed, StudyInterrupted, StorageFullError):
             return False

@@ -72,7 +72,9 @@ Epochs = Annotated[
 
 TimeLimit = Annotated[
     float | None,
-    typer.Option(help=f"Seconds without a report; by default {TIME_LIMIT:g}.", rich_help_panel=_PANEL),
+    typer.Option(
+        help=f"Seconds without a report; by default {TIME_LIMIT:g}. Not --trial-timeout.", rich_help_panel=_PANEL
+    ),
 ]
 
 Loss = Annotated[

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("Aggregate", "AsJson", "Backend", "Devices", "File", "Folds", "Oversubscription", "Packing", "Page", "Policy"),
-    *("Program", "RayAddress", "Repeats", "Sbatch", "Script", "Sharing", "StudyDirectory", "Trackers"),
+    *("Program", "RayAddress", "Repeats", "Sbatch", "Script", "Sharing", "StudyDirectory", "Timeout", "Trackers"),
     *("Above", "Below", "EpochsOfPatience", "StopAfter", "stop_arguments"),
     "MemoryLimit",
     *("beginning", "device_list", "named_option", "one_of"),
@@ -152,6 +152,10 @@ MemoryLimit = Annotated[
         help="Main memory that each process of a function or command may allocate, such as 8GiB; auto, the default: "
         "limits on a shared GPU only; none: not even these.",
     ),
+]
+Timeout = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="How long the study may run, as 90s, 20m, 2h, 1d or 1h30m; then it can go on."),
 ]
 Trackers = Annotated[
     list[str] | None, named_option(TRACKERS, "Where to track the trials, too", "--tracker", repeatable=True)

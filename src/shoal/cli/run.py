@@ -52,6 +52,7 @@ from shoal.cli.options import (
     StopAfter,
     StudyDirectory,
     Target,
+    Timeout,
     Trackers,
     device_list,
     print_json,
@@ -118,6 +119,11 @@ def run(
     sharing: Sharing = None,
     oversubscription: Oversubscription = None,
     memory_limit: MemoryLimit = None,
+    timeout: Timeout = None,
+    trial_timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long each trial may train; then it is stopped.")
+    ] = None,
+    max_concurrent: Annotated[int | None, typer.Option(min=1, help="Most trials that train at a time.")] = None,
     tracker: Trackers = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     initial: Initial = None,
@@ -156,6 +162,7 @@ def run(
     given |= {"initial": None if initial is None else read_initial(initial)}
     given |= {"repeats": repeats, "folds": folds, "aggregate": aggregate}
     given |= stop_arguments(patience, stop_below, stop_above, stop_after)
+    given |= {"timeout": timeout, "trial_timeout": trial_timeout, "max_concurrent": max_concurrent}
     given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}
     given |= {"show_progress": False if as_json else None}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -184,6 +191,7 @@ def resume(
     sbatch: Sbatch = None,
     sharing: Sharing = None,
     oversubscription: Oversubscription = None,
+    timeout: Timeout = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on with an edited task; the journal notes it.")
     ] = False,
@@ -209,6 +217,7 @@ def resume(
             sbatch=sbatch,
             sharing=sharing,
             oversubscription=oversubscription,
+            timeout=timeout,
             show_progress=not as_json,
             page=page,
         )

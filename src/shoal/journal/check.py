@@ -92,6 +92,7 @@ _VALUES: dict[str, tuple[object, str]] = {
     "fleet": (_FleetSpec, "devices, with those that were added and removed"),
     "edits": (list[_EditSpec], "a list of edits of the task"),
     "savings": (_SavingsSpec | None, "epochs and seconds, or null"),
+    "time_left": (_NotNegative | None, "seconds, or null"),
     "stopped": (Cause | None, "the common failure of the first trials"),
 }
 """Key of a value -> its type, and the type in words."""

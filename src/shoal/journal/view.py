@@ -143,7 +143,7 @@ class OpenJournal:
         spec: Specification of the study, which never changes.
         study: Values that change while the study runs, each but `sources` absent until its first change: `sources` and
             `edits` of the task's files, `policy` and `fleet` as users have last chosen them, `paused`, `paused_trials`,
-            `note`, `savings`, `finished`, and why and how it ended.
+            `note`, `savings`, `time_left` of a timeout, `finished`, and why and how it ended.
     """
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
@@ -208,6 +208,12 @@ class JournalView(OpenJournal):
     def policy(self) -> str:
         """The study's policy, or the one that a user has chosen since, as `StudySpec.policy`."""
         return str(self.study.get("policy", self.spec.policy))
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds that are left of the study's timeout, 0 if it has ended the study; None without a timeout."""
+        left: float | None = self.study.get("time_left", self.spec.timeout)
+        return left
 
     def trials(self, numbers: Iterable[int] | None = None) -> list[TrialRow]:
         """All trials, or only those with these numbers, by number."""

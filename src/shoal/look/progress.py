@@ -25,6 +25,7 @@ from shoal.look.text import (
     printable,
     savings_text,
     states_text,
+    timeout_text,
     trials_text,
     verdict_text,
 )
@@ -292,7 +293,8 @@ class LineProgress(_ConsoleProgress):
         snapshot = self._take_snapshot()
         self._print_notes(snapshot)
         self._print_causes(snapshot)
-        self._print(f"{duration_text(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
+        parts = [timeout_text(snapshot), states_text(snapshot), f"best: {best_text(snapshot)}"]
+        self._print(f"{duration_text(snapshot.elapsed)} {'; '.join(filter(None, parts))}")
         if snapshot.savings is not None:
             self._print(f"saved: {savings_text(snapshot.savings, snapshot.unit)}")
 
@@ -374,8 +376,12 @@ def _notebook_display() -> Callable[..., Any] | None:
     return display
 
 
-def summary(spec: StudySpec, devices: Sequence[str], directory: Path, done: str = "") -> list[str]:
-    """Lines at the start of a run: task, budget, objectives, batch size, devices; `done` as in "25 of 69 epochs"."""
+def summary(
+    spec: StudySpec, devices: Sequence[str], directory: Path, done: str = "", time_left: float | None = None
+) -> list[str]:
+    """Lines at the start of a run: task, budget, objectives, batch size, devices, timeout; `done` as in "25 of 69
+    epochs".
+    """
     size = spec.repetition.size
     repeated = f", {size} trials of each configuration" if size > 1 else ""
     amount = "" if spec.totals is None else f" {_totals_text(spec.totals, spec.unit)}{repeated}, by"
@@ -384,9 +390,10 @@ def summary(spec: StudySpec, devices: Sequence[str], directory: Path, done: str 
     )
     batches = f"{spec.batches}; " if spec.batches else ""
     resumed = f"goes on after {done}; " if done else ""
+    timeout = "" if time_left is None else f"timeout in {duration_text(time_left)}; "
     return [
         f"{spec.task}:{amount} {spec.algorithm}; {goals}",
-        f"{batches}{', '.join(devices) or 'no device'}; {resumed}directory {directory}",
+        f"{batches}{', '.join(devices) or 'no device'}; {resumed}{timeout}directory {directory}",
     ]
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "JobUse",
     "Snapshot",
     "TaskEdit",
+    "how_ended",
     "snapshot",
     "task_edits",
     "trial_verdicts",
@@ -161,6 +162,8 @@ class Snapshot:
         paused: Whether a user has paused the whole study.
         savings: Device time that fusing and packing saved, when the study last ended; None if nothing was fused.
         arrays: Whether each structure trains as arrays or in plain PyTorch, and what was proven of it.
+        end: How it has ended, see `how_ended`.
+        time_left: Seconds that are left of its timeout; None without one.
     """
 
     metric: str | tuple[str, ...]
@@ -192,6 +195,8 @@ class Snapshot:
     paused: bool = False
     savings: Savings | None = None
     arrays: tuple[Verdict, ...] = ()
+    end: str = ""
+    time_left: float | None = None
 
     @property
     def all_paused(self) -> bool:
@@ -283,10 +288,24 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         paused=journal.study.get("paused", False),
         savings=None if saved is None else Savings(**saved),
         arrays=verdicts(journal),
+        end=how_ended(journal),
+        time_left=journal.time_left,
     )
     waits = owner is None or found.paused or found.all_paused
     left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, elapsed)
     return replace(found, seconds_left=left)
+
+
+def how_ended(journal: JournalView) -> str:
+    """How a study has ended: "finished" by its algorithm, "timeout", or in words which trial or user has ended it; ""
+    while it is open.
+    """
+    study = journal.study
+    if study.get("ended"):
+        return study.get("ended_because") or "ended by a user"
+    if study.get("finished"):
+        return "finished"
+    return "timeout" if journal.time_left == 0 else ""
 
 
 def task_edits(study: Mapping[str, Any]) -> tuple[TaskEdit, ...]:

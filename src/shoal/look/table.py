@@ -48,6 +48,7 @@ from shoal.look.text import (
     state_text,
     states_text,
     task_edit_text,
+    timeout_text,
     trial_verdict_text,
     trials_text,
     verdict_text,
@@ -358,6 +359,8 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "totals": None if snapshot.totals is None else asdict(snapshot.totals),
         "elapsed": snapshot.elapsed,
         "seconds_left": snapshot.seconds_left,
+        "time_left": snapshot.time_left,
+        "end": snapshot.end,
         "stopped": snapshot.stopped and cause_json(snapshot.stopped),
         "causes": [cause_json(cause) for cause in snapshot.causes],
         "arrays": list(map(verdict_json, snapshot.arrays)),
@@ -440,6 +443,8 @@ def _progress_row(snapshot: Snapshot) -> Table:
     bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done)
     progress = epochs_text(snapshot)
     left = left_text(snapshot)
+    if not left:
+        left = timeout_text(snapshot)
     times = f"{duration_text(snapshot.elapsed)} elapsed{left and f', {left}'}"
     table.add_row(bar, progress, times)
     return table

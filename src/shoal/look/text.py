@@ -42,6 +42,7 @@ __all__ = [
     "states_text",
     "structure_text",
     "task_edit_text",
+    "timeout_text",
     "trial_verdict_text",
     "trials_text",
     "verdict_text",
@@ -183,7 +184,19 @@ def left_text(snapshot: Snapshot) -> str:
     if snapshot.pid is None or snapshot.finished or snapshot.paused or snapshot.all_paused:
         return ""
     grows = snapshot.seconds_left is not None and snapshot.epochs_most > snapshot.epochs_total
-    return f"{'at least ' if grows else ''}{duration_text(snapshot.seconds_left)} left"
+    timeout = timeout_text(snapshot)
+    return f"{'at least ' if grows else ''}{duration_text(snapshot.seconds_left)} left{timeout and f', {timeout}'}"
+
+
+def timeout_text(snapshot: Snapshot) -> str:
+    """Return what is left of the timeout, "timeout in 0:03:04", or what it has ended; "" if it has no effect."""
+    if snapshot.time_left is None or snapshot.finished or snapshot.end not in ("", "timeout"):
+        return ""
+    if snapshot.time_left:
+        return f"timeout in {duration_text(snapshot.time_left)}"
+    unfinished = trials_text(snapshot.trials - snapshot.ended)
+    before = "" if snapshot.epochs_done else " before a trial reported"
+    return f"ended by its timeout{before}; {unfinished} open"
 
 
 def savings_text(found: Savings, unit: str) -> str:

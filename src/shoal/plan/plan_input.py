@@ -35,6 +35,7 @@ class PlanInput:
         next_job: Number of the next job that starts.
         packer: Packs arrays into jobs.
         fuse: Whether an array may have several members.
+        max_concurrent: Most trials that train at a time; None: as many as the devices take.
         elastic: Whether the members of a running array can change, and can be at different epochs.
         teams: Whether a job may have several devices.
         trained_epochs: Epochs that trials of a key have trained.
@@ -56,6 +57,7 @@ class PlanInput:
     next_job: int = 1
     packer: ArrayPacker = field(default_factory=ArrayPacker)
     fuse: bool = True
+    max_concurrent: int | None = None
     elastic: bool = True
     teams: bool = False
     trained_epochs: Callable[[FusionKey], int] = lambda key: 0
@@ -81,6 +83,7 @@ class Placement:
         history: History of all jobs once this is carried out.
         next_job: Number of the next job that starts after these.
         wake: Latest time of the next plan, in seconds; inf: only after a change.
+        held_back: Whether trials wait because `max_concurrent` trials train.
     """
 
     starts: tuple[tuple[Job, Device], ...]
@@ -91,3 +94,4 @@ class Placement:
     history: JobTracker
     next_job: int
     wake: float
+    held_back: bool = False

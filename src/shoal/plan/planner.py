@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 from math import inf
 from types import MappingProxyType
 
@@ -86,6 +86,7 @@ class _Planning:
         unmeasured: list[WaitingClass] = []
         for each in waiting:
             (ready if context.ready(each) else unmeasured).append(each)
+        ready, held_back = self._within_limit(ready)
         packs, behind = self._packs(ready, running)
         self._run_policy(running, packs, behind, held)
         draft.placed = limit_placed(draft.placed, held, given.can_limit_compute)
@@ -103,6 +104,7 @@ class _Planning:
             history=self.history,
             next_job=next(self.numbers),
             wake=draft.wake,
+            held_back=held_back,
         )
 
     def _new_id(self) -> str:
@@ -119,6 +121,20 @@ class _Planning:
             return given.waiting
         relative_time = partial(given.packer.relative_time, kinds=kinds)
         return by_family(given.waiting, given.costs, kinds, given.unmeasurable, relative_time)
+
+    def _within_limit(self, ready: Sequence[WaitingClass]) -> tuple[list[WaitingClass], bool]:
+        """Return the trials that may start within `PlanInput.max_concurrent`, and whether others are held back.
+
+        A whole class comes before the next one, so that arrays are as large as the limit allows.
+        """
+        if self.given.max_concurrent is None:
+            return list(ready), False
+        jobs = [*(job for job, _ in self.given.running if job.purpose is Purpose.TRAIN), *self.suspended]
+        free = max(0, self.given.max_concurrent - sum(len(job.members) for job in jobs))
+        earlier = accumulate((len(each.members) for each in ready), initial=0)
+        within = [(x, x.members[: max(0, free - before)]) for x, before in zip(ready, earlier, strict=False)]
+        held_back = any(len(members) < len(each.members) for each, members in within)
+        return [replace(each, members=members) for each, members in within if members], held_back
 
     def _running_views(self, held: Sequence[tuple[Job, Device]]) -> list[JobView]:
         """Return the views of all jobs that hold devices; helpers that do not make steps faster are to leave.

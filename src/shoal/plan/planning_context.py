@@ -39,7 +39,7 @@ class PlanningContext:
         self._costs = given.costs
         self._unmeasurable = given.unmeasurable
         self._oom_limits = given.oom_limits
-        self._max_members = PROFILE_MEMBERS if given.fuse else 1
+        self._max_members = min(PROFILE_MEMBERS, given.max_concurrent or PROFILE_MEMBERS) if given.fuse else 1
         self._trained_epochs = given.trained_epochs
         self._device_of_kind = {device.kind: device for device in self.devices}  # by kind
         self._ready: dict[FusionKey, bool] = {}

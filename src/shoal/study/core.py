@@ -20,7 +20,7 @@ from shoal.core.event import (
 from shoal.core.event import Event as JobEvent
 from shoal.core.job import Purpose
 from shoal.core.request import Request
-from shoal.core.rows import StudyValue
+from shoal.core.rows import Intervention, StudyValue
 from shoal.study.devices import DeviceConditions
 from shoal.study.event import Due, Event, Shutdown, TrialFailed
 from shoal.study.interventions import handle_members_left, hold_study, intervene
@@ -85,6 +85,7 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
         case Shutdown():
             state.lifecycle.shutdown = event
             state.running.forget_kills()
+            state.lifecycle.record_time()
             end: type[StopJob | KillJob] = StopJob if event.save else KillJob
             step.command(*[end(job) for job in state.running])
         case Due.CHECK:
@@ -98,6 +99,8 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
             find_signatures(state)
             place(state, now)
             check_progress(state, now)
+        case Due.TIME:
+            _count_time(state, now)
         case DeviceConditions():
             _add_note(state, devices.apply_conditions(event, step))
         case Request():
@@ -108,6 +111,14 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
             _on_job_event(state, devices.with_true_outcome(event, state.running), now)
     end_without_improvement(state)
     update_teams(state, now)
+
+
+def _count_time(state: StudyState, now: float) -> None:
+    """Count the time of a study that runs, which a paused one without jobs does not; note the end of its timeout."""
+    if state.lifecycle.count_time(now, runs=bool(state.running) or not state.lifecycle.paused):
+        final = [record.state.final for record in state.trials]
+        text = f"has passed; {final.count(False)} of {len(final)} trials are open"
+        state.step.write(Intervention("", "timeout", text=text, time=state.step.time, seq=state.next_seq()))
 
 
 def _add_note(state: StudyState, note: str) -> None:

@@ -61,14 +61,14 @@ class Engine:
         self._apply(step)
 
     def run(self) -> None:
-        """Run the study, after `begin`, until the algorithm has finished.
+        """Run the study, after `begin`, until the algorithm has finished or the study's timeout has expired.
 
         `interrupt` raises StudyInterrupted; a common failure of the first trials, which `state.lifecycle.stopped` has,
         StudyFailedError. Any other error ends it, too; all reports before it are recorded.
         """
         try:
             self._handle_requests()
-            while not self._core.state.finished:
+            while not (self._core.state.finished or self._core.state.lifecycle.timed_out):
                 self._run_turn()
         except (Exception, StudyInterrupted) as error:
             self._shut_down(Shutdown.after(error))
@@ -76,7 +76,7 @@ class Engine:
                 error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
             raise
         self._shut_down(Shutdown())
-        self._journal.put("finished", True)
+        self._journal.put("finished", self._core.state.finished)
 
     def interrupt(self) -> None:
         """Make `run` save everything and stop at its next turn. Safe to call from a signal handler."""

@@ -20,6 +20,8 @@ class Due(Enum):
     """Ask the algorithm for trials."""
     PLAN = "plan"
     """Find signatures of waiting trials, profile them, and place them in jobs."""
+    TIME = "time"
+    """Count the time of the run; the timeout of the study may have expired."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Interventions: handlers of users' requests to a running study."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
 from shoal.core.command import CloseRequest, CopyCheckpoint, ReleaseDevice, StopJob, UpdateJob
@@ -10,11 +10,11 @@ from shoal.core.job import JobUpdate
 from shoal.core.request import Request
 from shoal.core.rows import Intervention, StudyValue
 from shoal.core.trial import Origin, TrialState
-from shoal.study.job_events import apply_decisions, dropped, end_study, stop_jobs
+from shoal.study.job_events import dropped, end_study, stop, stop_jobs
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
-__all__ = ["PAUSED", "STOPPED", "handle_members_left", "hold_study", "intervene", "stop"]
+__all__ = ["PAUSED", "STOPPED", "handle_members_left", "hold_study", "intervene"]
 
 PAUSED = "paused by a user"
 STOPPED = "stopped by a user"
@@ -43,29 +43,6 @@ def handle_members_left(state: StudyState, left: MembersLeft) -> None:
     numbers = state.trials.requeue(left.job, left.trials, failed=False)
     if numbers:
         state.running.note(left.job, dropped(numbers, PAUSED))
-
-
-def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
-    """Stop trials; running trials leave their jobs.
-
-    The algorithm observes a failure of each. A PAUSED trial has reported all of its budget already: its failure is
-    observed only if the algorithm promotes it.
-    """
-    failures = tuple(
-        x.failed(reason)
-        for x in trials
-        if x.state is not TrialState.PAUSED and x.number not in state.trials.without_algorithm
-    )
-    running = [(x.job, x.number) for x in trials if x.state is TrialState.RUNNING]
-    for record in trials:
-        state.trials.move(record, TrialState.STOPPED, reason)
-    state.write_reports("", failures)
-    decisions = [x for report in failures for x in state.config.algorithm.observe(report)]
-    leaving = apply_decisions(state, [x for x in decisions if x.trial not in state.trials.without_algorithm])
-    for job, number in running:
-        leaving[job].add(number)
-    for job, numbers in leaving.items():
-        state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
 
 
 def hold_study(state: StudyState) -> None:

@@ -31,7 +31,7 @@ from shoal.study.improvement import best_value
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
 from shoal.study.teams import end_helper
-from shoal.study.trials import TrialTable, completed_without_algorithm
+from shoal.study.trials import TrialRecord, TrialTable, completed_without_algorithm
 
 __all__ = [
     "OBJECTIVE_ENDED",
@@ -48,12 +48,15 @@ __all__ = [
     "handle_reports",
     "observe",
     "record_measurement",
+    "stop",
     "stop_jobs",
+    "stop_overdue",
     "write_quanta",
 ]
 
 OBJECTIVE_ENDED = "trial {} stopped the study"
 TARGET_REACHED = "trial {} reached the target of the study"
+TRIAL_TIMED_OUT = "has trained as long as a trial may, {:.6g} s (trial_timeout)"
 
 
 def handle_reports(state: StudyState, event: Reported, now: float) -> None:
@@ -103,6 +106,7 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
         leaving[job] |= unknown  # the job does not know that they have failed
     for running, numbers in leaving.items():
         state.step.command(UpdateJob(running, JobUpdate(leave=frozenset(numbers))))
+    stop_overdue(state, [report.trial for report in new_reports])
 
 
 def end_at_target(state: StudyState, numbers: Iterable[int]) -> None:
@@ -159,6 +163,40 @@ def stop_jobs(state: StudyState) -> None:
     """Stop all jobs after a checkpoint."""
     state.wake = inf
     state.step.command(*map(StopJob, state.running))
+
+
+def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
+    """Stop trials; running trials leave their jobs.
+
+    The algorithm observes a failure of each. A PAUSED trial has reported all of its budget already: its failure is
+    observed only if the algorithm promotes it.
+    """
+    failures = tuple(
+        x.failed(reason)
+        for x in trials
+        if x.state is not TrialState.PAUSED and x.number not in state.trials.without_algorithm
+    )
+    running = [(x.job, x.number) for x in trials if x.state is TrialState.RUNNING]
+    for record in trials:
+        state.trials.move(record, TrialState.STOPPED, reason)
+    state.write_reports("", failures)
+    decisions = [x for report in failures for x in state.config.algorithm.observe(report)]
+    leaving = apply_decisions(state, [x for x in decisions if x.trial not in state.trials.without_algorithm])
+    for job, number in running:
+        leaving[job].add(number)
+    for job, numbers in leaving.items():
+        state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
+
+
+def stop_overdue(state: StudyState, numbers: Iterable[int]) -> None:
+    """Stop those of some trials that have trained as long as a trial may: by the seconds of their reports, which are
+    a trial's share of the seconds of its arrays.
+    """
+    if (limit := state.config.spec.trial_timeout) is None:
+        return
+    overdue = [x for x in map(state.trials.__getitem__, numbers) if x.seconds >= limit and not x.state.final]
+    if overdue:
+        stop(state, overdue, TRIAL_TIMED_OUT.format(limit))
 
 
 def apply_decisions(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str, set[int]]:

@@ -17,8 +17,8 @@ from shoal.host.remedy import command
 from shoal.plan.plan_input import Placement, PlanInput
 from shoal.plan.planner import plan
 from shoal.plan.shares import memory_limit
-from shoal.study.interventions import PAUSED, STOPPED, stop
-from shoal.study.job_events import observe, write_quanta
+from shoal.study.interventions import PAUSED
+from shoal.study.job_events import observe, stop, write_quanta
 from shoal.study.signatures import in_signature_jobs
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
@@ -38,19 +38,23 @@ AWAITS_SIGNATURES = "waits for the fusion signatures of other trials"
 BEHIND = "waits for trials ahead of it in the queue"
 """Waiting reason of trials behind those that a plan considers."""
 
+AT_LIMIT = "waits for others to end, as at most {} trials train at a time (max_concurrent)"
+"""Waiting reason of trials that could start but for the limit."""
+
 
 def ask_algorithm(state: StudyState) -> None:
     """Ask the algorithm for the next groups of trials; instead of trials that are stopped it may propose others."""
     while stopped := _propose(state):
-        stop(state, stopped, STOPPED)
+        for reason, records in stopped.items():
+            stop(state, records, reason)
 
 
-def _propose(state: StudyState) -> list[TrialRecord]:
-    """Add the groups of trials that the algorithm proposes; return those that a user has stopped after they had
-    reached an earlier budget.
+def _propose(state: StudyState) -> dict[str, list[TrialRecord]]:
+    """Add the groups of trials that the algorithm proposes; return those that were stopped after they had reached an
+    earlier budget, by the reason.
     """
     if state.config.algorithm.finished:
-        return []
+        return {}
     idle = len(state.idle())
     groups = tuple(state.config.algorithm.next_groups(idle))
     if added := [trial.number for group in groups for trial in group.trials if trial.is_added]:
@@ -61,12 +65,12 @@ def _propose(state: StudyState) -> list[TrialRecord]:
     if groups:  # without any, the algorithm has not changed
         state.step.write(Proposal(idle, groups, state.next_seq(), state.step.time))
     state.trials.register_trial_groups(groups)
-    stopped: list[TrialRecord] = []
+    stopped: dict[str, list[TrialRecord]] = {}
     for group in groups:
         for trial in group.trials:
             record = state.trials.get(trial.number) or TrialRecord(trial, 0, trial.start)
             if record.state is TrialState.STOPPED:
-                stopped.append(record)
+                stopped.setdefault(record.reason, []).append(record)
             record.target = group.budget.epochs
             state.trials.move(record, TrialState.PENDING)
             if trial.origin is not None:
@@ -129,7 +133,8 @@ def place(state: StudyState, now: float) -> None:
     _limit_memory(state)
     for job, arrays in placement.joins.items():
         _join(state, job, arrays)
-    state.trials.explain_others(reasons, BEHIND)
+    most = state.config.spec.max_concurrent
+    state.trials.explain_others(reasons, AT_LIMIT.format(most) if placement.held_back else BEHIND)
 
 
 def _plan_within_horizon(state: StudyState, cluster: Cluster, now: float, *, look_further: bool) -> Placement:
@@ -142,7 +147,7 @@ def _plan_within_horizon(state: StudyState, cluster: Cluster, now: float, *, loo
         most = horizon + CLASSES_PER_DEVICE * idle
         waiting = state.trials.classes(now, most)
         placement = plan(replace(given, waiting=waiting), state.cache)
-        if placement.starts or not idle or len(waiting) < most or not look_further:
+        if placement.starts or placement.held_back or not idle or len(waiting) < most or not look_further:
             return placement
         horizon *= 2
 

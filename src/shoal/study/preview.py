@@ -165,6 +165,7 @@ def preview(state: StudyState) -> Preview:
             cluster,
             packer=packer,
             fuse=fuse,
+            max_concurrent=config.spec.max_concurrent,
             elastic=False,
             unmeasurable=signatures.unmeasurable,
         )

@@ -25,7 +25,7 @@ from shoal.core.rows import JobRow, Proposal, Quantum
 from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.journal.view import JournalView
 from shoal.plan.job_history import EarlierJob
-from shoal.study.job_events import apply_decisions, end_at_target
+from shoal.study.job_events import apply_decisions, end_at_target, stop_overdue
 from shoal.study.jobs import ended_with_engine
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord, completed_without_algorithm
@@ -70,7 +70,9 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     apply_decisions(state, [*kept, *map(completed_without_algorithm, paused)])
     if any(row.metrics for row in rows):
         state.retries.first_failures.reported()
-    end_at_target(state, [x.number for x in trials])  # one may have reported while the study was shutting down
+    numbers = [x.number for x in trials]  # some may have reported while the study was shutting down
+    end_at_target(state, numbers)
+    stop_overdue(state, numbers)
     step.command(*(CopyCheckpoint(record.trial) for record in trials.waiting()))
     state.write_changes()
     return step

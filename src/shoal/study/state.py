@@ -94,7 +94,7 @@ class StudyState:
         self.step = Step()
         self.trials = TrialTable(config.spec.objectives)
         self.running = RunningJobs(config.jobs + 1)
-        self.lifecycle = Lifecycle(config.study)
+        self.lifecycle = Lifecycle(config.study, config.spec.timeout if config.trains else None)
         self.improvement = ImprovementTracker(config.spec)
         self.checks = Checks()
         self.signatures = SignatureRegistry(self.trials, {device.kind for _, device in self.fleet.found})
@@ -140,9 +140,9 @@ class StudyState:
 
     def plan_input(self, cluster: Cluster, now: float) -> PlanInput:
         """Input of a plan of this study, with nothing that waits or runs."""
-        config, trials = self.config, self.trials
+        config, trials, left = self.config, self.trials, self.lifecycle.time_left
         return PlanInput(
-            config.policy,
+            config.policy if left is None else config.policy.with_deadline(now + left),
             self.costs,
             cluster,
             now,
@@ -150,6 +150,7 @@ class StudyState:
             next_job=self.running.next_job,
             packer=config.packer,
             fuse=config.spec.fuse,
+            max_concurrent=config.spec.max_concurrent,
             elastic=config.elastic,
             teams=config.teams,
             trained_epochs=self.signatures.trained,

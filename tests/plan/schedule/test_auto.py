@@ -293,6 +293,21 @@ def test_many_jobs_are_packed_by_a_knapsack_policy(monkeypatch):
     assert list(placed(Auto("mean_completion").plan(jobs, TWO, 0.0))) == ["small", "wide", "long"]
 
 
+@pytest.mark.parametrize(
+    ("left", "first"),
+    [
+        pytest.param(5.0, "long", id="all can end in time"),
+        pytest.param(4.9, "short", id="they cannot"),
+        pytest.param(0.0, "short", id="none can"),
+    ],
+)
+def test_the_makespan_counts_if_the_deadline_leaves_time_for_it(left: float, first: str):
+    jobs = [job("short", compute=1.0, seconds=2), job("long", compute=1.0, seconds=3)]
+    policy = Auto().with_deadline(100.0 + left)
+    assert list(placed(policy.plan(jobs, cluster(gpu(0)), 100.0))) == [first]
+    assert list(placed(Auto("mean_completion").plan(jobs, cluster(gpu(0)), 100.0))) == ["short"]
+
+
 def test_objectives_are_properties_of_outcomes():
     assert all(isinstance(getattr(SimulationResult, name), property) for name in OBJECTIVES)
     assert make_policy("auto", "time_to_target").objective == "time_to_target"

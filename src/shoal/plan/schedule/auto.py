@@ -68,9 +68,13 @@ class Auto(Policy):
 
     One plan applies to all jobs. If only some jobs have a measured scaling, either all share or none does.
 
+    If the work cannot end before the deadline of the study, however well it is packed, the makespan is of no use: the
+    mean completion takes its place, so that most jobs end in time.
+
     Args:
         objective: One of `OBJECTIVES`.
         turns: The time-sharing policy; None: no turns are taken.
+        deadline: Time at which the study's timeout expires, in seconds.
 
     Raises:
         PolicyError: There is no such objective.
@@ -78,6 +82,7 @@ class Auto(Policy):
 
     objective: str = "makespan"
     turns: Policy | None = field(default_factory=ExpectedFinish)
+    deadline: float = inf
 
     def __post_init__(self) -> None:
         check_objective(self.objective)
@@ -89,6 +94,9 @@ class Auto(Policy):
 
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
+        has_deadline = self.objective == "makespan" and self.deadline < inf
+        if has_deadline and _least_seconds(jobs, cluster) > self.deadline - now:
+            return replace(self, objective="mean_completion").plan(jobs, cluster, now)
         if self.is_large(len(jobs), cluster):
             return self.large_scale_policy(cluster).plan(jobs, cluster, now)
         return fill_up_idle(self._divided(jobs, cluster, now), jobs, cluster)
@@ -117,6 +125,10 @@ class Auto(Policy):
                 best = turn_plan
         return best
 
+    def with_deadline(self, deadline: float) -> "Auto":
+        """Return the policy with another deadline."""
+        return replace(self, deadline=deadline)
+
     def turn(self, job: JobView) -> float:
         """Return the seconds of a turn under the time-sharing policy, if there is one."""
         return super().turn(job) if self.turns is None else self.turns.turn(job)
@@ -144,6 +156,13 @@ class Auto(Policy):
         if self.objective == "makespan":
             return expected.makespan, expected.mean_completion
         return expected.mean_completion, expected.makespan
+
+
+def _least_seconds(jobs: Sequence[JobView], cluster: Cluster) -> float:
+    """Return a lower bound on the seconds until all jobs end: their least work, spread evenly over all devices."""
+    compute = sum(device.compute for _, device in cluster if device.healthy)
+    work = sum(min((ask.seconds * ask.compute for ask in job.demand.values()), default=0.0) for job in jobs)
+    return work / compute if compute > 0 else 0.0
 
 
 @final

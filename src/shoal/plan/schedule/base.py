@@ -231,6 +231,12 @@ class Policy(ABC):
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
 
+    def with_deadline(self, deadline: float) -> "Policy":
+        """Return the policy for a study whose timeout expires at `deadline`, a time of the clock of `now`; by default
+        the policy itself, which then does not consider it.
+        """
+        return self
+
     def turn(self, job: JobView) -> float:
         """Return the seconds of a turn of a running job. The losses of each turn become one of `JobView.quanta`."""
         return QUANTUM
