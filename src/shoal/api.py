@@ -43,10 +43,11 @@ from shoal.host.processes import open_standard_streams
 from shoal.host.remedy import command
 from shoal.host.sources import Edit, edits, project_files, sources
 from shoal.journal.check import check_not_paused, check_study
-from shoal.journal.requests import pending_requests
+from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.writer import Journal
 from shoal.look.page.beside import check_page
+from shoal.look.snapshot import how_ended, time_left
 from shoal.look.text import batch_text
 from shoal.plan.packing.base import Packing
 from shoal.plan.packing.registry import make_packing
@@ -332,6 +333,7 @@ def resume(
     sharing: str | None = None,
     oversubscription: float | None = None,
     timeout: str | float | None = None,
+    trials: int | None = None,
     show_progress: bool = True,
     page: bool = False,
     accept_changes: bool = False,
@@ -353,6 +355,8 @@ def resume(
         oversubscription: Oversubscription instead of the study's own.
         timeout: Time that the study may run from now on, in this run and later ones, as for `tune`; None: what is left
             of its timeout. A study that its timeout has ended goes on without one.
+        trials: Number of trials in all to which the algorithm extends the search, also one that has ended; with
+            `repeats`, of configurations. See `Algorithm.extend`.
         show_progress: As for `tune`.
         page: As for `tune`.
         accept_changes: Whether to continue if files of the task were edited since the study last ran; the journal notes
@@ -360,6 +364,7 @@ def resume(
 
     Raises:
         TaskChangedError: files of the task were edited, and that is not accepted; nothing is changed.
+        AlgorithmError: the algorithm cannot try so many trials; nothing is changed.
         JournalError: there is no study, another process is running it, or its journal cannot be resumed; nothing is
             changed.
         StudyInterrupted: stopped again.
@@ -376,10 +381,11 @@ def resume(
     with closing(Journal.open(directory)) as journal:
         check_study(journal)
         own, fleet = journal.spec, journal.study.get("fleet", {})
-        ended = journal.study.get("finished") and not pending_requests(journal.directory)
+        ended = journal.study.get("finished") and trials is None and not pending_requests(journal.directory)
         changed = [] if ended else _edits(journal, accept_changes)
         sys.path.extend(path for path in own.paths if path not in sys.path)
         search = load_algorithm(journal.blob("algorithm"), own)
+        extends = trials is not None and _check_extension(journal, trials)
         with _another_named(directory):
             followed = make_policy(policy or load_strategy(journal.policy), own.objective)
             packed = make_packing(packing or load_strategy(own.packing))
@@ -391,11 +397,32 @@ def resume(
             check_losses(config.policy, spec.loss_metric, begun=True)
         with journal.transaction():
             journal.begin_run(called)
-            if seconds is not None or journal.time_left == 0:
+            if seconds is not None or time_left(journal) == 0:
                 journal.put("time_left", seconds)
             if changed:
                 journal.record_edits(changed)
+        if extends:
+            write_request(journal.directory, "extend", arguments={"trials": trials})
         return run_study(journal, spec, search, config, show_progress=show_progress, page=page)
+
+
+def _check_extension(journal: Journal, trials: int) -> bool:
+    """Check that the algorithm can try so many trials; return whether that is still to be requested.
+
+    Raises:
+        AlgorithmError: it cannot.
+        ShoalError: the study is over.
+    """
+    known = [each["trials"] for each in journal.study.get("extensions", ())]
+    known += [each.arguments["trials"] for each in pending_requests(journal.directory) if each.verb == "extend"]
+    if known and known[-1] == trials:  # the same call before, which a kill may have ended
+        return False
+    if journal.study.get("end_requested"):
+        raise ShoalError(f"the study in {journal.directory} is over: {how_ended(journal)}; begin a new study")
+    algorithm = load_algorithm(journal.blob("algorithm"), journal.spec)
+    for number in [*known, trials]:
+        algorithm.extend(number)
+    return True
 
 
 @contextmanager

@@ -75,9 +75,7 @@ class Study:
 
     @property
     def ended(self) -> str:
-        """How the study has ended: "finished" by its algorithm, "timeout", or in words which trial or user has ended
-        it; "" while it is open.
-        """
+        """How the study has ended: "finished", "timeout", or which trial or user has ended it; "" while it is open."""
         with JournalView.read(self.directory) as journal:
             return how_ended(journal)
 
@@ -183,8 +181,7 @@ class Study:
             budget: As in `importance`, for "slice", "parallel" and "importance", which compare trials at one budget.
 
         Raises:
-            ShoalError: the kind does not exist, matplotlib is not installed, no trial has a value, or as in
-                `importance`.
+            ShoalError: there is no such kind, no matplotlib or no trial with a value; or as in `importance`.
         """
         return plot(self.directory, kind, budget)
 

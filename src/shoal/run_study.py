@@ -23,7 +23,7 @@ from shoal.look.failures import check_results, first_failed
 from shoal.look.page.beside import beside_study
 from shoal.look.progress import progress, summary
 from shoal.look.savings import savings
-from shoal.look.snapshot import Snapshot, how_ended, snapshot
+from shoal.look.snapshot import Snapshot, announced, how_ended, snapshot, time_left
 from shoal.look.text import epochs_text
 from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History, environment
@@ -111,7 +111,8 @@ def run_study(
         begun = f"{epochs_text(take())} {spec.unit}" if len(journal.runs()) > 1 else ""
         if config.trains:
             names = [device.name for _, device in config.fleet.found]
-            display.print_lines(summary(spec, names, as_given(journal.directory), begun, journal.time_left))
+            state = time_left(journal), announced(journal)
+            display.print_lines(summary(spec, names, as_given(journal.directory), begun, *state))
         if journal.study.get("paused"):
             display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         config = replace(config, find=backend.find, monitor=backend.monitor)

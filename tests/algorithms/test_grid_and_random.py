@@ -116,3 +116,13 @@ def test_the_registry_names_every_algorithm():
     others = ("ALGORITHMS", "Algorithm", "Totals")
     exported = {getattr(algorithms, name) for name in algorithms.__all__ if name not in others}
     assert set(ALGORITHMS.values()) == exported
+
+
+def test_more_random_trials_are_those_of_a_search_with_so_many_from_the_beginning():
+    space = Space({"lr": loguniform(1e-4, 1), "width": choice([64, 128])})
+    extended, whole = bind(Random(n=10, epochs=2), space), bind(Random(n=20, epochs=2), space)
+    first = extended.next_groups(free=1)
+    extended.extend(20)
+    trials = [trial for group in [*first, *extended.next_groups(free=1)] for trial in group.trials]
+    assert trials == [trial for group in whole.next_groups(free=1) for trial in group.trials]
+    assert extended.totals == whole.totals

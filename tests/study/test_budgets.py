@@ -35,7 +35,7 @@ from shoal.core.rows import ReportRow
 from shoal.core.space import Space, grid
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
-from shoal.look.snapshot import how_ended, snapshot
+from shoal.look.snapshot import how_ended, snapshot, time_left
 from shoal.look.text import left_text, timeout_text
 from shoal.study.lifecycle import RECORD_SECONDS, Lifecycle
 
@@ -49,11 +49,11 @@ SYNCHRONOUS: dict[str, Callable[[], Algorithm]] = {
 ALL = {**MAKERS, **SYNCHRONOUS}
 
 
-def run(stage: Stage, carrier: Scripted, time_left: float | None = None) -> bool:
+def run(stage: Stage, carrier: Scripted, left: float | None = None) -> bool:
     """Run an engine whose clock goes on by 0.1 s at each look; return whether its timeout ended it."""
     clock = (number / 10 for number in count())
     with closing(stage.open()) as journal:
-        journal.put("time_left", time_left)
+        journal.put("time_left", left)
         engine = stage.engine(journal, carrier, clock=partial(next, clock))
         engine.begin()
         engine.run()
@@ -68,7 +68,7 @@ def test_a_study_that_its_timeout_ends_goes_on_to_the_same_result(
     whole, stage = Stage(tmp_path / "whole", make, space), Stage(tmp_path / "study", make, space)
     whole.run(backend())
     timeouts = 0
-    while run(stage, backend(), time_left=2.5):
+    while run(stage, backend(), left=2.5):
         timeouts += 1
         assert {row[2] for row in stage.outcome()} & {TrialState.PENDING, TrialState.PAUSED}
         assert timeouts < 100
@@ -99,7 +99,7 @@ def test_the_timeout_is_a_sum_over_runs_that_a_kill_does_not_renew(tmp_path: Pat
             with pytest.raises(Killed):
                 engine.run()
         with JournalView.read(stage.directory) as view:
-            left.append(view.time_left)
+            left.append(time_left(view))
     assert 100.0 > left[0] > left[1] > 0  # type: ignore[operator]
 
 

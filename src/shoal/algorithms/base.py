@@ -17,7 +17,16 @@ from shoal.core.objective import Objective, check_reported, objectives
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
-__all__ = ["Algorithm", "Problem", "Totals", "call_text", "check_integer", "check_number", "check_trials"]
+__all__ = [
+    "Algorithm",
+    "Problem",
+    "Totals",
+    "call_text",
+    "check_integer",
+    "check_more_trials",
+    "check_number",
+    "check_trials",
+]
 
 _MOST = 10**12
 _MOST_TRIALS = 10**6
@@ -218,7 +227,8 @@ class Algorithm(ABC):
 
     1. `tune` calls `bind` once, which calls `begin`; then it reads `totals` once.
     2. The engine reads `finished` and, while it is false, calls `next_groups` in each turn of its loop.
-    3. The engine calls `observe` with every report of a trial of the algorithm, in the order of the journal. It
+    3. It calls `extend` when a user asks for more trials.
+    4. The engine calls `observe` with every report of a trial of the algorithm, in the order of the journal. It
        withholds reports of trials that users added, or that failed and were retried.
 
     What an algorithm may return:
@@ -237,9 +247,9 @@ class Algorithm(ABC):
     by then, and `resume` goes on.
 
     Resuming builds the algorithm anew and repeats the recorded calls. So groups and decisions must follow from the
-    settings, the arguments of `bind` and the reports alone: no clock, no randomness but the seed. A synchronous
-    algorithm does not even depend on the order in which the reports of different trials arrive. A report may come
-    twice; the second time it changes nothing and the answer is empty.
+    settings, the arguments of `bind` and `extend` and the reports alone: no clock, no randomness but the seed. A
+    synchronous algorithm does not even depend on the order in which the reports of different trials arrive. A report
+    may come twice; the second time it changes nothing and the answer is empty.
 
     `shoal.testing.check_algorithm` checks this contract.
 
@@ -371,6 +381,20 @@ class Algorithm(ABC):
     def finished(self) -> bool:
         """Whether no trial is outstanding and no further trial will come."""
 
+    def extend(self, trials: int) -> None:
+        """Continue the search to `trials` trials in all, or a few more if they come in rounds; `totals` and `finished`
+        follow. By default a search cannot be extended.
+
+        A user may ask for this at any time, also after the end. Trials that were to come anyway stay the same.
+
+        Raises:
+            AlgorithmError: the search cannot have more trials, or has as many already; then nothing has changed.
+        """
+        raise AlgorithmError(
+            f"{call_text(self)} cannot try more trials in a study that has begun; begin a new study for them, in "
+            "another directory"
+        )
+
 
 def call_text(made: object) -> str:
     """The constructor call of an algorithm or a rule, without default settings: "Hyperband(max_epochs=9)"."""
@@ -396,6 +420,15 @@ def check_number(name: str, value: object, least: float, most: float) -> None:
     """Check a numeric setting."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise AlgorithmError(f"`{name}` must be a number from {least:g} to {most:g}, got {value!r}")
+
+
+def check_more_trials(algorithm: Algorithm, trials: object, known: int) -> None:
+    """Check the argument of `Algorithm.extend` of an algorithm that is to try `known` trials."""
+    algorithm.check_bound()
+    check_integer("trials", trials)
+    if isinstance(trials, int) and trials <= known:
+        raise AlgorithmError(f"{call_text(algorithm)} tries {known} trials, so `trials` must be more, got {trials}")
+    check_trials(f"{call_text(algorithm)} with {trials} trials", trials)  # type: ignore[arg-type]  # it is an integer
 
 
 def check_trials(algorithm: str, trials: int) -> None:

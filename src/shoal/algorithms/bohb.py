@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, final
 
-from shoal.algorithms.base import Problem, Totals, check_integer, check_number
+from shoal.algorithms.base import Problem, Totals, check_integer, check_more_trials, check_number
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung, check_halving, totals_of
 from shoal.algorithms.hyperband import deepest_bracket, rungs
 from shoal.core.domain import Choice, Domain
@@ -91,25 +91,42 @@ class SyncBOHB(BracketedAlgorithm):
 
     def brackets_for(self, problem: Problem) -> Iterator[Bracket]:
         """From the bracket with the most trials to the one with the longest, and again."""
-        began: list[Bracket] = []
-        first = 0
-        for table in self._tables():
-            numbers = range(first, first + table[0].trials)
-            name = f"bracket {len(table) - 1}"
-            began.append(Bracket(name, table, self._proposed(problem, numbers, began), problem))
-            first = numbers.stop
-            yield began[-1]
+        return self._brackets_of(problem, range(self._count))
+
+    def further_brackets(self, trials: int) -> Iterator[Bracket]:
+        """As many more as one round of Hyperband has, and again; the model knows all results."""
+        known, before = totals_of(self._tables(range(self._count))).trials, self._count
+        check_more_trials(self, trials, known)
+        while totals_of(self._tables(range(self._count))).trials < trials:
+            self.brackets = self._count + self._deepest + 1
+        return self._brackets_of(self.problem, range(before, self._count))
+
+    def _brackets_of(self, problem: Problem, indices: range) -> Iterator[Bracket]:
+        """Make each bracket when it begins, after those before it."""
+        for table in self._tables(indices):
+            first = sum(len(bracket.trials) for bracket in self._brackets)
+            trials = self._proposed(problem, range(first, first + table[0].trials), self._brackets)
+            yield Bracket(f"bracket {len(table) - 1}", table, trials, problem)
 
     @property
     def totals(self) -> Totals | None:
         """Sums over all brackets: the model decides their first configurations, not their sizes."""
-        return totals_of(self._tables())
+        return totals_of(self._tables(range(self._count)))
 
-    def _tables(self) -> Iterator[list[Rung]]:
-        """The rungs of each bracket."""
-        deepest = deepest_bracket(self.max_epochs // self.min_epochs, self.eta)
-        for index in range(deepest + 1 if self.brackets is None else self.brackets):
-            yield rungs(self.max_epochs, self.eta, deepest - index % (deepest + 1), self.min_epochs)
+    @property
+    def _deepest(self) -> int:
+        """Number of halvings of the bracket with the most trials."""
+        return deepest_bracket(self.max_epochs // self.min_epochs, self.eta)
+
+    @property
+    def _count(self) -> int:
+        """Number of brackets."""
+        return self._deepest + 1 if self.brackets is None else self.brackets
+
+    def _tables(self, indices: range) -> Iterator[list[Rung]]:
+        """The rungs of brackets, which are counted from 0."""
+        for index in indices:
+            yield rungs(self.max_epochs, self.eta, self._deepest - index % (self._deepest + 1), self.min_epochs)
 
     def _proposed(self, problem: Problem, numbers: range, began: Sequence[Bracket]) -> list[Trial]:
         """Trials with configurations from the model; random ones without a model, and for `random_fraction` of the

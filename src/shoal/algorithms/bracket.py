@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from shoal.algorithms.base import Algorithm, Problem, Totals, check_integer
 from shoal.core.errors import AlgorithmError
@@ -138,6 +138,14 @@ class BracketedAlgorithm(Algorithm):
         The next bracket is taken when it may begin, so a generator can use the results of earlier brackets.
         """
 
+    def further_brackets(self, trials: int) -> Iterable[Bracket] | None:
+        """Brackets after all others, for `trials` trials in all or a few more; None, by default: there can be none.
+
+        Raises:
+            AlgorithmError: there are as many trials already.
+        """
+        return None
+
     def may_begin(self, training: int) -> bool:
         """Whether the next bracket may begin while `training` trials have not reached their rung; by default always."""
         return True
@@ -165,6 +173,16 @@ class BracketedAlgorithm(Algorithm):
         """Sums over all brackets if all begin at once; an algorithm with later brackets overrides this."""
         self.check_bound()
         return totals_of(bracket.rungs for bracket in self._brackets) if self._begun_together else None
+
+    def extend(self, trials: int) -> None:
+        """Begin further brackets after all others; no rung of a bracket gets more trials."""
+        self.check_bound()
+        if (brackets := self.further_brackets(trials)) is None:
+            super().extend(trials)
+            return
+        self._next_brackets = chain(self._next_brackets, brackets)
+        self._all_begun = False
+        self._begin_brackets()
 
     def next_groups(self, free: int) -> list[TrialGroup]:
         """The trials of each bracket whose next rung can begin since the last call."""

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 
-from shoal.algorithms.base import Algorithm, Problem
+from shoal.algorithms.base import Algorithm, Problem, check_more_trials
 from shoal.core.trial import Budget, Config, Decision, Report, Trial, TrialGroup, TrialState
 
 __all__ = ["ConcurrentAlgorithm"]
@@ -81,6 +81,11 @@ class ConcurrentAlgorithm(Algorithm):
         if report.state is TrialState.FAILED:
             return self.failed(number)
         return self.reached(number, epochs, value)
+
+    def extend(self, trials: int) -> None:
+        """Begin further trials, up to `trials` in all; what is known of the others still counts."""
+        check_more_trials(self, trials, self.n)
+        self.n = trials
 
     @property
     def finished(self) -> bool:

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_integer
+from shoal.algorithms.base import Problem, call_text, check_integer
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
-from shoal.core.errors import SpaceError
+from shoal.core.errors import AlgorithmError, SpaceError
 from shoal.core.plain import plain_fields
 
 __all__ = ["Grid"]
@@ -35,6 +35,10 @@ class Grid(BracketedAlgorithm):
     def __post_init__(self) -> None:
         plain_fields(self)
         check_integer("epochs", self.epochs)
+
+    def extend(self, trials: int) -> None:
+        """Refuse: there are no more points."""
+        raise AlgorithmError(f"{call_text(self)} tries every point of its space; begin a new study with a larger space")
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """One bracket with a single rung.

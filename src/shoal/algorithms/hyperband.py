@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_integer, check_trials
+from shoal.algorithms.base import Problem, check_integer, check_more_trials, check_trials
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 from shoal.core.errors import AlgorithmError
 from shoal.core.plain import plain_fields
@@ -63,12 +63,25 @@ class Hyperband(BracketedAlgorithm):
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """All brackets, the one with the most trials first, the one with the longest trials last."""
+        return self._round(problem, 0, "")
+
+    def further_brackets(self, trials: int) -> list[Bracket]:
+        """Whole rounds of the same brackets, of other trials."""
+        known = sum(len(bracket.trials) for bracket in self._brackets)
+        check_more_trials(self, trials, known)
         brackets: list[Bracket] = []
-        first = 0
+        while known < trials:
+            brackets += self._round(self.problem, known, f" from trial {known}")
+            known = brackets[-1].trials[-1].number + 1
+        return brackets
+
+    def _round(self, problem: Problem, first: int, name: str) -> list[Bracket]:
+        """The brackets of one round, whose trials have the numbers from `first` on."""
+        brackets: list[Bracket] = []
         for s in self._depths():
             table = rungs(self.max_epochs, self.eta, s)[: s + 1 - self.skip_last]
             numbers = range(first, first + table[0].trials)
-            brackets.append(Bracket(f"bracket {s}", table, problem.random_trials(numbers), problem))
+            brackets.append(Bracket(f"bracket {s}{name}", table, problem.random_trials(numbers), problem))
             first = numbers.stop
         return brackets
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_integer, check_trials
+from shoal.algorithms.base import Problem, check_integer, check_more_trials, check_trials
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 from shoal.core.plain import plain_fields
 
@@ -36,4 +36,13 @@ class Random(BracketedAlgorithm):
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """One bracket with a single rung."""
-        return [Bracket("random", [Rung(self.n, self.epochs)], problem.random_trials(range(self.n)), problem)]
+        return [self._bracket(problem, range(self.n))]
+
+    def further_brackets(self, trials: int) -> list[Bracket]:
+        """One more, of the next trials: those of a search with so many from the beginning, unless it is grouped."""
+        check_more_trials(self, trials, self.n)
+        numbers, self.n = range(self.n, trials), trials
+        return [self._bracket(self.problem, numbers)]
+
+    def _bracket(self, problem: Problem, numbers: range) -> Bracket:
+        return Bracket("random", [Rung(len(numbers), self.epochs)], problem.random_trials(numbers), problem)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_integer, check_trials
+from shoal.algorithms.base import Problem, check_integer, check_more_trials, check_trials
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung, check_halving, milestones
 from shoal.core.plain import plain_fields
 
@@ -45,6 +45,15 @@ class SuccessiveHalving(BracketedAlgorithm):
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """One bracket."""
+        return [self._bracket("halving", problem, range(self.n))]
+
+    def further_brackets(self, trials: int) -> list[Bracket]:
+        """One more, of the next trials, which are compared with each other only."""
+        check_more_trials(self, trials, self.n)
+        numbers, self.n = range(self.n, trials), trials
+        return [self._bracket(f"halving from trial {numbers.start}", self.problem, numbers)]
+
+    def _bracket(self, name: str, problem: Problem, numbers: range) -> Bracket:
         epochs = milestones(self.min_epochs, self.max_epochs, self.eta)
-        rungs = [Rung(max(1, self.n // self.eta**i), each) for i, each in enumerate(epochs)]
-        return [Bracket("halving", rungs, problem.random_trials(range(self.n)), problem)]
+        rungs = [Rung(max(1, len(numbers) // self.eta**i), each) for i, each in enumerate(epochs)]
+        return Bracket(name, rungs, problem.random_trials(numbers), problem)

@@ -38,6 +38,10 @@ class WrapperAlgorithm(Algorithm):
         """Epochs of the longest trials of the inner algorithm."""
         return self.inner.longest_budget
 
+    def extend(self, trials: int) -> None:
+        """Extend the inner algorithm, whose trials count."""
+        self.inner.extend(trials)
+
     @property
     def finished(self) -> bool:
         """Whether the inner algorithm has finished."""

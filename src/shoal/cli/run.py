@@ -192,6 +192,7 @@ def resume(
     sharing: Sharing = None,
     oversubscription: Oversubscription = None,
     timeout: Timeout = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="More trials: how many are tried in all.")] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on with an edited task; the journal notes it.")
     ] = False,
@@ -218,6 +219,7 @@ def resume(
             sharing=sharing,
             oversubscription=oversubscription,
             timeout=timeout,
+            trials=trials,
             show_progress=not as_json,
             page=page,
         )

@@ -19,6 +19,7 @@ Verb = Literal[
     "pause study",
     "resume study",
     "end study",
+    "extend",
 ]
 
 

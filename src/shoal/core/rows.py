@@ -21,6 +21,7 @@ __all__ = [
     "REFUSED",
     "CheckRow",
     "DeviceRow",
+    "Extension",
     "Intervention",
     "JobRow",
     "Joined",
@@ -69,6 +70,14 @@ class Proposal:
     groups: tuple[TrialGroup, ...]
     seq: int = 0
     time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A call of `Algorithm.extend`, recorded as an item of the value "extensions" of the study."""
+
+    trials: int
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, ValidationError, convert
 
+from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause
 from shoal.core.errors import JournalError
 from shoal.host.remedy import command
@@ -74,6 +75,11 @@ class _SavingsSpec(Struct):
     measuring: _NotNegative
 
 
+class _ExtensionSpec(Struct):
+    trials: int
+    seq: int
+
+
 _NAME = (str, "a text")
 _FLAG = (bool, "true or false")
 _TRIAL_NUMBERS = (list[int], "a list of numbers of trials")
@@ -92,6 +98,8 @@ _VALUES: dict[str, tuple[object, str]] = {
     "fleet": (_FleetSpec, "devices, with those that were added and removed"),
     "edits": (list[_EditSpec], "a list of edits of the task"),
     "savings": (_SavingsSpec | None, "epochs and seconds, or null"),
+    "extensions": (list[_ExtensionSpec], "a list of numbers of trials"),
+    "totals": (Totals | None, "numbers of trials and epochs, or null"),
     "time_left": (_NotNegative | None, "seconds, or null"),
     "stopped": (Cause | None, "the common failure of the first trials"),
 }

@@ -16,6 +16,7 @@ from shoal.core.rows import (
     NOT_FAILED,
     CheckRow,
     DeviceRow,
+    Extension,
     Intervention,
     JobRow,
     Proposal,
@@ -143,7 +144,7 @@ class OpenJournal:
         spec: Specification of the study, which never changes.
         study: Values that change while the study runs, each but `sources` absent until its first change: `sources` and
             `edits` of the task's files, `policy` and `fleet` as users have last chosen them, `paused`, `paused_trials`,
-            `note`, `savings`, `time_left` of a timeout, `finished`, and why and how it ended.
+            `note`, `savings`, `time_left` of a timeout, `extensions` with their `totals`, `finished`, and how it ended.
     """
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
@@ -208,12 +209,6 @@ class JournalView(OpenJournal):
     def policy(self) -> str:
         """The study's policy, or the one that a user has chosen since, as `StudySpec.policy`."""
         return str(self.study.get("policy", self.spec.policy))
-
-    @property
-    def time_left(self) -> float | None:
-        """Seconds that are left of the study's timeout, 0 if it has ended the study; None without a timeout."""
-        left: float | None = self.study.get("time_left", self.spec.timeout)
-        return left
 
     def trials(self, numbers: Iterable[int] | None = None) -> list[TrialRow]:
         """All trials, or only those with these numbers, by number."""
@@ -344,7 +339,7 @@ class JournalView(OpenJournal):
         found = self.tables.read("intervention", intervention_of, f"{_INTERVENTION} WHERE request = ?", request)
         return found[0] if found else None
 
-    def events(self) -> Iterator[Proposal | Report]:
+    def events(self) -> Iterator[Proposal | Report | Extension]:
         """Inputs of the algorithm, in order. Repeating these calls restores its state.
 
         Empty proposals are left out, and so are reports of retried trials and of trials that users added.
@@ -353,16 +348,16 @@ class JournalView(OpenJournal):
         trials = {row.number: row.trial for row in self.trials()}
         proposals = self.tables.rows("SELECT seq, free, proposed FROM proposals ORDER BY seq")
         with self.tables.decoding("a proposal of its algorithm"):
-            decoded: list[tuple[int, Proposal | Report]] = [
-                (seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals
-            ]
+            decoded = [(seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals]
+        extensions = [(each["seq"], Extension(**each)) for each in self.study.get("extensions", ())]
+        calls: list[tuple[int, Proposal | Report | Extension]] = sorted([*decoded, *extensions], key=itemgetter(0))
         rows = self.tables.stream(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
         reports = (
             (seq, self.tables.decoded("report", report_of, (seq, *row)))
             for seq, *row in rows
             if seq <= retried.get(row[0], seq)
         )
-        for _, event in heapq.merge(decoded, reports, key=itemgetter(0)):
+        for _, event in heapq.merge(calls, reports, key=itemgetter(0)):
             yield event
 
     def jobs(self, *, running: bool = False) -> list[JobRow]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import convert
+
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
@@ -23,9 +25,11 @@ __all__ = [
     "JobUse",
     "Snapshot",
     "TaskEdit",
+    "announced",
     "how_ended",
     "snapshot",
     "task_edits",
+    "time_left",
     "trial_verdicts",
     "verdicts",
 ]
@@ -253,7 +257,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     elapsed = max(last_time - run.started, 0.0)
     objectives = journal.objectives
     several = len(objectives) > 1
-    totals, stopped = journal.spec.totals, journal.study.get("stopped")
+    totals, stopped = announced(journal), journal.study.get("stopped")
     saved = journal.study.get("savings")
     if totals is not None and (added := statistics.added())[0]:
         totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])
@@ -289,7 +293,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         savings=None if saved is None else Savings(**saved),
         arrays=verdicts(journal),
         end=how_ended(journal),
-        time_left=journal.time_left,
+        time_left=time_left(journal),
     )
     waits = owner is None or found.paused or found.all_paused
     left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, elapsed)
@@ -305,7 +309,20 @@ def how_ended(journal: JournalView) -> str:
         return study.get("ended_because") or "ended by a user"
     if study.get("finished"):
         return "finished"
-    return "timeout" if journal.time_left == 0 else ""
+    return "timeout" if time_left(journal) == 0 else ""
+
+
+def time_left(journal: JournalView) -> float | None:
+    """Seconds that are left of a study's timeout, 0 if it has ended the study; None without a timeout."""
+    left: float | None = journal.study.get("time_left", journal.spec.timeout)
+    return left
+
+
+def announced(journal: JournalView) -> Totals | None:
+    """Trials and epochs that the algorithm has announced, with those that users have asked for since."""
+    if "totals" not in journal.study:
+        return journal.spec.totals
+    return convert(journal.study["totals"], Totals | None)
 
 
 def task_edits(study: Mapping[str, Any]) -> tuple[TaskEdit, ...]:

@@ -303,6 +303,8 @@ def request_text(request: Request) -> str:
     """Return a request that was not carried out yet, in words: "clone of trial 3 with lr=0.1 to epoch 9"."""
     given = request.arguments
     text = f"of trial {given['source']} " if "source" in given else ""
+    if "trials" in given:
+        text += f"to {given['trials']} trials"
     if "config" in given:
         text += f"with {config_text(given['config'])} to epoch {given['epochs']}"
     return _action_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))

@@ -1,14 +1,14 @@
 """Interventions: handlers of users' requests to a running study."""
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from shoal.core.command import CloseRequest, CopyCheckpoint, ReleaseDevice, StopJob, UpdateJob
-from shoal.core.errors import DeviceError, PolicyError
+from shoal.core.errors import AlgorithmError, DeviceError, PolicyError
 from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
-from shoal.core.rows import Intervention, StudyValue
+from shoal.core.rows import Extension, Intervention, StudyValue
 from shoal.core.trial import Origin, TrialState
 from shoal.study.job_events import dropped, end_study, stop, stop_jobs
 from shoal.study.state import StudyState
@@ -83,6 +83,25 @@ def _end_study(state: StudyState, request: Request) -> Intervention:
         return _refused(request, "the study has ended already")
     end_study(state)
     return Intervention(request.name, request.verb)
+
+
+def _extend(state: StudyState, request: Request) -> Intervention:
+    algorithm, lifecycle = state.config.algorithm, state.lifecycle
+    if lifecycle.end_requested:
+        return _refused(request, f"the study is over: {lifecycle.ended_because or STUDY_ENDED}")
+    before = algorithm.totals
+    try:
+        algorithm.extend(request.arguments["trials"])
+    except AlgorithmError as error:
+        return _refused(request, str(error))
+    extension = Extension(request.arguments["trials"], state.next_seq())
+    after = algorithm.totals
+    state.step.write(
+        StudyValue("extensions", [*state.config.study.get("extensions", ()), asdict(extension)]),
+        StudyValue("totals", after and asdict(after)),
+    )
+    counts = f"from {before.trials} to {after.trials}" if before and after else f"to {extension.trials}"
+    return Intervention(request.name, request.verb, text=f"{counts} trials")
 
 
 def _refused(request: Request, why: str) -> Intervention:
@@ -224,4 +243,5 @@ _HANDLERS: Mapping[str, Callable[[StudyState, Request], Intervention]] = {
     "pause study": _pause_study,
     "resume study": _resume_study,
     "end study": _end_study,
+    "extend": _extend,
 }

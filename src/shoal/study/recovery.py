@@ -21,7 +21,7 @@ from shoal.core.command import CopyCheckpoint, Step
 from shoal.core.errors import JournalError
 from shoal.core.event import NOT_TRIAL_FAILURES, Outcome
 from shoal.core.job import Purpose
-from shoal.core.rows import JobRow, Proposal, Quantum
+from shoal.core.rows import Extension, JobRow, Proposal, Quantum
 from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.journal.view import JournalView
 from shoal.plan.job_history import EarlierJob
@@ -118,13 +118,17 @@ def _earlier_jobs(
 def replay(
     journal: JournalView, algorithm: Algorithm, enlist: Callable[[Sequence[TrialGroup]], object]
 ) -> list[Decision]:
-    """Replay the proposals and reports of a journal on an algorithm in its first state; return all its decisions.
+    """Replay the proposals, reports and extensions of a journal on an algorithm in its first state; return all its
+    decisions.
 
     `enlist` is called with all groups, in the order of their proposal. Raises JournalError if the algorithm proposes
     other trials than before.
     """
     decisions: list[Decision] = []
     for event in journal.events():
+        if isinstance(event, Extension):
+            algorithm.extend(event.trials)
+            continue
         if not isinstance(event, Proposal):
             decisions += algorithm.observe(event)
             continue

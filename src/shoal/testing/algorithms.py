@@ -13,6 +13,7 @@ from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialS
 
 __all__ = [
     "check_algorithm",
+    "check_extension",
     "check_failures",
     "check_order_does_not_matter",
     "check_repeated_reports",
@@ -51,6 +52,7 @@ def check_algorithm(make: Callable[[], Algorithm], space: Space, *, synchronous:
     check_replay(make, space)
     check_wrong_reports(make, space)
     check_stop_rules(make, space, synchronous=synchronous)
+    check_extension(make, space, synchronous=synchronous)
 
 
 def check_failures(make: Callable[[], Algorithm], space: Space) -> None:
@@ -123,6 +125,52 @@ def check_replay(make: Callable[[], Algorithm], space: Space) -> None:
                 replayed.repeat_call(call)
             outcome = replayed.run()
             assert outcome == expected, f"after {share:.0%} of its calls were replayed, the study ended otherwise"
+
+
+def check_extension(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
+    """More trials can be asked for in the middle of a study, at its end, and again; or they are refused by name, and
+    nothing changes.
+    """
+    for objective in (_random, _rarely_fails):
+        driver = _AlgorithmDriver(_bound(make, space), objective)
+        single = driver.run()
+        known = len(single.trials)
+        message = _extension_refusal(driver.algorithm, known)
+        assert message, f"an extension to {known} trials, which the algorithm has, was accepted"
+        assert type(make()).__name__ in message, f"the error does not name the algorithm: {message}"
+        assert driver.run() == single, "a refused extension changed the study"
+        if _extension_refusal(driver.algorithm, known + 1):
+            continue
+        driver.calls.append(known + 1)
+        assert not driver.algorithm.finished, "an extended algorithm has finished"
+        extended = driver.run()
+        assert len(extended.trials) > known, f"there are {len(extended.trials)} trials after an extension by one"
+        assert extended.trials[:known] == single.trials, "an extension at the end changed the trials before"
+        assert single.decisions <= extended.decisions, "an extension at the end changed decisions before"
+        driver.extend(len(extended.trials) + 1)
+        again = driver.run()
+        assert len(again.trials) > len(extended.trials), "a second extension adds no trials"
+        if (announced := driver.algorithm.totals) is not None and objective is _random:
+            assert announced.trials == len(again.trials), f"{announced} are the totals of {len(again.trials)} trials"
+        replayed = _AlgorithmDriver(_bound(make, space), objective)
+        for call in driver.calls:
+            replayed.repeat_call(call)
+        assert replayed.run() == again, "after a replay with its extensions, the study ended otherwise"
+        early = _AlgorithmDriver(_bound(make, space), objective)
+        early.ask()
+        early.extend(known + 1)
+        outcome = early.run()
+        assert len(outcome.trials) == len(extended.trials) or not synchronous, "it counts when the study is extended"
+        assert outcome == extended or not synchronous, "an extension changes what is found with the time of its request"
+
+
+def _extension_refusal(algorithm: Algorithm, trials: int) -> str:
+    """Extend an algorithm; return the refusal, or ""."""
+    try:
+        algorithm.extend(trials)
+    except AlgorithmError as error:
+        return str(error)
+    return ""
 
 
 def check_stop_rules(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
@@ -232,8 +280,8 @@ class _AlgorithmDriver:
     failed: set[int] = field(default_factory=set)
     decisions: dict[int, Decision] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
-    calls: list[Report | list[TrialGroup]] = field(default_factory=list)
-    """What a journal has: reports, and groups that were returned."""
+    calls: list[Report | list[TrialGroup] | int] = field(default_factory=list)
+    """What a journal has: reports, groups that were returned, and the arguments of `extend`."""
 
     def run(self) -> _StudyTrace:
         self.ask_if_due()
@@ -297,8 +345,15 @@ class _AlgorithmDriver:
         for group in groups:
             self._check_group(group)
 
-    def repeat_call(self, call: Report | list[TrialGroup]) -> None:
+    def extend(self, trials: int) -> None:
+        self.algorithm.extend(trials)
+        self.calls.append(trials)
+
+    def repeat_call(self, call: Report | list[TrialGroup] | int) -> None:
         """Repeat a recorded call."""
+        if isinstance(call, int):
+            self.extend(call)
+            return
         if isinstance(call, Report):
             self.observe(call)
             return
