@@ -32,6 +32,7 @@ ORDER = [
     "simulate",
     "integrations",
     "arguments",
+    "study_requests",
     "results",
     "run_study",
     "api",

@@ -19,7 +19,7 @@ SPEC = StudySpec(metric="accuracy", mode="max")
 def test_defaults_are_those_of_tune() -> None:
     arguments = inspect.signature(shoal.tune).parameters
     required = {"metric", "mode", "space", "algorithm", "task"}
-    made = required | {"objective", "callbacks", "initial"}  # these have another form
+    made = required | {"objective", "callbacks", "initial", "constraints"}  # these have another form
     plain = [field for field in fields(StudySpec) if field.name in arguments.keys() - made]
     assert len(plain) > 15
     assert {field.name: field.default for field in plain} == {x.name: arguments[x.name].default for x in plain}

@@ -85,6 +85,7 @@ def tune(
     target: float | None = None,
     stop: Sequence[StopRule] = (),
     stop_after: NoImprovement | None = None,
+    constraints: Mapping[str, str] | None = None,
     packing: str | Packing = "cost",
     fuse: bool = True,
     devices: str | Sequence[str] = "auto",
@@ -120,14 +121,19 @@ def tune(
             it has a process of its own, and budgets count its reports.
         space: Names -> domains (`shoal.loguniform` ...), lists (each a choice), distributions of Optuna or Ray Tune,
             constants, or nested mappings of these.
-        metric: Reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
+        metric: Reported value to compare trials by; `valid_loss` is always there. Or several, of which no single trial
+            is the best: `study.pareto`; all algorithms but `BOHB`, `SyncBOHB` and `Median` take them.
         mode: "min" or "max": which end of the metric is good; for several metrics a list with one for each.
         algorithm: Search algorithm: which configurations are tried and for how long.
         policy: Scheduling policy: a name in `shoal.plan.schedule.POLICIES` or a `Policy`.
         objective: What the policy "auto" makes short: "makespan" (the whole search; the default), "mean_completion"
             (the mean time until a job ends), "time_to_target" (the time until a trial reaches `target`), or
             "time_to_good" (the mean time until the good trials are nearly as good as they get).
-        target: Value of the metric that is good enough: the study ends as soon as a trial reports it, or a better one.
+        target: Value of the metric that is good enough: the study ends as soon as a trial reports it, or a better one,
+            and keeps the constraints. Not with several metrics.
+        constraints: Bounds of further reported values, {"latency_ms": "<= 10", "fairness": ">= 0.8"}. Trials are
+            compared by their violation first, at the epoch at which they are compared: the sum of how far each value is
+            beyond its bound, in units of max(|bound|, 1), infinite for NaN and for a value not reported then.
         stop: Rules that end trials, each of which suffices: `shoal.Patience(epochs=10)`, `shoal.Threshold(above=5.0)`,
             `shoal.Percentile(25)`. They see each report before the algorithm does.
         stop_after: `shoal.NoImprovement(trials=30)`: the study ends when its best value has not improved for that many
@@ -205,6 +211,7 @@ def _tune(
     stop: Sequence[StopRule],
     policy: str | Policy,
     objective: str | None,
+    constraints: Any,
     packing: str | Packing,
     directory: Path | str | None,
     time_limit: float,
@@ -242,6 +249,7 @@ def _tune(
         algorithm=call_text(algorithm),
         policy=strategy_text(policy),
         objective=objective or "makespan",
+        constraints={} if constraints is None else constraints,
         packing=strategy_text(packing),
         callbacks=callbacks_text(callbacks, trackers),
         task=type(task).__name__ if training is None else training.name,

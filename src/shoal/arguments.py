@@ -128,7 +128,7 @@ def load_algorithm(pickled_algorithm: bytes, spec: StudySpec, original: Algorith
     if spec.repetition.size > 1:
         algorithm = Repeated(algorithm, spec.repetition)
     problem = {"metric": spec.metric, "mode": spec.mode, "seed": spec.seed, "data_seed": spec.shared_data_seed}
-    algorithm.bind(space, **problem, initial=spec.initial)  # type: ignore[arg-type]
+    algorithm.bind(space, **problem, initial=spec.initial, constraints=spec.constraints)  # type: ignore[arg-type]
     return algorithm
 
 

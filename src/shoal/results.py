@@ -3,18 +3,18 @@
 import logging
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.core.errors import ShoalError
+from shoal.core.hypervolume import hypervolume
 from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import CheckRow, TrialRow
-from shoal.core.trial import Config, TrialState
+from shoal.core.trial import TrialState
 from shoal.host.paths import absolute, check_path
 from shoal.host.process_settings import applied
 from shoal.host.sources import edits
-from shoal.journal import client
 from shoal.journal.check import check_study
 from shoal.journal.view import JournalView
 from shoal.look.budget_values import budget_values
@@ -23,10 +23,11 @@ from shoal.look.importance import Importance, importance
 from shoal.look.optuna_study import optuna_study
 from shoal.look.overview import notebook_html, overview
 from shoal.look.plots import plot
-from shoal.look.ranking import front, ranked, why_no_best
+from shoal.look.ranking import front, ranked, reference, values, why_no_best
 from shoal.look.rerun import Rerun, find_rerun
 from shoal.look.snapshot import how_ended, trial_verdicts
 from shoal.look.table import dataframe
+from shoal.study_requests import StudyRequests
 from shoal.train.checkpoint_paths import program_directory
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ __all__ = ["Study"]
 _log = logging.getLogger("shoal.study")
 
 
-class Study:
+class Study(StudyRequests):
     """A study in a directory, running or ended. Every call reads its journal anew.
 
     Args:
@@ -81,35 +82,65 @@ class Study:
 
     @property
     def best_trial(self) -> TrialRow:
-        """The trial with the best last value of the metric; with `repeats` or `folds`, the best configuration, under
-        the number of its median trial.
+        """The trial with the best last value of the metric, of those that keep the constraints; with `repeats` or
+        `folds`, the best configuration, under the number of its median trial.
 
         Raises:
-            ShoalError: no trial has a value, or there are several metrics.
+            ShoalError: no trial has a value or none is feasible, or there are several metrics. If none is feasible, the
+                message names the trial that violates the constraints least, and by how much.
         """
         if len(self.objectives) > 1:
             raise ShoalError(
                 f"the study in {self.directory} compares trials by {len(self.objectives)} metrics, so no single one is "
-                "the best; `best_trials` are those that no other dominates"
+                "the best; `pareto` are those that no other dominates"
             )
-        for best in self.best_trials:
+        for best in self.pareto:
             return best
         raise ShoalError(f"no trial of the study in {self.directory} {why_no_best(self.trials, self.objectives)}")
 
     @property
-    def best_trials(self) -> list[TrialRow]:
-        """The Pareto front by the last values of the metrics, sorted by the first metric.
+    def pareto(self) -> list[TrialRow]:
+        """The Pareto front by the last values of the metrics; empty while no trial with values is feasible.
 
-        A trial is on the front if no other trial is at least as good in all metrics and better in one. With one metric
-        these are the best trial and its equals, the oldest first.
+        A trial is on the front if it keeps the constraints, and no other such trial is at least as good in all metrics
+        and better in one. The first has the best value of the first metric, each next one is the farthest from those
+        before, so that the first few show the range of the front. With one metric these are the best trial and its
+        equals, the oldest first.
         """
         rows = self.configurations
         best = front(rows, self.objectives)
-        return [row for row in ranked(rows, self.objectives, best) if row.number in best]
+        return ranked([row for row in rows if row.number in best], self.objectives)
+
+    @property
+    def reference(self) -> tuple[float, ...] | None:
+        """The reference point of `hypervolume`, a value of each metric; None while a metric has no finite value.
+
+        Of the worst loss w by a metric it is the greater of 1.1 w and 0.9 w, as in Optuna's TPE. It follows from the
+        first ten trials with values and stays from then on, so that later hypervolumes can be compared.
+        """
+        with JournalView.read(self.directory) as journal:
+            return reference(journal.configurations(), self.objectives, journal.study)
+
+    def hypervolume(self, reference: Sequence[float] | None = None) -> float:
+        """The volume between the front and a reference point, of two or three metrics; more is better.
+
+        Args:
+            reference: A value of each metric, in their order, beyond which trials add nothing; None: `self.reference`.
+
+        Raises:
+            ShoalError: there is one metric or more than three, the reference is not a finite value of each, or no trial
+                has values.
+        """
+        point = self.reference if reference is None else reference
+        if point is None:
+            raise ShoalError(f"no trial of the study in {self.directory} {why_no_best(self.trials, self.objectives)}")
+        shown = filter(None, (values(row, self.objectives) for row in self.pareto))
+        return hypervolume(shown, self.objectives, point).value
 
     def dataframe(self) -> "pd.DataFrame":
         """Return one row per trial: its state, config, metrics (last and best), epochs, seconds, device, array, proof
-        and reason; with `repeats` or `folds`, also the number of its configuration.
+        and reason; with constraints its `violation`, 0 if it is feasible; with `repeats` or `folds` the number of
+        its configuration.
 
         `proof` says whether the trial trains fused or plain, and what was proven of it; see the method `proof`.
 
@@ -117,7 +148,8 @@ class Study:
         """
         with JournalView.read(self.directory) as journal:
             runs = journal.writer() is not None
-            found = dataframe(journal.trials(), runs=runs, proof=trial_verdicts(journal))
+            proof, constrained = trial_verdicts(journal), bool(journal.spec.constraints)
+            found = dataframe(journal.trials(), runs=runs, proof=proof, constrained=constrained)
             if journal.spec.repetition.size > 1:
                 found.insert(1, "configuration", found["trial"].map(journal.spec.repetition.configuration))
             return found
@@ -207,8 +239,8 @@ class Study:
                 else (row, journal.curve(row.number))
                 for row in journal.configurations()
             ]
-            space = journal.space
-        return optuna_study(trials, space, self.objectives, name or self.directory.resolve().name, storage)
+            space, bounds = journal.space, journal.spec.bounds
+        return optuna_study(trials, space, self.objectives, name or self.directory.resolve().name, storage, bounds)
 
     def best_model(self) -> "nn.Module":
         """The best trial's model with its trained weights: `model` of `best_trial`.
@@ -248,208 +280,6 @@ class Study:
 
             with applied(journal.spec.settings):
                 return trained_model(journal.blob("task"), row.trial, self.directory)
-
-    def retry(self, numbers: int | Iterable[int] | None = None) -> list[int]:
-        """Retry failed trials: in the process that runs the study, or else once it is resumed.
-
-        Such a trial goes on from its newest checkpoint, or begins anew, and trains up to the budget at which it failed.
-        Its failures are counted from zero. Its reports count in tables and for the best trial. The algorithm does not
-        observe them: it has decided without the trial, and a replay must give the same study.
-
-        Args:
-            numbers: Numbers of the trials, one or several; None: all failed trials.
-
-        Returns:
-            Numbers of the trials.
-
-        Raises:
-            ShoalError: a trial does not exist or has not failed; or no trial has failed.
-            JournalError: the directory of the study cannot be written.
-        """
-        return client.retry(self.directory, numbers)
-
-    def pause(self, numbers: int | Iterable[int]) -> list[int]:
-        """Pause trials: in the process that runs the study, or else once it is resumed.
-
-        A running trial leaves its job at the next step, with a checkpoint. Trials that must be compared with it wait.
-        It stays paused after a stop or kill of the study.
-
-        Args:
-            numbers: Numbers of the trials, one or several.
-
-        Returns:
-            Numbers of the trials.
-
-        Raises:
-            ShoalError: a trial does not exist, has ended or is paused already; or no trial is named.
-            JournalError: the directory of the study cannot be written.
-        """
-        return client.pause(self.directory, numbers)
-
-    def resume(self, numbers: int | Iterable[int]) -> list[int]:
-        """Resume paused trials at the step at which they were paused.
-
-        Args:
-            numbers: Numbers of the trials, one or several.
-
-        Returns:
-            Numbers of the trials.
-
-        Raises:
-            ShoalError: a trial does not exist, has ended or is not paused; or no trial is named.
-            JournalError: as in `pause`.
-        """
-        return client.resume(self.directory, numbers)
-
-    def stop(self, numbers: int | Iterable[int]) -> list[int]:
-        """Stop trials for good: in the process that runs the study, or else once it is resumed.
-
-        They become STOPPED, and their reports count. The algorithm observes a failure of each, so that no rung waits.
-
-        Args:
-            numbers: Numbers of the trials, one or several.
-
-        Returns:
-            Numbers of the trials.
-
-        Raises:
-            ShoalError: a trial does not exist, has ended or is to be stopped already; or no trial is named.
-            JournalError: as in `pause`.
-        """
-        return client.stop(self.directory, numbers)
-
-    def policy(self, name: str) -> None:
-        """Change the policy: in the process that runs the study, and whenever it is resumed.
-
-        Args:
-            name: One of `shoal.plan.schedule.POLICIES`.
-
-        Raises:
-            PolicyError: the policy does not exist.
-            JournalError: as in `pause`.
-        """
-        client.policy(self.directory, name)
-
-    def add(self, config: Config, epochs: int, *, outside: bool = False) -> Config:
-        """Add a trial of your own: in the process that runs the study, or else once it is resumed.
-
-        Its number is 1000000 or above. Its reports count in tables and for the best trial. The algorithm does not
-        observe it or decide about it: the trial is COMPLETE after its epochs.
-
-        Args:
-            config: Config of the trial; missing constants of the space are filled in.
-            epochs: Number of epochs to train.
-            outside: Whether the config may lie outside the space; `shoal status` and the journal name what does.
-
-        Returns:
-            The whole config.
-
-        Raises:
-            ShoalError: the config lies outside the space though `outside` is false, or cannot be stored in the journal;
-                or `epochs` is not a positive integer.
-            JournalError: as in `pause`.
-        """
-        return client.add(self.directory, config, epochs, outside=outside)
-
-    def clone(
-        self,
-        numbers: int | Iterable[int],
-        changes: Mapping[str, Any] | None = None,
-        *,
-        epochs: int | None = None,
-        anew: bool = False,
-        outside: bool = False,
-    ) -> list[Config]:
-        """Add clones of trials with some values changed, as in `add`.
-
-        A clone begins with the original's newest checkpoint of the end of an epoch, with the optimizer's state as far
-        as it fits.
-
-        Args:
-            numbers: Numbers of the trials to clone, one or several.
-            changes: Name of a parameter, with dots where it is nested -> its value.
-            epochs: Budget of each clone, epochs of the original included; None: the budget of the original.
-            anew: Whether clones begin with new weights instead.
-            outside: As in `add`.
-
-        Returns:
-            The whole config of each clone, by the originals' numbers.
-
-        Raises:
-            ShoalError: a trial does not exist or has no checkpoint of the end of an epoch; no epochs are left to train;
-                or as in `add`.
-            JournalError: as in `pause`.
-        """
-        return client.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
-
-    def add_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
-        """Add devices to the study, new or removed ones: at once, or once it is resumed.
-
-        Args:
-            names: Names of the devices, or one name: "cuda:1", ["cuda:0", "cuda:1"].
-            patience: Longest wait in seconds for the process that runs the study; 0: no wait, for code that runs in
-                that process, such as a back end, and would wait for itself.
-
-        Returns:
-            Names of the study's devices afterwards; without a running process or a wait, those that it will have.
-
-        Raises:
-            DeviceError: a device is named twice, in use already, or not there; or the request is not carried out in
-                time, and stays pending.
-            JournalError: as in `pause`.
-        """
-        wanted = [names] if isinstance(names, str) else list(names)
-        return client.change_devices(self.directory, "add devices", wanted, patience=patience)
-
-    def remove_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
-        """Remove devices from the study: at once, or once it is resumed.
-
-        Jobs on them stop after a checkpoint; their trials go on elsewhere.
-
-        Args:
-            names: Names of the devices, or one name.
-            patience: As in `add_devices`.
-
-        Returns:
-            As in `add_devices`.
-
-        Raises:
-            DeviceError: a device is named twice, or the study does not have it; or as in `add_devices`.
-            JournalError: as in `pause`.
-        """
-        wanted = [names] if isinstance(names, str) else list(names)
-        return client.change_devices(self.directory, "remove devices", wanted, patience=patience)
-
-    def pause_study(self) -> None:
-        """Stop all jobs after a checkpoint, and start none until `resume_study`; the study's process goes on.
-
-        The study stays paused after a stop or kill.
-
-        Raises:
-            ShoalError: the study is paused already, or has ended.
-            JournalError: as in `pause`.
-        """
-        client.pause_study(self.directory)
-
-    def resume_study(self) -> None:
-        """Resume the study after `pause_study`.
-
-        Raises:
-            ShoalError: the study is not paused, or has ended.
-            JournalError: as in `pause`.
-        """
-        client.resume_study(self.directory)
-
-    def end_study(self) -> None:
-        """End the study: all jobs stop after a checkpoint, and open trials become STOPPED.
-
-        The algorithm is asked for no further trials.
-
-        Raises:
-            ShoalError: the study has ended, or is to end already.
-            JournalError: as in `pause`.
-        """
-        client.end_study(self.directory)
 
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
         """Train a trial again, alone, in this process, and compare its metrics with those recorded.

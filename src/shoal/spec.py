@@ -14,6 +14,7 @@ from msgspec import ValidationError, convert
 
 from shoal.algorithms.base import Totals, check_integer
 from shoal.algorithms.rules import NoImprovement
+from shoal.core.constraint import Constraint, parse_constraints
 from shoal.core.errors import ShoalError
 from shoal.core.job import HANG_SECONDS
 from shoal.core.objective import Objective, objectives
@@ -68,6 +69,7 @@ class StudySpec:
     objective: str = "makespan"
     target: float | None = None
     stop_after: NoImprovement | None = None
+    constraints: Mapping[str, str] = field(default_factory=dict)
     packing: str = "cost"
     fuse: bool = True
     devices: str | Sequence[str] = "auto"
@@ -113,6 +115,7 @@ class StudySpec:
         metrics = len(objectives(self.metric, self.mode))
         if self.stop_after is not None and metrics > 1:
             raise ShoalError(f"`stop_after` needs one metric, and this study has {metrics}; leave it out")
+        parse_constraints(self.constraints)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -144,6 +147,11 @@ class StudySpec:
     def process_memory(self) -> int:
         """Bytes of main memory that each process of a function or command may allocate; 0: no limit."""
         return _process_memory(self.memory_limit) or 0
+
+    @property
+    def bounds(self) -> tuple[Constraint, ...]:
+        """The constraints."""
+        return parse_constraints(self.constraints)
 
     @property
     def loss_metric(self) -> str | None:
@@ -230,6 +238,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("fuse", "kept"), (_is(bool), "True or False")),
     "target": (_is_target, "a number or None"),
     "stop_after": (_is(NoImprovement, NoneType), "shoal.NoImprovement(trials=...) or None"),
+    "constraints": (_is(dict), 'names of reported values with bounds, such as {"latency_ms": "<= 10"}'),
     "devices": (_one_or_more(_is(str)), 'a name such as "auto" or "cpu:2", or a list of names'),
     "opaque": (
         lambda value: isinstance(value, str) and bool(re.fullmatch(r"(opaque .* [0-9a-f]{16})?", value, re.DOTALL)),

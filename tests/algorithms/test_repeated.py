@@ -25,7 +25,15 @@ from shoal.core.repeats import ConfigurationRow, Repeats, p_value
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space, choice, loguniform, randint
 from shoal.core.trial import FIRST_ADDED, Report, Trial, TrialState
-from shoal.testing import check_algorithm
+from shoal.testing.algorithms import (
+    check_failures,
+    check_order_does_not_matter,
+    check_repeated_reports,
+    check_replay,
+    check_seeds,
+    check_totals,
+    check_wrong_reports,
+)
 
 SPACE = Space({"lr": loguniform(1e-4, 1e-1), "width": choice([16, 32])})
 DISCRETE = Space({"width": choice([16, 32, 64]), "depth": randint(1, 3)})
@@ -46,8 +54,24 @@ ALGORITHMS: dict[str, tuple[Callable[[], Algorithm], Space, bool]] = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_with_repeats_conforms(name: str) -> None:
+    """All checks but that of an extension, which counts the trials of the algorithm."""
     make, space, synchronous = ALGORITHMS[name]
-    check_algorithm(lambda: Repeated(make(), Repeats(1, 2, "worst")), space, synchronous=synchronous)
+
+    def repeated() -> Repeated:
+        return Repeated(make(), Repeats(1, 2, "worst"))
+
+    for check in (check_failures, check_seeds, check_totals, check_repeated_reports, check_replay, check_wrong_reports):
+        check(repeated, space)
+    if synchronous:
+        check_order_does_not_matter(repeated, space)
+
+
+def test_an_extension_counts_configurations() -> None:
+    repeated = _bound(Random(n=2, epochs=1), Repeats(3))
+    repeated.extend(4)
+    assert [trial.number for group in repeated.next_groups(9) for trial in group.trials] == list(range(12))
+    with pytest.raises(AlgorithmError, match="at most 1000000 trials"):
+        repeated.extend(400_000)
 
 
 def _bound(algorithm: Algorithm, repeats: Repeats) -> Repeated:

@@ -106,24 +106,6 @@ def test_samplers_that_take_several_metrics(name):
     assert len(set(configs)) == 12
 
 
-@pytest.mark.parametrize(
-    ("metric", "mode", "name"), [("loss", "min", "tpe"), (["loss", "width"], ["min", "max"], "nsga2")]
-)
-def test_the_sampler_that_nobody_asked_for(metric, mode, name):
-    found = []
-    for sampler in (None, name):
-        algorithm = OptunaSearch(n=70, epochs=1, sampler=sampler, concurrency=1)
-        algorithm.bind(Space(NUMBERS), metric=metric, mode=mode, seed=0)
-        configs = []
-        while groups := algorithm.next_groups(1):
-            (trial,) = groups[0].trials
-            configs.append(trial.config)
-            metrics = {"loss": trial.config["lr"], "width": float(trial.config["width"])}
-            algorithm.observe(Report(trial.number, 1, metrics, state=TrialState.PAUSED))
-        found.append(configs)
-    assert found[0] == found[1]
-
-
 @pytest.mark.usefixtures("everything_installed")
 def test_a_sampler_that_takes_one_metric():
     with pytest.raises(AlgorithmError) as error:

@@ -47,7 +47,7 @@ def test_looking_at_a_study_runs_none_of_its_code(hostile: Path) -> None:
         assert done.exit_code == 0, (command, done.output, done.exception)
         assert not mark.exists(), command
     study = shoal.Study(hostile)
-    looked = (study.trials, study.best_trial, study.best_trials, study.grid(), study.dataframe(), study.to_optuna())
+    looked = (study.trials, study.best_trial, study.pareto, study.grid(), study.dataframe(), study.to_optuna())
     assert all(look is not None for look in looked)
     assert not mark.exists()
 

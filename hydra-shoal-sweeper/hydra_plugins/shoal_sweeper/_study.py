@@ -139,5 +139,5 @@ def _results(study: shoal.Study, space: Space) -> dict[str, Any]:
         best = study.best_trial
         _log.info("Best: %s of trial %d, by %s", best.objective, best.number, searched(best.config))
         return {"name": "shoal", "best_params": searched(best.config), "best_value": best.objective}
-    rows = [(searched(row.config), [row.metrics[name] for name in study.metric]) for row in study.best_trials]
+    rows = [(searched(row.config), [row.metrics[name] for name in study.metric]) for row in study.pareto]
     return {"name": "shoal", "solutions": [{"params": params, "values": values} for params, values in rows]}

@@ -1,10 +1,9 @@
 """ASHA: asynchronous successive halving."""
 
-import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,8 @@ from shoal.algorithms.projection import projection
 from shoal.algorithms.sampler import check_sampler
 from shoal.core.errors import AlgorithmError
 from shoal.core.plain import plain_fields
-from shoal.core.trial import Config, Decision, TrialState
+from shoal.core.score import Score, order
+from shoal.core.trial import Config, Decision, Report, TrialState
 
 if TYPE_CHECKING:
     import optuna
@@ -24,20 +24,97 @@ __all__ = ["ASHA"]
 
 VARIANTS = ("promotion", "stopping")
 
-_RankKey = tuple[float, int]
-"""Loss of a trial (less is better) and its number, which breaks ties."""
 
-
-@dataclass
 class _AsyncRung:
-    epochs: int
-    ranking: list[_RankKey] = field(default_factory=list)  # ascending
-    paused: list[_RankKey] = field(default_factory=list)  # a heap
-    promoted: deque[int] = field(default_factory=deque)
+    """The trials on a rung, ranked by one metric: each trial has its rank by comparisons with the others."""
 
-    def rank(self, key: _RankKey) -> int:
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+        self.promoted: deque[int] = deque()
+        self.scores: dict[int, Score] = {}
+        self._ranking: list[tuple[Score, int]] = []  # ascending
+        self._paused: list[tuple[Score, int]] = []  # a heap
+
+    @property
+    def count(self) -> int:
+        """Number of trials that have reached the rung."""
+        return len(self.scores)
+
+    def add(self, number: int, score: Score) -> None:
+        """Rank a trial."""
+        self.scores[number] = score
+        insort(self._ranking, (score, number))
+
+    def rank(self, number: int) -> int:
         """Number of better trials on the rung."""
-        return bisect_left(self.ranking, key)
+        return bisect_left(self._ranking, (self.scores[number], number))
+
+    def pause(self, number: int) -> None:
+        """Let a ranked trial wait for its promotion."""
+        heappush(self._paused, (self.scores[number], number))
+
+    @property
+    def best_paused(self) -> int | None:
+        """The best waiting trial; None if none waits."""
+        return self._paused[0][1] if self._paused else None
+
+    def pop_best(self) -> int:
+        """Let the best waiting trial wait no more."""
+        return heappop(self._paused)[1]
+
+    def pop_all(self) -> list[int]:
+        """Let no trial wait any more; return those that did, the best first."""
+        keys, self._paused = sorted(self._paused), []
+        return [number for _, number in keys]
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether a trial waits."""
+        return bool(self._paused)
+
+
+class _SetRung(_AsyncRung):
+    """The trials on a rung, ranked by several metrics: ranks follow from all trials, and change with each new one."""
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__(epochs)
+        self._ranks: dict[int, int] = {}  # without the trials that came since
+        self._waiting: set[int] = set()
+
+    def add(self, number: int, score: Score) -> None:
+        """Rank a trial."""
+        self.scores[number] = score
+
+    def rank(self, number: int) -> int:
+        """Number of better trials on the rung."""
+        if len(self._ranks) < len(self.scores):
+            self._ranks = {each: rank for rank, each in enumerate(order(self.scores))}
+        return self._ranks[number]
+
+    def pause(self, number: int) -> None:
+        """Let a ranked trial wait for its promotion."""
+        self._waiting.add(number)
+
+    @property
+    def best_paused(self) -> int | None:
+        """The best waiting trial; None if none waits."""
+        return min(self._waiting, key=self.rank, default=None)
+
+    def pop_best(self) -> int:
+        """Let the best waiting trial wait no more."""
+        number = min(self._waiting, key=self.rank)
+        self._waiting.remove(number)
+        return number
+
+    def pop_all(self) -> list[int]:
+        """Let no trial wait any more; return those that did, the best first."""
+        waiting, self._waiting = self._waiting, set()
+        return sorted(waiting, key=self.rank)
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether a trial waits."""
+        return bool(self._waiting)
 
 
 @dataclass(eq=False)
@@ -52,6 +129,8 @@ class ASHA(ConcurrentAlgorithm):
       new trial begins. A trial that is not promoted at first may be promoted when more trials have reached its rung.
     - "stopping": a trial that reaches a rung is promoted if it is among the top floor(m / eta) of the m trials there so
       far, or if m is below eta; else it is stopped at once.
+
+    With several metrics the ranking is that of MO-ASHA (Schmucker et al. 2021), see `shoal.core.score.order`.
 
     The paper's search has no last trial, so one rule is added: when all trials have begun, none can be promoted, and
     none has a metric other than NaN at `max_epochs`, the best trial of the highest rung is promoted.
@@ -77,6 +156,8 @@ class ASHA(ConcurrentAlgorithm):
     Raises:
         AlgorithmError: a setting is not an integer, out of range, or not the name of a variant or sampler.
     """
+
+    takes_several_metrics = True
 
     n: int
     max_epochs: int
@@ -106,7 +187,7 @@ class ASHA(ConcurrentAlgorithm):
         """
         super().begin(problem)
         budgets = milestones(self.min_epochs, self.max_epochs, self.eta)
-        self._rungs = [_AsyncRung(epochs) for epochs in budgets]
+        self._rungs = [(_SetRung if problem.other_objectives else _AsyncRung)(epochs) for epochs in budgets]
         self._projection = None if self.sampler is None else projection(problem, self.sampler, budgets, self.n)
         self._has_final_value = False  # whether a trial has a metric other than NaN at `max_epochs`
 
@@ -131,7 +212,7 @@ class ASHA(ConcurrentAlgorithm):
             if rung.promoted:
                 return self._resume_training(rung.promoted.popleft()), above.epochs
             if self._may_promote(rung):
-                return self._resume_training(heappop(rung.paused)[1]), above.epochs
+                return self._resume_training(rung.pop_best()), above.epochs
         return (self.begin_trial(self._proposed_config()), self._rungs[0].epochs) if len(self.trials) < self.n else None
 
     def _resume_training(self, number: int) -> int:
@@ -143,14 +224,15 @@ class ASHA(ConcurrentAlgorithm):
         return None if self._projection is None else self._projection.propose()
 
     def _may_promote(self, rung: _AsyncRung) -> bool:
-        return bool(rung.paused) and rung.rank(rung.paused[0]) < len(rung.ranking) // self.eta
+        places = rung.count // self.eta
+        return places > 0 and (best := rung.best_paused) is not None and rung.rank(best) < places
 
-    def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
+    def reached(self, report: Report, score: Score) -> list[Decision]:
         """Decide on the trial; when no trial can be promoted any more, decide on all that are left."""
         if self._projection is not None:
-            self._projection.add_values(number, epoch, (value,))
-        rung = next(rung for rung in self._rungs if rung.epochs == epoch)
-        return self._rank(number, value, rung) + self._end_if_exhausted()
+            self._projection.add_report(report)
+        rung = next(rung for rung in self._rungs if rung.epochs == report.epoch)
+        return self._rank(report.trial, score, rung) + self._end_if_exhausted()
 
     def failed(self, number: int) -> list[Decision]:
         """Remove a failed trial from the search."""
@@ -158,23 +240,20 @@ class ASHA(ConcurrentAlgorithm):
             self._projection.mark_failed(number)
         return self._end_if_exhausted()
 
-    def _rank(self, number: int, value: float, rung: _AsyncRung) -> list[Decision]:
+    def _rank(self, number: int, score: Score, rung: _AsyncRung) -> list[Decision]:
         if rung is self._rungs[-1]:
-            self._has_final_value = self._has_final_value or not math.isnan(value)
+            self._has_final_value = self._has_final_value or not score.is_nan
             return [Decision(number, TrialState.COMPLETE)]
-        key = (self.problem.loss(value), number)
-        insort(rung.ranking, key)
-        if math.isnan(value):
-            reason = f"{self.problem.metric} is nan at epoch {rung.epochs}"
-            return [Decision(number, TrialState.STOPPED, reason)]
+        rung.add(number, score)
+        if score.is_nan:
+            return [Decision(number, TrialState.STOPPED, self.problem.nan_reason(rung.epochs))]
         if self.variant == "promotion":
-            heappush(rung.paused, key)
+            rung.pause(number)
             return []
-        count = len(rung.ranking)
-        if count < self.eta or rung.rank(key) < count // self.eta:
+        if rung.count < self.eta or rung.rank(number) < rung.count // self.eta:
             rung.promoted.append(number)
             return []
-        return [self._stopped(key, rung)]
+        return [self._stopped(number, rung)]
 
     def _end_if_exhausted(self) -> list[Decision]:
         """When no trial is in training and none can be promoted, promote one to `max_epochs`, or stop all others."""
@@ -182,27 +261,25 @@ class ASHA(ConcurrentAlgorithm):
             return []
         if any(map(self._may_promote, self._rungs)):
             return []
-        highest = next((rung for rung in reversed(self._rungs) if rung.paused), None)
+        highest = next((rung for rung in reversed(self._rungs) if rung.has_paused), None)
         if highest is not None and not self._has_final_value:
-            highest.promoted.append(heappop(highest.paused)[1])
+            highest.promoted.append(highest.pop_best())
             return []
-        decisions = [self._stopped(key, rung) for rung in self._rungs for key in sorted(rung.paused)]
-        for rung in self._rungs:
-            rung.paused.clear()
-        return decisions
+        return [self._stopped(number, rung) for rung in self._rungs for number in rung.pop_all()]
 
-    def _stopped(self, key: _RankKey, rung: _AsyncRung) -> Decision:
-        count = len(rung.ranking)
+    def _stopped(self, number: int, rung: _AsyncRung) -> Decision:
+        count = rung.count
         promotions = count // self.eta
         if promotions:
             rule = "only the best goes on" if promotions == 1 else f"the best {promotions} go on"
         else:  # `_end_if_exhausted` promoted the best
             end = self.max_epochs
             rule = f"of fewer than {self.eta} trials the best goes on only if no trial has reached epoch {end}"
-        reason = f"rank {rung.rank(key) + 1} of {count} at epoch {rung.epochs}; {rule}"
-        return Decision(key[1], TrialState.STOPPED, reason)
+        note = rung.scores[number].note
+        reason = f"rank {rung.rank(number) + 1} of {count} at epoch {rung.epochs}; {rule}{note}"
+        return Decision(number, TrialState.STOPPED, reason)
 
     @property
     def has_paused(self) -> bool:
         """Whether a trial on a rung may still be promoted."""
-        return any(rung.paused or rung.promoted for rung in self._rungs)
+        return any(rung.promoted or rung.has_paused for rung in self._rungs)

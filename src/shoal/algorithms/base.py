@@ -1,19 +1,21 @@
 """The base class of search algorithms, and its contract with the engine."""
 
 import json
-import math
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
+from shoal.core.constraint import Constraint, parse_constraints
 from shoal.core.domain import Domain
 from shoal.core.errors import AlgorithmError, SpaceError, TaskError
 from shoal.core.objective import Objective, check_reported, objectives
+from shoal.core.score import Score, score_of, worst_score
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
@@ -76,6 +78,7 @@ class Problem:
         group_by: Parameters, named as `flatten` names them, such as "width" or "optimizer.name". Random configurations
             with equal values of these are adjacent, so that their trials can form one array.
         initial: Configurations of the first trials; values that they leave out are those of `sample`.
+        constraints: Bounds that reported values must keep.
 
     Raises:
         AlgorithmError: `mode` is neither "min" nor "max", or `group_by` is not a list of names or has a name that no
@@ -91,6 +94,7 @@ class Problem:
     other_objectives: tuple[Objective, ...] = ()
     group_by: Sequence[str] = ()
     initial: Sequence[Config] = ()
+    constraints: tuple[Constraint, ...] = ()
 
     def __post_init__(self) -> None:
         Objective(self.metric, self.mode)  # checks the mode
@@ -118,10 +122,6 @@ class Problem:
     def objectives(self) -> tuple[Objective, ...]:
         """All metrics with their modes, the first one first."""
         return (Objective(self.metric, self.mode), *self.other_objectives)
-
-    def loss(self, value: float) -> float:
-        """A value of the first metric as a loss: less is better, and NaN is infinite."""
-        return math.inf if math.isnan(value) else self.objectives[0].loss(value)
 
     def sample(self, number: int) -> Config:
         """The random configuration of trial `number`, with the values of its initial point, if it has one: a function
@@ -193,8 +193,8 @@ class Problem:
                 )
         return found
 
-    def value_at_target(self, report: Report, target: int | None) -> float | None:
-        """The metric of a trial at its target epoch: NaN if the trial failed, None before that epoch.
+    def score_at_target(self, report: Report, target: int | None) -> Score | None:
+        """The score of a trial at its target epoch: the worst one if the trial failed, None before that epoch.
 
         Args:
             report: Report of the trial.
@@ -202,18 +202,25 @@ class Problem:
 
         Raises:
             AlgorithmError: the report is beyond the target epoch.
-            TaskError: the report of a trial that did not fail lacks the metric, whatever epoch it is.
+            TaskError: the report of a trial that did not fail lacks a metric, whatever epoch it is.
         """
         has_failed = report.state is TrialState.FAILED
-        value = math.nan if has_failed else self.value(report)
+        values = () if has_failed else self.values(report)
         if target is None:
             return None
         if report.epoch > target:
             raise AlgorithmError(
                 f"trial {report.trial} reports epoch {report.epoch}, but its budget is {target} epochs"
             )
-        is_there = report.state is TrialState.PAUSED and report.epoch == target
-        return value if has_failed or is_there else None
+        if has_failed:
+            return worst_score(len(self.objectives))
+        if report.state is not TrialState.PAUSED or report.epoch < target:
+            return None
+        return score_of(values, report.metrics, self.objectives, self.constraints)
+
+    def nan_reason(self, epoch: int) -> str:
+        """Why a trial is stopped whose score at an epoch `is_nan`."""
+        return f"{' or '.join(goal.metric for goal in self.objectives)} is nan at epoch {epoch}"
 
 
 class Algorithm(ABC):
@@ -259,7 +266,7 @@ class Algorithm(ABC):
     beginning of the study; its writes to such globals stay invisible.
     """
 
-    takes_several_metrics: ClassVar[bool] = False
+    takes_several_metrics: bool = False
     """Whether the algorithm can compare trials by more than one metric."""
     copies_trials: bool = False
     """Whether new trials may start from the checkpoints of others."""
@@ -277,6 +284,7 @@ class Algorithm(ABC):
         seed: int,
         data_seed: int | None = None,
         initial: Sequence[Config] = (),
+        constraints: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Set the search problem.
 
@@ -287,19 +295,24 @@ class Algorithm(ABC):
             seed: Seed of the study.
             data_seed: Seed of the order of samples of every trial; None gives each trial its own.
             initial: Whole or partial configurations to try first, see `Problem`.
+            constraints: Names of reported values with their bounds, as `tune` takes them.
 
         Raises:
-            AlgorithmError: `mode` or a name in `group_by` is unknown, the algorithm does not support so many metrics,
-                has fewer trials than initial points, or the instance serves another study already.
+            AlgorithmError: `mode`, a constraint or a name in `group_by` is invalid, the algorithm does not support so
+                many metrics, has fewer trials than initial points, or the instance serves another study already.
             SpaceError: the algorithm cannot search this space, or an initial point is not in it.
         """
         self.check_new()
         first, *others = objectives(metric, mode)
         if others and not self.takes_several_metrics:
             raise AlgorithmError(
-                f"{type(self).__name__} compares trials by one metric, got {metric!r}; for several use OptunaSearch"
+                f"{type(self).__name__} compares trials by one metric, got {metric!r}; for several use ASHA, "
+                "SuccessiveHalving, Hyperband, PBT, OptunaSearch, Random or Grid"
             )
-        problem = Problem(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by, initial)
+        problem = Problem(
+            *(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by, initial),
+            parse_constraints(constraints),
+        )
         self.begin(problem)
         self._problem = problem
         if (totals := self.totals) is not None and totals.trials < (given := len(problem.initial)):

@@ -12,6 +12,7 @@ from shoal.algorithms.hyperband import deepest_bracket, rungs
 from shoal.core.domain import Choice, Domain
 from shoal.core.errors import AlgorithmError
 from shoal.core.plain import plain_fields
+from shoal.core.score import Score, order
 from shoal.core.trial import Config, Trial, derive_seed
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class SyncBOHB(BracketedAlgorithm):
 
     The model uses the longest budget at which at least `min_points` + 2 trials were measured: a density l of the best
     of them and a density g of the others. Of `samples` draws from l, spread out by `bandwidth_factor`, the one with the
-    greatest l / g is tried. Trials that failed or measured NaN are the worst of the budget they were to reach.
+    greatest l / g is tried. Trials that failed or measured NaN are the worst of the budget they were to reach,
+    trials that violate constraints the worst of the others.
 
     Spaces with parameters within options need nothing more: a configuration adds nothing to the density of a parameter
     it lacks, and a draw from it takes a random value for that parameter.
@@ -52,6 +54,8 @@ class SyncBOHB(BracketedAlgorithm):
     Raises:
         AlgorithmError: a setting is not a number, or out of range.
     """
+
+    takes_several_metrics = False
 
     max_epochs: int
     eta: int = 3
@@ -149,17 +153,15 @@ class SyncBOHB(BracketedAlgorithm):
         """A model of the longest budget with enough measurements (Falkner et al. 2018, Algorithm 2 and equation 4)."""
         axes = _Axes(problem)
         least = axes.count + 1 if self.min_points is None else self.min_points
-        measured: dict[int, list[tuple[float, int, Config]]] = {}
+        configs = {trial.number: trial.config for bracket in began for trial in bracket.trials}
+        measured: dict[int, dict[int, Score]] = {}
         for bracket in began:
-            config_of = {trial.number: trial.config for trial in bracket.trials}
             for epochs, results in bracket.results.items():
-                measured.setdefault(epochs, []).extend(
-                    (problem.loss(value), number, config_of[number]) for number, value in results.items()
-                )
+                measured.setdefault(epochs, {}).update(results)
         known = {epochs: trials for epochs, trials in measured.items() if len(trials) >= least + 2}
         if not known:
             return None
-        ranking = [axes.point(config) for _, _, config in sorted(known[max(known)], key=lambda trial: trial[:2])]
+        ranking = [axes.point(configs[number]) for number in order(known[max(known)])]
         good = max(least, int(self.good_fraction * len(ranking)))
         bad = max(least, len(ranking) - good)
         return _Model(

@@ -1,6 +1,5 @@
 """Brackets of synchronous successive halving, and the base class of the algorithms that run them."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from itertools import chain, pairwise
 
 from shoal.algorithms.base import Algorithm, Problem, Totals, check_integer
 from shoal.core.errors import AlgorithmError
+from shoal.core.score import Score, order, worst_score
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
 __all__ = ["Bracket", "BracketedAlgorithm", "Rung", "check_halving", "milestones", "totals_of"]
@@ -24,16 +24,17 @@ class Rung:
 class Bracket:
     """One run of successive halving (Jamieson and Talwalkar 2016), with given sizes and budgets of its rungs.
 
-    When every trial of a rung is PAUSED or FAILED, the best trials are promoted to the next rung. Trials whose metric
-    is NaN are not promoted. Equal metrics are ranked by the trial's number. A trial that reaches the last rung is
+    When every trial of a rung is PAUSED or FAILED, the best trials are promoted to the next rung. Trials with a metric
+    that is NaN are not promoted. Equal scores are ranked by the trial's number. A trial that reaches the last rung is
     COMPLETE at once.
 
     Args:
         rungs: Rungs, each with fewer trials and more epochs than the one before.
     """
 
-    results: dict[int, dict[int, float]]
-    """Epochs of a rung -> number of a trial that has reached it -> its metric there; NaN if it failed on the way."""
+    results: dict[int, dict[int, Score]]
+    """Epochs of a rung -> number of a trial that has reached it -> its score there, the worst if it failed on the way.
+    """
 
     def __init__(self, name: str, rungs: Sequence[Rung], trials: Sequence[Trial], problem: Problem) -> None:
         self.trials = tuple(trials)
@@ -44,14 +45,14 @@ class Bracket:
         self._promotions = [rung.trials for rung in rungs[1:]]
         self._rung = 0
         self._open_trials = {trial.number: trial for trial in trials}
-        self._values: dict[int, float] = {}
+        self._scores: dict[int, Score] = {}
         self._proposed = False
         self.results = {}
 
     @property
     def training(self) -> int:
         """Number of trials that have not reached the next rung."""
-        return len(self._open_trials) - len(self._values)
+        return len(self._open_trials) - len(self._scores)
 
     @property
     def finished(self) -> bool:
@@ -77,51 +78,48 @@ class Bracket:
         number, budget = report.trial, self._budgets[self._rung]
         if report.state is TrialState.FAILED:
             if self._open_trials.pop(number, None) is not None:
-                self._values.pop(number, None)
-                self._record_result(number, math.nan)
+                self._scores.pop(number, None)
+                self._record_result(number, worst_score(len(self._problem.objectives)))
             return self._promote_if_complete()
 
-        value = self._problem.value_at_target(report, budget if number in self._open_trials else None)
-        if value is None:
+        score = self._problem.score_at_target(report, budget if number in self._open_trials else None)
+        if score is None:
             return []
         if self._rung == len(self._promotions):
             del self._open_trials[number]
-            self._record_result(number, value)
+            self._record_result(number, score)
             return [Decision(number, TrialState.COMPLETE)]
-        if number not in self._values:
-            self._values[number] = value
-            self._record_result(number, value)
+        if number not in self._scores:
+            self._scores[number] = score
+            self._record_result(number, score)
         return self._promote_if_complete()
 
-    def _record_result(self, number: int, value: float) -> None:
-        self.results.setdefault(self._budgets[self._rung], {})[number] = value
+    def _record_result(self, number: int, score: Score) -> None:
+        self.results.setdefault(self._budgets[self._rung], {})[number] = score
 
     def _promote_if_complete(self) -> list[Decision]:
-        if not self._open_trials or len(self._values) < len(self._open_trials):
+        if not self._open_trials or len(self._scores) < len(self._open_trials):
             return []
-        ranking, nan_trials = self._ranking()
+        nan_trials = sorted(number for number, score in self._scores.items() if score.is_nan)
+        measured = {number: score for number, score in self._scores.items() if not score.is_nan}
+        ranking = order(measured)
         best = ranking[: self._promotions[self._rung]]
         epochs = self._budgets[self._rung]
         rule = "only the best goes on" if len(best) == 1 else f"the best {len(best)} go on"
         decisions = [
-            Decision(number, TrialState.STOPPED, f"rank {rank} of {len(ranking)} at epoch {epochs}; {rule}")
+            Decision(
+                number,
+                TrialState.STOPPED,
+                f"rank {rank} of {len(ranking)} at epoch {epochs}; {rule}{measured[number].note}",
+            )
             for rank, number in enumerate(ranking[len(best) :], start=len(best) + 1)
         ]
-        decisions += [
-            Decision(number, TrialState.STOPPED, f"{self._problem.metric} is nan at epoch {epochs}")
-            for number in nan_trials
-        ]
+        decisions += [Decision(number, TrialState.STOPPED, self._problem.nan_reason(epochs)) for number in nan_trials]
         self._open_trials = {number: self._open_trials[number] for number in sorted(best)}
-        self._values = {}
+        self._scores = {}
         self._rung += 1
         self._proposed = False
         return decisions
-
-    def _ranking(self) -> tuple[list[int], list[int]]:
-        """Numbers of the trials with a metric, best first, and of the trials whose metric is NaN."""
-        nan_trials = sorted(number for number, value in self._values.items() if math.isnan(value))
-        measured = self._values.keys() - nan_trials
-        return sorted(measured, key=lambda number: (self._problem.loss(self._values[number]), number)), nan_trials
 
 
 class BracketedAlgorithm(Algorithm):
@@ -130,6 +128,8 @@ class BracketedAlgorithm(Algorithm):
 
     A rung is proposed as a whole, even if few devices are free, because more trials fill larger arrays.
     """
+
+    takes_several_metrics = True
 
     @abstractmethod
     def brackets_for(self, problem: Problem) -> Iterable[Bracket]:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 
 from shoal.algorithms.base import Algorithm, Problem, check_more_trials
+from shoal.core.score import Score
 from shoal.core.trial import Budget, Config, Decision, Report, Trial, TrialGroup, TrialState
 
 __all__ = ["ConcurrentAlgorithm"]
@@ -30,8 +31,8 @@ class ConcurrentAlgorithm(Algorithm):
         """Number and target epoch of the next trial to train; None if no trial can train now."""
 
     @abstractmethod
-    def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
-        """Decide after a trial has reached its target epoch and left training; `value` may be NaN."""
+    def reached(self, report: Report, score: Score) -> list[Decision]:
+        """Decide after a trial has reached its target epoch, that of the report, and left training."""
 
     def failed(self, number: int) -> list[Decision]:
         """Decide after a trial has failed."""
@@ -74,13 +75,13 @@ class ConcurrentAlgorithm(Algorithm):
         """Process a report. It decides nothing before the target epoch, or if the trial is not in training."""
         number = report.trial
         self.check_begun(number, len(self.trials))
-        value = self.problem.value_at_target(report, self.training.get(number))
-        if value is None:
+        score = self.problem.score_at_target(report, self.training.get(number))
+        if score is None:
             return []
-        epochs = self.training.pop(number)
+        del self.training[number]
         if report.state is TrialState.FAILED:
             return self.failed(number)
-        return self.reached(number, epochs, value)
+        return self.reached(report, score)
 
     def extend(self, trials: int) -> None:
         """Begin further trials, up to `trials` in all; what is known of the others still counts."""

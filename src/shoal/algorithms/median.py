@@ -10,7 +10,8 @@ from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.core.errors import AlgorithmError
 from shoal.core.plain import plain_fields
-from shoal.core.trial import Decision, TrialState
+from shoal.core.score import Score
+from shoal.core.trial import Decision, Report, TrialState
 
 __all__ = ["Median"]
 
@@ -21,7 +22,8 @@ class Median(ConcurrentAlgorithm):
 
     The median stopping rule of Golovin et al. 2017, section 3.2.2, applied every `interval` epochs: a trial is stopped
     if its best value so far is worse than the median, over all other trials that reached this epoch, of the mean of
-    their values so far. NaN ends a trial at once, and counts as the worst for the others.
+    their values so far. NaN ends a trial at once, and counts as the worst for the others. The rule compares the metric
+    alone: constraints count only for which trial is the best in the end.
 
     Args:
         n: Number of trials, of random configurations.
@@ -71,19 +73,20 @@ class Median(ConcurrentAlgorithm):
             return self._to_continue.popleft()
         return (self.begin_trial(), min(self.interval, self.epochs)) if len(self.trials) < self.n else None
 
-    def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
+    def reached(self, report: Report, score: Score) -> list[Decision]:
         """Compare the trial with the others."""
-        loss = self.problem.loss
+        number, epoch = report.trial, report.epoch
+        loss = self.problem.objectives[0].loss
         values = self._values[number]
-        values.append(loss(value))
+        values.append(score.losses[0])
         others = self._means[epoch]
         median = _median(others) if len(others) >= self.least else math.inf
         count = len(others)
         insort(others, _mean(values))
         if epoch == self.epochs:
             return [Decision(number, TrialState.COMPLETE)]
-        if math.isnan(value):
-            return [Decision(number, TrialState.STOPPED, f"{self.problem.metric} is nan at epoch {epoch}")]
+        if score.is_nan:
+            return [Decision(number, TrialState.STOPPED, self.problem.nan_reason(epoch))]
         if epoch >= self.grace and min(values) > median:
             reason = (
                 f"the best {self.problem.metric} up to epoch {epoch}, {loss(min(values)):.4g}, is worse than the "

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
 from shoal.algorithms.sampler import check_sampler
 from shoal.core.plain import plain_fields
+from shoal.core.score import Score
 from shoal.core.trial import Decision, Report, TrialState
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ class OptunaSearch(ConcurrentAlgorithm):
         n: Number of trials.
         epochs: Epochs of each trial.
         sampler: Name of `SAMPLERS`, or a function that makes a new Optuna sampler of a seed. With the same seed and the
-            same values it must repeat its proposals, or the study cannot be resumed. By default "tpe", or for several
-            metrics "nsga2", whose first 50 trials are random.
+            same values it must repeat its proposals, or the study cannot be resumed.
         concurrency: Most trials in training at a time, whatever devices there are. More trials fill the arrays, but
             leave the sampler fewer values.
 
@@ -38,11 +38,11 @@ class OptunaSearch(ConcurrentAlgorithm):
         AlgorithmError: a setting is not an integer, or out of range, or there is no such sampler.
     """
 
-    takes_several_metrics: ClassVar[bool] = True
+    takes_several_metrics = True
 
     n: int
     epochs: int
-    sampler: "str | Callable[[int], optuna.samplers.BaseSampler] | None" = None
+    sampler: "str | Callable[[int], optuna.samplers.BaseSampler]" = "tpe"
     concurrency: int = 8
 
     def __post_init__(self) -> None:
@@ -50,8 +50,7 @@ class OptunaSearch(ConcurrentAlgorithm):
         check_integer("n", self.n)
         check_integer("epochs", self.epochs)
         check_integer("concurrency", self.concurrency)
-        if self.sampler is not None:
-            check_sampler(self.sampler)
+        check_sampler(self.sampler)
 
     def begin(self, problem: Problem) -> None:
         """Begin with a sampler without values.
@@ -61,9 +60,7 @@ class OptunaSearch(ConcurrentAlgorithm):
             AlgorithmError: it cannot search for another reason.
         """
         super().begin(problem)
-        default = "nsga2" if problem.other_objectives else "tpe"
-        self._projection = projection(problem, self.sampler or default, (self.epochs,), self.n)
-        self._values: tuple[float, ...] = ()
+        self._projection = projection(problem, self.sampler, (self.epochs,), self.n)
 
     @property
     def totals(self) -> Totals | None:
@@ -74,16 +71,10 @@ class OptunaSearch(ConcurrentAlgorithm):
         """A new trial that the sampler proposes."""
         return None if len(self.trials) == self.n else (self.begin_trial(self._projection.propose()), self.epochs)
 
-    def observe(self, report: Report) -> list[Decision]:
-        """Process a report as the base class does; every metric must be there."""
-        self.check_bound()
-        self._values = () if report.state is TrialState.FAILED else self.problem.values(report)
-        return super().observe(report)
-
-    def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
+    def reached(self, report: Report, score: Score) -> list[Decision]:
         """Give the sampler the values of a trial."""
-        self._projection.add_values(number, epoch, self._values)
-        return [Decision(number, TrialState.COMPLETE)]
+        self._projection.add_report(report)
+        return [Decision(report.trial, TrialState.COMPLETE)]
 
     def failed(self, number: int) -> list[Decision]:
         """Report a failed trial to the sampler."""

@@ -1,7 +1,6 @@
 """Population based training."""
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -12,6 +11,7 @@ from shoal.core.distributions import LogNormal, LogRange, Normal, Ordinal, QLogU
 from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
 from shoal.core.errors import AlgorithmError, SpaceError
 from shoal.core.plain import plain_fields
+from shoal.core.score import Score, order
 from shoal.core.trial import Budget, Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
 __all__ = ["PBT"]
@@ -53,6 +53,7 @@ class PBT(Algorithm):
     """
 
     copies_trials = True
+    takes_several_metrics = True
 
     n: int
     epochs: int
@@ -87,7 +88,7 @@ class PBT(Algorithm):
                 )
         self._trials = [problem.trial(number, problem.sample(number)) for number in range(self.n)]
         self._epoch = 0
-        self._values: dict[int, float] = {}  # of the members that reached the end of the generation
+        self._scores: dict[int, Score] = {}  # of the members that reached the end of the generation
         self._training: set[int] = set()
         self._next = tuple(self._trials)  # members of the next generation
 
@@ -134,13 +135,13 @@ class PBT(Algorithm):
         """
         number = report.trial
         self.check_begun(number, len(self._trials))
-        value = self.problem.value_at_target(report, self._target if number in self._training else None)
-        if value is None:
+        score = self.problem.score_at_target(report, self._target if number in self._training else None)
+        if score is None:
             return []
         has_failed = report.state is TrialState.FAILED
         self._training.discard(number)
         if not has_failed:
-            self._values[number] = value
+            self._scores[number] = score
         if self._target == self.epochs:
             return [] if has_failed else [Decision(number, TrialState.COMPLETE)]
         return [] if self._training else self._select()
@@ -148,12 +149,11 @@ class PBT(Algorithm):
     def _select(self) -> list[Decision]:
         """Form the next generation of the better members, and of copies of the best in the places of the others."""
         self._epoch = self._target
-        values, self._values = self._values, {}
-        losses = {number: self.problem.loss(value) for number, value in values.items() if not math.isnan(value)}
-        ranking = sorted(losses, key=lambda number: (losses[number], number))
+        scores, self._scores = self._scores, {}
+        ranking = order({number: score for number, score in scores.items() if not score.is_nan})
         if not ranking:
-            reason = f"{self.problem.metric} is nan at epoch {self._epoch}, as for all trials of the generation"
-            return [Decision(number, TrialState.STOPPED, reason) for number in sorted(values)]
+            reason = f"{self.problem.nan_reason(self._epoch)}, as for all trials of the generation"
+            return [Decision(number, TrialState.STOPPED, reason) for number in sorted(scores)]
         best = ranking[: max(1, self._replaced)]
         kept = sorted(ranking[: self._kept(len(ranking))])
         copies = [self._copy_of(best) for _ in range(self.n - len(kept))]
@@ -165,7 +165,7 @@ class PBT(Algorithm):
                 TrialState.STOPPED,
                 f"{ranks.get(number, 'is nan')} at epoch {self._epoch}; copies of the best go on in its place",
             )
-            for number in sorted(values.keys() - set(kept))
+            for number in sorted(scores.keys() - set(kept))
         ]
 
     def _copy_of(self, best: Sequence[int]) -> Trial:

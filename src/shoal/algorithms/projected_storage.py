@@ -1,7 +1,8 @@
 """An in-memory Optuna study whose trials can change state and values after `Study.tell`."""
 
 import copy
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 
 import optuna
 from optuna.storages import InMemoryStorage
@@ -21,9 +22,18 @@ class ProjectedStorage(InMemoryStorage):
         super().__init__()
         self._shown: dict[int, FrozenTrial] = {}  # by number of the trial
 
-    def show(self, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """Set the state and the values that readers get for a trial."""
-        shown = copy.copy(trial)
+    def show(
+        self,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None = None,
+        excesses: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Set the state, the values and the constraints that readers get for a trial."""
+        shown = copy.copy(super().get_trial(trial._trial_id))
+        shown.system_attrs = dict(shown.system_attrs)
+        for name, excess in excesses.items():
+            shown.set_constraint(name, excess)
         shown.state = state
         shown.values = values if values is None else list(values)
         shown.datetime_complete = trial.datetime_start if state.is_finished() else None

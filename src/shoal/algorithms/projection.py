@@ -1,5 +1,6 @@
 """A projection of partly trained trials onto one budget, which an Optuna sampler models."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.algorithms.base import Problem
 from shoal.algorithms.sampler import (
+    check_constrained,
     check_searchable,
     directions,
     log_optuna_warnings,
@@ -16,7 +18,7 @@ from shoal.algorithms.sampler import (
 )
 from shoal.core.domain import Domain
 from shoal.core.errors import AlgorithmError, ShoalError
-from shoal.core.trial import Config, derive_seed
+from shoal.core.trial import Config, Report, derive_seed
 
 if TYPE_CHECKING:
     import optuna
@@ -31,6 +33,10 @@ _MOST_ATTEMPTS = 100
 
 _TRIAL_PROPOSALS = 12
 """Proposals of a trial of a sampler: two more than `_STARTUP`, so that its model is built and used."""
+
+
+_MAX_EXCESS = 1e9
+"""Greatest excess that a sampler is shown, that of a NaN or a missing value: GP fits finite numbers only."""
 
 
 class Projection:
@@ -55,6 +61,8 @@ class Projection:
 
     The study gets no other input, so the same seed and the same observations in the same order give the same proposals.
 
+    Constraints are shown with the values: each by its excess, a violated one above 0.
+
     Args:
         budgets: Epochs at which trials have values, rising.
     """
@@ -74,10 +82,11 @@ class Projection:
         self._study = ProjectedStudy("projection", self._storage, sampler)
         self._numbers: list[int] = []  # of each trial in the Optuna study, where refused proposals have numbers, too
         self._results: list[dict[int, Sequence[float]]] = []  # for each trial, epochs -> values
+        self._excesses: dict[int, dict[str, float]] = {}  # number of a trial -> its newest excesses by constraint
         self._failed: set[int] = set()
         self._training: set[int] = set()  # trials in training beyond their last value
         self._not_promoted: set[int] = set()  # trials with values, but none at the modelled budget
-        self._worst = -math.inf  # greatest finite loss at the modelled budget
+        self._worst = self._no_worst = (-math.inf,) * len(problem.objectives)  # greatest finite losses at that budget
         self._reached: Counter[int] = Counter()  # epochs -> number of trials with values there
         self._logged: set[str] = set()
 
@@ -136,6 +145,14 @@ class Projection:
         self._add(self._storage.get_trial_number_from_id(created))
         return config
 
+    def add_report(self, report: Report) -> None:
+        """Add the values of a trial at one of the budgets, and its excesses."""
+        self._excesses[report.trial] = {
+            str(each): min(each.excess(report.metrics.get(each.metric)), _MAX_EXCESS)
+            for each in self._problem.constraints
+        }
+        self.add_values(report.trial, report.epoch, self._problem.values(report))
+
     def add_values(self, number: int, epochs: int, values: Sequence[float]) -> None:
         """Add the values of a trial at one of the budgets; with a NaN the trial counts as failed."""
         if any(map(math.isnan, values)):
@@ -148,10 +165,11 @@ class Projection:
         self._reached[epochs] += 1
         previous_budget, worst = self._modelled_budget, self._worst
         if epochs == self._modelled_budget:
-            self._worst = max(self._worst, self._loss(values))
+            self._worst = _worse(self._worst, self._losses(values))
         elif epochs > self._modelled_budget and self._reached[epochs] >= self._min_observations:
             self._modelled_budget = epochs
-            self._worst = max(self._loss(seen[epochs]) for seen in self._results if epochs in seen)
+            reached = (self._losses(seen[epochs]) for seen in self._results if epochs in seen)
+            self._worst = functools.reduce(_worse, reached, self._no_worst)
             self._not_promoted = {other for other, seen in enumerate(self._results) if seen and epochs not in seen}
         if self._modelled_budget in self._results[number]:
             self._not_promoted.discard(number)
@@ -177,28 +195,29 @@ class Projection:
         self._training.discard(number)
         self._update_state(number)
 
-    def _loss(self, values: Sequence[float]) -> float:
-        """Loss by the one metric of halving; -inf for an infinite loss, which is not a worst value."""
-        loss = self._problem.objectives[0].loss(values[0])
-        return loss if math.isfinite(loss) else -math.inf
+    def _losses(self, values: Sequence[float]) -> tuple[float, ...]:
+        """Losses by the metrics; -inf for an infinite loss, which is not a worst value."""
+        losses = [goal.loss(value) for goal, value in zip(self._problem.objectives, values, strict=True)]
+        return tuple(loss if math.isfinite(loss) else -math.inf for loss in losses)
 
     def _update_state(self, number: int) -> None:
         from optuna.trial import TrialState as OptunaState
 
         seen, trial = self._results[number], self._trial(number)
+        excesses = self._excesses.get(number, {})
         if self._modelled_budget in seen:
-            self._storage.show(trial, OptunaState.COMPLETE, seen[self._modelled_budget])
+            self._storage.show(trial, OptunaState.COMPLETE, seen[self._modelled_budget], excesses)
         elif number in self._failed:
             self._storage.show(trial, OptunaState.FAIL)
         elif number in self._training:
             self._storage.show(trial, OptunaState.WAITING)
         elif seen:
-            self._storage.show(trial, OptunaState.COMPLETE, self._censored(seen[max(seen)]))
+            self._storage.show(trial, OptunaState.COMPLETE, self._censored(seen[max(seen)]), excesses)
 
     def _censored(self, values: Sequence[float]) -> Sequence[float]:
         """The values of a trial that did not reach the modelled budget, at best equal to the worst there."""
-        loss = self._problem.objectives[0].loss
-        return (loss(max(loss(values[0]), self._worst)),)
+        goals = zip(self._problem.objectives, values, self._worst, strict=True)
+        return tuple(goal.loss(max(goal.loss(value), worst)) for goal, value, worst in goals)
 
     def _trial(self, number: int) -> "optuna.trial.FrozenTrial":
         return self._optuna_trial(self._numbers[number])
@@ -238,6 +257,7 @@ def projection(
     check_searchable(sampler, problem)
     name, seed = sampler_text(sampler), problem.seed % 2**32
     own = make_sampler(sampler, seed)
+    check_constrained(own, name, problem)
     if not isinstance(sampler, str):
         others = [make_sampler(sampler, seed) for _ in range(2)]
         if len({id(each) for each in (own, *others)}) < 3:
@@ -250,6 +270,11 @@ def projection(
                 f"pass the seed on: lambda seed: {kind}(seed=seed)"
             )
     return Projection(problem, own, name, budgets)
+
+
+def _worse(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+    """The greater of two losses by each metric."""
+    return tuple(map(max, one, other))
 
 
 def _trial_proposals(projection: Projection, budget: int, n: int) -> list[Config]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.algorithms.base import Algorithm, Problem, Totals, call_text
 from shoal.algorithms.wrapper import WrapperAlgorithm
+from shoal.core.constraint import with_directions
 from shoal.core.errors import AlgorithmError
 from shoal.core.repeats import FOLD, Repeats
 from shoal.core.trial import FIRST_ADDED, Decision, Origin, Report, Trial, TrialGroup, TrialState
@@ -60,8 +61,17 @@ class Repeated(WrapperAlgorithm):
         """
         if self._repeats.folds > 1 and FOLD in problem.space.leaves():
             raise AlgorithmError(f"with `folds`, config[{FOLD!r}] is a fold's number; rename {FOLD!r} in the space")
-        if (totals := self.totals) is not None and totals.trials > FIRST_ADDED:
-            raise AlgorithmError(f"a study has at most {FIRST_ADDED} trials, and {self!r} has {totals.trials}")
+        if self.totals is not None:
+            self._check_size(self.totals.trials)
+
+    def extend(self, trials: int) -> None:
+        """Extend the algorithm, whose trials count."""
+        self._check_size(trials * self._repeats.size)
+        super().extend(trials)
+
+    def _check_size(self, trials: int) -> None:
+        if trials > FIRST_ADDED:
+            raise AlgorithmError(f"a study has at most {FIRST_ADDED} trials, and {self!r} has {trials}")
 
     @property
     def totals(self) -> Totals | None:
@@ -106,7 +116,7 @@ class Repeated(WrapperAlgorithm):
         self.check_begun(report.trial, len(self._configurations) * self._repeats.size)
         number = self._repeats.configuration(report.trial)
         own = self._configurations[number]
-        reached = self.problem.value_at_target(report, own.target) is not None
+        reached = self.problem.score_at_target(report, own.target) is not None
         if own.ended or report.trial in own.failed:
             return []
         if report.state is TrialState.FAILED:
@@ -134,7 +144,8 @@ class Repeated(WrapperAlgorithm):
             own.target = None
         own.observed = epoch
         own.reports = {later: kept for later, kept in own.reports.items() if later > epoch}
-        metrics = self._repeats.aggregated([report.metrics for report in reports], self.problem.objectives)
+        directions = with_directions(self.problem.objectives, self.problem.constraints)
+        metrics = self._repeats.aggregated([report.metrics for report in reports], directions)
         seconds = math.fsum(report.seconds for report in reports)
         return self._of_all(self.inner.observe(Report(number, epoch, metrics, seconds, state)))
 

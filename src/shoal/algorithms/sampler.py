@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SAMPLERS",
+    "check_constrained",
     "check_sampler",
     "check_searchable",
     "directions",
@@ -151,6 +152,23 @@ def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler
             sampler,
             ", ".join(f"`{path}`" for path in ignored),
         )
+
+
+def check_constrained(sampler: "optuna.samplers.BaseSampler", name: str, problem: Problem) -> None:
+    """Refuse or name a sampler that ignores the constraints of the problem.
+
+    Raises:
+        AlgorithmError: it is CMA-ES, whose population would follow infeasible trials.
+    """
+    from optuna import samplers
+
+    if not problem.constraints:
+        return
+    bounds = ", ".join(map(str, problem.constraints))
+    if isinstance(sampler, samplers.CmaEsSampler):
+        raise AlgorithmError(f"{name} ignores constraints ({bounds}); use 'tpe', 'gp' or 'nsga2'")
+    if isinstance(sampler, samplers.RandomSampler | samplers.QMCSampler | samplers.GridSampler):
+        _log.warning("%s ignores constraints (%s) in its proposals; 'tpe', 'gp' and 'nsga2' heed them", name, bounds)
 
 
 def _check_numbers(problem: Problem) -> None:

@@ -21,6 +21,7 @@ class WrapperAlgorithm(Algorithm):
     def __init__(self, inner: Algorithm) -> None:
         self.inner = inner
         self.copies_trials = inner.copies_trials
+        self.takes_several_metrics = inner.takes_several_metrics
 
     def check_new(self) -> None:
         """Raise an AlgorithmError if the inner algorithm is bound already."""

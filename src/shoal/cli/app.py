@@ -21,10 +21,10 @@ from shoal.journal.view import JournalView
 from shoal.look.grid import HeatMap, StudyGrid, grid_json, journal_grid
 from shoal.look.importance import METHODS, importance_json
 from shoal.look.page.server import serve
-from shoal.look.ranking import front, next_best, ranked, why_no_best
+from shoal.look.ranking import front, front_volume, next_best, ranked, why_no_best
 from shoal.look.snapshot import snapshot
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.look.text import request_text
+from shoal.look.text import hypervolume_text, request_text
 from shoal.results import Study
 from shoal.train.checkpoint_paths import checkpoint_files, program_checkpoints
 
@@ -283,7 +283,7 @@ def trials(
         runs = journal.writer() is not None
         rows = journal.configurations()
     best = front(rows, goals) if len(goals) > 1 else set()
-    rows = ranked(rows, goals, best)
+    rows = ranked(rows, goals)
     if as_json:
         marks = [{"front": row.number in best} if len(goals) > 1 else {} for row in rows]
         print_json([trial_json(row, runs=runs) | mark for row, mark in list(zip(rows, marks, strict=True))[:limit]])
@@ -303,7 +303,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
         runs = journal.writer() is not None
     found = Study(directory)
     several = len(found.objectives) > 1
-    rows = found.best_trials if several else found.best_trials[:1]
+    rows = found.pareto if several else found.pareto[:1]
     if not rows:
         raise ShoalError(f"no trial of the study in {directory} {why_no_best(found.trials, found.objectives)}")
     checkpoints = [_newest_checkpoint(directory, row.number) for row in rows]
@@ -322,6 +322,8 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
         print_table(best_table(row, found.objectives, runs=runs, following=following))
         if checkpoint:
             typer.echo(f"checkpoint: {checkpoint}")
+    if (volume := front_volume(found.configurations, found.objectives, found.reference)) is not None:
+        typer.echo(hypervolume_text(volume, found.metric))
 
 
 @app.command()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.algorithms.rules import NoImprovement, Patience, StopRule, Threshold
+from shoal.core.constraint import constraint_argument
+from shoal.core.errors import AlgorithmError
 from shoal.core.repeats import AGGREGATES
 from shoal.host.remedy import command
 from shoal.integrations.registry import TRACKERS
@@ -25,10 +27,20 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
-    *("Aggregate", "AsJson", "Backend", "Devices", "File", "Folds", "Oversubscription", "Packing", "Page", "Policy"),
-    *("Program", "RayAddress", "Repeats", "Sbatch", "Script", "Sharing", "StudyDirectory", "Timeout", "Trackers"),
-    *("Above", "Below", "EpochsOfPatience", "StopAfter", "stop_arguments"),
-    "MemoryLimit",
+    *(
+        "Above",
+        "Aggregate",
+        "AsJson",
+        "Backend",
+        "Below",
+        "Constraints",
+        "Devices",
+        "EpochsOfPatience",
+        "File",
+        "Folds",
+    ),
+    *("MemoryLimit", "Oversubscription", "Packing", "Page", "Policy", "Program", "RayAddress", "Repeats", "Sbatch"),
+    *("Script", "Sharing", "StopAfter", "StudyDirectory", "Timeout", "Trackers", "stop_arguments"),
     *("beginning", "device_list", "named_option", "one_of"),
     *("print_json", "print_message", "print_request", "print_table"),
 ]
@@ -60,6 +72,17 @@ def _all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | 
         return values
 
     return check_all
+
+
+def _checked_bounds(texts: list[str] | None) -> list[str] | None:
+    """Refuse constraints that are invalid, or two on one value."""
+    try:
+        names = [constraint_argument(text)[0] for text in texts or ()]
+    except AlgorithmError as error:
+        raise typer.BadParameter(str(error)) from error
+    if len(set(names)) < len(names):
+        raise typer.BadParameter(f"a value has one bound, and the constraints are on {', '.join(map(repr, names))}")
+    return texts
 
 
 def beginning(names: Collection[str]) -> Callable[[str], list[str]]:
@@ -113,6 +136,15 @@ Folds = Annotated[
     int | None, typer.Option(min=1, help="Folds of the data, for each of which each configuration is trained.")
 ]
 Aggregate = Annotated[str | None, named_option(AGGREGATES, "The value of a configuration that is repeated")]
+Constraints = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--constraint",
+        metavar="BOUND",
+        callback=_checked_bounds,
+        help="Bound of a reported value that trials must keep, such as 'latency_ms <= 10'. Repeatable.",
+    ),
+]
 EpochsOfPatience = Annotated[
     int | None, typer.Option("--patience", metavar="EPOCHS", help="End a trial after so many without an improvement.")
 ]

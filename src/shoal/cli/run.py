@@ -34,6 +34,7 @@ from shoal.cli.options import (
     AsJson,
     Backend,
     Below,
+    Constraints,
     Devices,
     EpochsOfPatience,
     Folds,
@@ -59,6 +60,7 @@ from shoal.cli.options import (
     print_message,
     stop_arguments,
 )
+from shoal.core.constraint import constraint_argument
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.core.version import VERSION
 from shoal.host.paths import working_directory
@@ -112,6 +114,7 @@ def run(
     stop_below: Below = None,
     stop_above: Above = None,
     stop_after: StopAfter = None,
+    constraint: Constraints = None,
     packing: Packing = None,
     backend: Backend = None,
     ray_address: RayAddress = None,
@@ -163,6 +166,7 @@ def run(
     given |= {"repeats": repeats, "folds": folds, "aggregate": aggregate}
     given |= stop_arguments(patience, stop_below, stop_above, stop_after)
     given |= {"timeout": timeout, "trial_timeout": trial_timeout, "max_concurrent": max_concurrent}
+    given |= {"constraints": dict(map(constraint_argument, constraint or ())) or None}
     given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}
     given |= {"show_progress": False if as_json else None}
     chosen = {name: value for name, value in given.items() if value is not None}

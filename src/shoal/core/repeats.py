@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev, variance
 
+from shoal.core.constraint import Constraint, violation, with_directions
 from shoal.core.errors import AlgorithmError
 from shoal.core.objective import Objective, first_objective, lower_is_better
 from shoal.core.rows import TrialRow
@@ -40,7 +41,7 @@ class ConfigurationRow(TrialRow):
         repeats: Rows of its trials, by number.
     """
 
-    repeats: tuple[TrialRow, ...]
+    repeats: tuple[TrialRow, ...] = ()
 
     @property
     def deviations(self) -> dict[str, float]:
@@ -103,7 +104,11 @@ class Repeats:
         return config if self.folds == 1 else {name: value for name, value in config.items() if name != FOLD}
 
     def aggregated(self, metrics: Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> dict[str, float]:
-        """The values of a configuration, of the metrics that all repeats have; NaN where a repeat has NaN."""
+        """The values of a configuration, of the metrics that all repeats have; NaN where a repeat has NaN.
+
+        Args:
+            objectives: Objectives of the study, and its constraints as `with_directions` adds them.
+        """
         return {
             name: self._aggregated([each[name] for each in metrics], lower_is_better(name, objectives))
             for name in metrics[0]
@@ -113,7 +118,9 @@ class Repeats:
     def _aggregated(self, values: Sequence[float], lower: bool) -> float:
         return math.nan if any(map(math.isnan, values)) else AGGREGATES[self.aggregate](values, lower)
 
-    def rows(self, rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> list[TrialRow]:
+    def rows(
+        self, rows: Sequence[TrialRow], objectives: Sequence[Objective], constraints: Sequence[Constraint] = ()
+    ) -> list[TrialRow]:
         """A row for each configuration, in the order of numbers; the trials' own rows if nothing is repeated."""
         if self.size == 1:
             return list(rows)
@@ -121,11 +128,17 @@ class Repeats:
         for row in rows:
             members.setdefault(self.configuration(row.number), []).append(row)
         return [
-            self._row(number, found, objectives) if number < FIRST_ADDED else found[0]
+            self._row(number, found, objectives, constraints) if number < FIRST_ADDED else found[0]
             for number, found in members.items()
         ]
 
-    def _row(self, number: int, rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> ConfigurationRow:
+    def _row(
+        self,
+        number: int,
+        rows: Sequence[TrialRow],
+        objectives: Sequence[Objective],
+        constraints: Sequence[Constraint],
+    ) -> ConfigurationRow:
         """A configuration without all its trials, or with a failed one, has no objective."""
         first, states = objectives[0], {row.state for row in rows}
         failed = next((row for row in rows if row.state is TrialState.FAILED), None)
@@ -133,7 +146,8 @@ class Repeats:
         whole = failed is None and len(valued) == len(self.trials(number))
         shown = valued[(len(valued) - 1) // 2][2] if whole else failed or rows[0]
         open_state = next((state for state in _OPEN if state in states), None)
-        metrics = self.aggregated([row.metrics for row in rows], objectives)
+        directions = with_directions(objectives, constraints)
+        metrics = self.aggregated([row.metrics for row in rows], directions)
         return ConfigurationRow(
             trial=replace(shown.trial, config=self.searched(shown.trial.config)),
             state=open_state or shown.state,
@@ -145,8 +159,9 @@ class Repeats:
             job=shown.job,
             seconds=math.fsum(row.seconds for row in rows),
             metrics=metrics,
-            best=self.aggregated([row.best for row in rows], objectives),
+            best=self.aggregated([row.best for row in rows], directions),
             objective=first_objective(metrics, objectives) if whole else None,
+            violation=violation(constraints, metrics) if metrics else 0.0,
             repeats=tuple(rows),
         )
 

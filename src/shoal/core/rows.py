@@ -190,6 +190,8 @@ class TrialRow:
             best if the name ends with "loss" or "error", else the highest.
         objective: Last value of the study's metric; None before the first value, or if it is NaN. Of several metrics it
             is the value of the first; None if one is missing or NaN.
+        violation: Violation of the study's constraints by the last values, 0 if they are kept, infinite if a value was
+            not reported with them or is NaN; see `shoal.core.constraint.violation`.
     """
 
     trial: Trial
@@ -204,6 +206,7 @@ class TrialRow:
     metrics: Mapping[str, float]
     best: Mapping[str, float]
     objective: float | None
+    violation: float = 0.0
 
     @property
     def number(self) -> int:

@@ -1,7 +1,6 @@
 """Ray Tune's function trainables as opaque trainings, and its searchers as an algorithm."""
 
 import functools
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
 from shoal.core.errors import AlgorithmError, TaskError
 from shoal.core.plain import plain_fields
+from shoal.core.score import Score
 from shoal.core.trial import Config, Decision, Report, TrialState
 from shoal.integrations.optional import check_installed, numbers
 from shoal.programs.trainable import checkpoint, report
@@ -216,12 +216,14 @@ class RaySearch(ConcurrentAlgorithm):
                 self._searcher.on_trial_result(self._names[number], self._result(report.epoch, value))
         return super().observe(report)
 
-    def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
+    def reached(self, report: Report, score: Score) -> list[Decision]:
         """Give the searcher the value of a trial."""
-        if math.isnan(value):
+        number = report.trial
+        if score.is_nan:
             self._searcher.on_trial_complete(self._names[number], error=True)
         else:
-            self._searcher.on_trial_complete(self._names[number], self._result(epoch, value))
+            value = self.problem.value(report)
+            self._searcher.on_trial_complete(self._names[number], self._result(report.epoch, value))
         return [Decision(number, TrialState.COMPLETE)]
 
     def failed(self, number: int) -> list[Decision]:

@@ -47,7 +47,7 @@ _NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError)
 
 _TRIAL = (
     "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, job, "
-    "seconds, metrics, best, objective FROM trials"
+    "seconds, metrics, best, objective, violation FROM trials"
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
 _JOB = (
@@ -65,7 +65,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     name: kinds
     for kinds, names in (
         ((int,), "number seed data_seed start epoch target failures seq trial pid epochs free step members checks"),
-        ((int, float), "seconds started"),
+        ((int, float), "seconds started violation"),
         ((str,), "config state reason device metrics best id purpose trials outcome request verb activities resumes"),
         (
             (str,),
@@ -219,7 +219,7 @@ class JournalView(OpenJournal):
 
     def configurations(self) -> list[TrialRow]:
         """A row for each configuration: the trials of a study without repeats, else `ConfigurationRow`s."""
-        return self.spec.repetition.rows(self.trials(), self.objectives)
+        return self.spec.repetition.rows(self.trials(), self.objectives, self.spec.bounds)
 
     def changed_trials(self, known: dict[int, int]) -> list[TrialRow]:
         """The trials whose rows are new or have changed, by number; the others are not decoded.
@@ -244,8 +244,8 @@ class JournalView(OpenJournal):
         return changed
 
     def best(self) -> TrialRow | None:
-        """The trial with the best last value of the study's metric, of those not FAILED; of equal trials the one with
-        the lowest number.
+        """The feasible trial with the best last value of the study's metric, of those not FAILED; of equal trials the
+        one with the lowest number.
 
         Of several metrics only the first counts; see `shoal.look.ranking.front`.
         """
@@ -253,7 +253,8 @@ class JournalView(OpenJournal):
         rows = self.tables.read(
             "trial",
             trial_row,
-            f"{_TRIAL} WHERE objective IS NOT NULL AND state <> ? ORDER BY objective {direction}, number LIMIT 1",
+            f"{_TRIAL} WHERE objective IS NOT NULL AND violation = 0 AND state <> ? "
+            f"ORDER BY objective {direction}, number LIMIT 1",
             TrialState.FAILED,
         )
         return rows[0] if rows else None

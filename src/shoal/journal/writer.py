@@ -254,7 +254,8 @@ def _trial_row(row: TrialRow) -> tuple[object, ...]:
     metrics = metrics_text(row.metrics)
     return (
         *(row.state, storable(row.reason), row.epoch, row.target, row.failures, row.device, row.job, row.seconds),
-        *(metrics, metrics if row.best == row.metrics else metrics_text(row.best), row.objective, row.trial.number),
+        *(metrics, metrics if row.best == row.metrics else metrics_text(row.best), row.objective, row.violation),
+        row.trial.number,
     )
 
 
@@ -307,8 +308,8 @@ _TABLES: Mapping[type[Row], tuple[str, Callable[[Any], tuple[object, ...]]]] = {
     ),
     Trial: (_insert("trials", "number config seed data_seed origin start"), _trial),
     TrialRow: (
-        "UPDATE trials SET (state, reason, epoch, target, failures, device, job, seconds, metrics, best, objective) = "
-        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
+        "UPDATE trials SET (state, reason, epoch, target, failures, device, job, seconds, metrics, best, objective, "
+        "violation) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
         _trial_row,
     ),
     JobRow: (

@@ -148,7 +148,7 @@ def grid_json(grid: StudyGrid, *, runs: bool = True) -> dict[str, Any]:
 
 
 def _cell(row: TrialRow) -> Cell:
-    if row.objective is None or row.state is TrialState.FAILED:
+    if row.objective is None or row.violation or row.state is TrialState.FAILED:
         return Cell({row.state: 1}, None, None)
     return Cell({row.state: 1}, row.objective, row.number)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.algorithms.sampler import directions, varying_domains, without_optuna_info
+from shoal.core.constraint import Constraint
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.rows import TrialRow
@@ -29,6 +30,7 @@ def optuna_study(
     objectives: Sequence[Objective],
     name: str,
     storage: "str | optuna.storages.BaseStorage | None" = None,
+    constraints: Sequence[Constraint] = (),
 ) -> "optuna.Study":
     """Return a new Optuna study with all trials that have ended, in the order of their numbers.
 
@@ -43,7 +45,7 @@ def optuna_study(
     study.set_user_attr("metric", names if len(names) > 1 else names[0])
     for row, reports in trials:
         if row.state.final:
-            study.add_trial(_frozen_trial(row, reports, space, objectives))
+            study.add_trial(_frozen_trial(row, reports, space, objectives, constraints))
     return study
 
 
@@ -118,7 +120,11 @@ def _check_file(path: str) -> None:
 
 
 def _frozen_trial(
-    row: TrialRow, reports: Iterable[Report], space: Space, objectives: Sequence[Objective]
+    row: TrialRow,
+    reports: Iterable[Report],
+    space: Space,
+    objectives: Sequence[Objective],
+    constraints: Sequence[Constraint],
 ) -> "optuna.trial.FrozenTrial":
     """Return an ended trial as Optuna stores it: a stopped one is PRUNED, one that failed or has no last value is FAIL.
 
@@ -140,6 +146,7 @@ def _frozen_trial(
         values=None if final_values is None else list(final_values),
         **({} if outside else _parameters(space, row.config, space.domains())),
         intermediate_values=curve,
+        constraints={str(each): each.excess(row.metrics.get(each.metric)) for each in constraints},
         user_attrs={
             "number": row.number,
             "state": str(row.state),

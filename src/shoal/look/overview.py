@@ -25,6 +25,7 @@ from shoal.look.text import (
     duration_text,
     epochs_text,
     finite_or_none,
+    hypervolume_text,
     key_text,
     leaf_text,
     metric_text,
@@ -142,7 +143,7 @@ def overview(journal: JournalView, now: float) -> Overview:
     state = snapshot(journal, now)
     elapsed, bars = timed_jobs(journal, now)
     goals, rows = journal.objectives, journal.trials()
-    ranking = ranked(journal.spec.repetition.rows(rows, goals), goals)
+    ranking = ranked(journal.spec.repetition.rows(rows, goals, journal.spec.bounds), goals)
     valued = [row for row in ranking if row.objective is not None]
     reservations, telemetry = journal.reservations(), by_key(journal.telemetry(), lambda row: row.device)
     of_devices = by_key(bars, lambda bar: bar.job.device)
@@ -391,6 +392,8 @@ def _summary_table(study: Overview) -> str:
             ("time", f"{duration_text(study.elapsed.total)}{remaining}; {runner}"),
             ("device time", _by_purpose(_sum(usage.seconds for usage in study.usage))),
             ("best", best_text(state)),
+            *([("constraints", ", ".join(state.constraints))] if state.constraints else []),
+            *([("front", hypervolume_text(state.hypervolume, state.metric))] if state.hypervolume else []),
             *([("arrays", "\n".join(verdict_texts(state.arrays)))] if state.arrays else []),
         ],
     )

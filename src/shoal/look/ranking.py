@@ -1,13 +1,26 @@
 """Ranking of the trials of a study, and the front of several metrics."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from shoal.core.hypervolume import MAX_METRICS, REFERENCE_KEY, Hypervolume, hypervolume, reference_point
 from shoal.core.objective import Objective, pareto_front
 from shoal.core.repeats import ConfigurationRow, p_value
 from shoal.core.rows import TrialRow
+from shoal.core.score import Score, order
 from shoal.core.trial import TrialState
 
-__all__ = ["all_nan", "front", "next_best", "ranked", "values", "why_no_best"]
+__all__ = [
+    "all_nan",
+    "front",
+    "front_volume",
+    "least_violating",
+    "next_best",
+    "ranked",
+    "reference",
+    "values",
+    "why_no_best",
+]
 
 
 def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
@@ -18,36 +31,65 @@ def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] 
 
 
 def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]:
-    """Numbers of the trials that no other dominates, by last values; for one metric, the best and its equals."""
-    losses = {}
+    """Numbers of the feasible trials that no other dominates, by last values; of one metric the best and its equals."""
+    scores = _scores(rows, objectives)
+    return pareto_front({number: score.losses for number, score in scores.items() if not score.violation})
+
+
+def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> list[TrialRow]:
+    """The best trials first, in the order of algorithms, by last values; then those without, and the failed ones.
+
+    With several metrics, the front comes first.
+    """
+    place = {number: index for index, number in enumerate(order(_scores(rows, objectives)))}
+    return sorted(rows, key=lambda row: (place.get(row.number, len(place)), row.number))
+
+
+def _scores(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> dict[int, Score]:
+    scores = {}
     for row in rows:
         if (shown := values(row, objectives)) is not None:
-            losses[row.number] = [goal.loss(value) for goal, value in zip(objectives, shown, strict=True)]
-    return pareto_front(losses)
+            losses = tuple(goal.loss(value) for goal, value in zip(objectives, shown, strict=True))
+            scores[row.number] = Score(False, row.violation, losses)
+    return scores
 
 
-def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None) -> list[TrialRow]:
-    """The best trials first, by the last value of the study's metric; then those without a value and the failed ones.
+def least_violating(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> TrialRow | None:
+    """The trial that violates the constraints least, if no trial with values is feasible; else None."""
+    valued = [row for row in rows if values(row, objectives) is not None]
+    least = min(valued, key=lambda row: (row.violation, row.number), default=None)
+    return least if least is not None and least.violation else None
 
-    With several metrics, the front (`best`) comes first, then the others, both by the first metric.
+
+def reference(
+    rows: Sequence[TrialRow], objectives: Sequence[Objective], study: Mapping[str, Any]
+) -> tuple[float, ...] | None:
+    """The reference point of the hypervolume: the fixed one of a study, else that of its trials so far.
+
+    Args:
+        study: `JournalView.study`.
     """
-    if best is None:
-        best = front(rows, objectives) if len(objectives) > 1 else set()
+    if (fixed := study.get(REFERENCE_KEY)) is not None:
+        return tuple(fixed)
+    return reference_point(filter(None, (values(row, objectives) for row in rows)), objectives)
 
-    def key(row: TrialRow) -> tuple[bool, bool, float, int]:
-        shown = values(row, objectives)
-        if shown is None:
-            return True, True, 0.0, row.number
-        return False, row.number not in best, objectives[0].loss(shown[0]), row.number
 
-    return sorted(rows, key=key)
+def front_volume(
+    rows: Sequence[TrialRow], objectives: Sequence[Objective], point: Sequence[float] | None
+) -> Hypervolume | None:
+    """The hypervolume of feasible trials; None without a reference point, and for one metric or more than three."""
+    if point is None or not 2 <= len(objectives) <= MAX_METRICS:
+        return None
+    shown = [values(row, objectives) for row in rows if not row.violation]
+    return hypervolume(filter(None, shown), objectives, point)
 
 
 def next_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tuple[ConfigurationRow, float] | None:
-    """The second best configuration by the first metric, and the p-value of its difference to the best; None unless
-    both have finite values of two repeats.
+    """The second best feasible configuration by the first metric, and the p-value of its difference to the best; None
+    unless both have finite values of two repeats.
     """
-    pair = [row for row in ranked(rows, objectives[:1])[:2] if isinstance(row, ConfigurationRow)]
+    feasible = [row for row in rows if not row.violation]
+    pair = [row for row in ranked(feasible, objectives[:1])[:2] if isinstance(row, ConfigurationRow)]
     name = objectives[0].metric
     if len(pair) < 2 or not all(name in row.deviations and values(row, objectives[:1]) for row in pair):
         return None
@@ -65,7 +107,9 @@ def all_nan(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str | 
 
 
 def why_no_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str:
-    """Why no trial is the best, as the end of a sentence that begins with the study; no row has values."""
+    """Why no trial is the best, as the end of a sentence that begins with the study; no feasible row has values."""
+    if (least := least_violating(rows, objectives)) is not None:
+        return f"is feasible; trial {least.number} violates the constraints least, by {least.violation:.3g}"
     if (name := all_nan(rows, objectives)) is not None:
         return f"has a value of {name!r}: all that were reported are NaN"
     names = [goal.metric for goal in objectives]

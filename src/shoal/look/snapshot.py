@@ -8,14 +8,16 @@ from msgspec import convert
 
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
+from shoal.core.hypervolume import Hypervolume
 from shoal.core.job import Purpose
+from shoal.core.objective import Objective
 from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_values
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.look.ranking import all_nan, front, ranked, values
+from shoal.look.ranking import all_nan, front, front_volume, least_violating, ranked, reference, values
 from shoal.look.savings import Savings
 
 __all__ = [
@@ -150,7 +152,7 @@ class Snapshot:
             is paused.
         devices: Devices with their jobs; none if no process runs the study.
         host: Name of its machine, if that is another one; else "".
-        front: Trials that no other dominates, for several metrics, by the first one.
+        front: Feasible trials that no other dominates, for several metrics; see `shoal.core.score.order`.
         totals: Trials and epochs that the algorithm announced, plus those that users added; None if unknown.
         causes: Causes of the trials that failed for good, the most frequent first.
         stopped: Common cause of the first trials' failures, which stopped the study; None if it was not stopped, or was
@@ -160,6 +162,9 @@ class Snapshot:
         unmeasured: Causes of failed profiles of this run, each with the first trial of the profile.
         unit: Unit of progress: "epochs", or "reports" of programs.
         all_nan: Whether no trial is the best because all values of a metric were NaN.
+        constraints: The constraints of the study, "latency_ms <= 10".
+        least_violation: Trial that violates them least, and its violation, if no trial with values is feasible.
+        hypervolume: Hypervolume of the front of two or three metrics.
         note: Unusual features of the task, one per line; "" if none are known.
         interventions: Requests of users with their outcomes, in order.
         held: Numbers of the open trials that a user has paused.
@@ -193,6 +198,9 @@ class Snapshot:
     unmeasured: tuple[Cause, ...] = ()
     unit: str = "epochs"
     all_nan: bool = False
+    constraints: tuple[str, ...] = ()
+    least_violation: tuple[int, float] | None = None
+    hypervolume: Hypervolume | None = None
     note: str = ""
     interventions: tuple[Intervention, ...] = ()
     held: tuple[int, ...] = ()
@@ -262,6 +270,8 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     if totals is not None and (added := statistics.added())[0]:
         totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])
     best = None if several else _best(journal)
+    rows = journal.configurations() if several or (best is None and done) else []
+    least = least_violating(rows, objectives)
     found = Snapshot(
         metric=tuple(goal.metric for goal in objectives) if several else objectives[0].metric,
         mode=tuple(goal.mode for goal in objectives) if several else objectives[0].mode,
@@ -275,7 +285,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         devices=_devices(journal) if owner is not None else (),
         pid=None if owner is None else owner.pid,
         host="" if owner is None or owner.is_here else owner.host,
-        front=_front(journal) if several else (),
+        front=_front(rows, objectives) if several else (),
         failing=tuple(Failing(*x, journal.spec.retries, owner is not None) for x in journal.failures()),
         totals=totals,
         causes=causes(journal.failed()),
@@ -285,7 +295,10 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         starting=starting,
         unmeasured=causes(statistics.unmeasured(run.started)),
         unit=journal.spec.unit,
-        all_nan=best is None and done > 0 and all_nan(journal.trials(), objectives) is not None,
+        all_nan=best is None and done > 0 and all_nan(rows, objectives) is not None,
+        constraints=tuple(map(str, journal.spec.bounds)),
+        least_violation=None if least is None else (least.number, least.violation),
+        hypervolume=front_volume(rows, objectives, reference(rows, objectives, journal.study)) if several else None,
         note=journal.study.get("note", ""),
         interventions=tuple(journal.interventions()),
         held=journal.paused_trials(),
@@ -336,16 +349,14 @@ def _best(journal: JournalView) -> Best | None:
         row = journal.best()
         return None if row is None or row.objective is None else Best.of(row, row.objective)
     order = ranked(journal.configurations(), journal.objectives)
-    if not order or (shown := values(order[0], journal.objectives)) is None:
+    if not order or order[0].violation or (shown := values(order[0], journal.objectives)) is None:
         return None
     return Best.of(order[0], shown[0])
 
 
-def _front(journal: JournalView) -> tuple[Best, ...]:
-    rows = journal.configurations()
-    best = front(rows, journal.objectives)
-    order = ranked(rows, journal.objectives, best)
-    shown = [(row, values(row, journal.objectives)) for row in order if row.number in best]
+def _front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tuple[Best, ...]:
+    best = front(rows, objectives)
+    shown = [(row, values(row, objectives)) for row in ranked([row for row in rows if row.number in best], objectives)]
     return tuple(Best.of(row, value) for row, value in shown if value is not None)
 
 

@@ -37,6 +37,7 @@ from shoal.look.text import (
     duration_text,
     epochs_text,
     finite_or_none,
+    hypervolume_text,
     intervention_text,
     leaf_text,
     left_text,
@@ -74,7 +75,7 @@ _COLOURS = {
     TrialState.COMPLETE: "green",
     TrialState.FAILED: "red",
 }
-_LAST_COLUMNS = ("epochs", "seconds", "device", "job", "proof", "reason")
+_LAST_COLUMNS = ("violation", "epochs", "seconds", "device", "job", "proof", "reason")
 _BAR_WIDTH = 30
 _GAP = 2
 """Spaces between two columns of trials."""
@@ -155,7 +156,7 @@ def trials_table(
 
     With several metrics, each has its columns, and the trials of the front (`best`, if it is known) are marked.
     """
-    several = len(objectives) > 1
+    several, constrained = len(objectives) > 1, any(row.violation for row in rows)
     if best is None:
         best = front(rows, objectives) if several else set()
     metrics = [(title, True) for goal in objectives for title in (printable(goal.metric), "best")]
@@ -164,6 +165,7 @@ def trials_table(
         ("state", False),
         *[("front", True)] * several,
         *metrics,
+        *[("violation", True)] * constrained,
         ("epochs", True),
         ("seconds", True),
     ]
@@ -178,6 +180,7 @@ def trials_table(
                     for goal in objectives
                     for text in (metric_text(row, goal.metric), number_text(row.best.get(goal.metric)))
                 ),
+                *[number_text(row.violation) if row.violation else ""] * constrained,
                 f"{row.epoch}/{row.target}",
                 f"{row.seconds:.1f}",
             ),
@@ -185,9 +188,9 @@ def trials_table(
             config_text(row.config),
             printable(row.reason, lines=True),
         )
-        for row in _with_repeats(ranked(rows, objectives, best))
+        for row in _with_repeats(ranked(rows, objectives))
     ]
-    return Group(_TrialLines(head, lines), Text(_columns_text(objectives), "dim"))
+    return Group(_TrialLines(head, lines), Text(_columns_text(objectives, constrained), "dim"))
 
 
 def _numbers_text(row: TrialRow) -> str:
@@ -203,12 +206,14 @@ def _with_repeats(rows: Iterable[TrialRow]) -> Iterator[TrialRow]:
             yield from row.repeats
 
 
-def _columns_text(objectives: Sequence[Objective]) -> str:
+def _columns_text(objectives: Sequence[Objective], constrained: bool) -> str:
     first = objectives[0]
     better = "lower" if first.mode == "min" else "higher"
     ranked_by = f"ranked by {printable(first.metric)}, the last value ({better} is better)"
     if len(objectives) > 1:
-        ranked_by = f"*: no other trial is better in all metrics; these first, each part {ranked_by}"
+        ranked_by = "*: no other trial is better in all metrics; then those that only these are, and so on"
+    if constrained:
+        ranked_by += "\nviolation: of the constraints; feasible trials, without one, come first"
     return f"{ranked_by}\nbest: of all epochs; seconds: of training, a trial's share of its array's"
 
 
@@ -230,6 +235,8 @@ def best_table(
     median = f" (the median: {row.number})" if isinstance(row, ConfigurationRow) else ""
     title = "trials" if median else "trial"
     table.add_row(title, f"{_numbers_text(row)}{median}, {state_text(row.state, runs)}, {row.epoch} epochs")
+    if row.violation:
+        table.add_row("violation", f"{number_text(row.violation)}: infeasible")
     for name in sorted(row.metrics, key=lambda name: (first.index(name) if name in first else len(first), name)):
         best = f" (best {number_text(row.best[name])})" if name in row.best else ""
         table.add_row(Text(printable(name)), f"{metric_text(row, name)}{best}")
@@ -259,6 +266,10 @@ def status_table(snapshot: Snapshot) -> Table:
     _add_lines(table, "task", map(task_edit_text, snapshot.edits))
     _add_lines(table, "asked", map(intervention_text, snapshot.interventions[-_MAX_REQUESTS:]))
     _add_lines(table, "best", best_texts(snapshot))
+    if snapshot.constraints:
+        _add_lines(table, "subject to", [", ".join(snapshot.constraints)])
+    if snapshot.hypervolume is not None:
+        _add_lines(table, "front", [hypervolume_text(snapshot.hypervolume, snapshot.metric)])
     if snapshot.savings is not None:
         _add_lines(table, "saved", [savings_text(snapshot.savings, snapshot.unit)])
     for use in snapshot.devices:
@@ -280,6 +291,8 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
         "origin": row.trial.origin and {"trial": row.trial.origin.trial, "epoch": row.trial.origin.epoch},
         "metrics": {name: finite_or_none(value) for name, value in row.metrics.items()},
         "best": {name: finite_or_none(value) for name, value in row.best.items()},
+        "feasible": not row.violation,
+        "violation": finite_or_none(row.violation),
         "epochs": row.epoch,
         "target": row.target,
         "seconds": row.seconds,
@@ -296,14 +309,19 @@ def _repeats_json(row: ConfigurationRow, runs: bool) -> dict[str, Any]:
 
 
 def dataframe(
-    rows: Sequence[TrialRow], *, runs: bool = True, proof: Mapping[int, Verdict] = MappingProxyType({})
+    rows: Sequence[TrialRow],
+    *,
+    runs: bool = True,
+    proof: Mapping[int, Verdict] = MappingProxyType({}),
+    constrained: bool = False,
 ) -> "pd.DataFrame":
     """Return a pandas data frame with a row for each trial.
 
     Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
-    value) and `<name>.best`, `epochs`, `seconds`, `device`, `job`, `proof`, `reason`. A config value that a trial
-    does not have, like a metric it has not reported, is NaN. A metric whose name is that of another column, or of the
-    best of another metric, is called `metric.<name>`. `proof` holds the verdicts of trials that were in an array.
+    value) and `<name>.best`, `violation` of the constraints if the study has any, `epochs`, `seconds`, `device`, `job`,
+    `proof`, `reason`. A config value that a trial does not have, like a metric it has not reported, is NaN. A metric
+    whose name is that of another column, or of the best of another metric, is called `metric.<name>`. `proof` holds the
+    verdicts of trials that were in an array.
     """
     try:
         import pandas as pd
@@ -324,6 +342,8 @@ def dataframe(
             column = f"metric.{column}"
         columns[column] = [row.metrics.get(name, math.nan) for row in rows]
         columns[f"{column}.best"] = [row.best.get(name, math.nan) for row in rows]
+    if constrained:
+        columns["violation"] = [row.violation for row in rows]
     columns["epochs"] = [row.epoch for row in rows]
     columns["seconds"] = [row.seconds for row in rows]
     columns["device"] = [row.device for row in rows]
@@ -339,7 +359,10 @@ def _names(rows: Sequence[Any]) -> list[str]:
 
 def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
     """Return a study at one moment as plain values; None for NaN and the infinities."""
-    several = {} if isinstance(snapshot.metric, str) else {"front": [_best_json(best) for best in snapshot.front]}
+    several: dict[str, Any] = {}
+    if not isinstance(snapshot.metric, str):
+        several["front"] = [_best_json(best) for best in snapshot.front]
+        several["hypervolume"] = snapshot.hypervolume and asdict(snapshot.hypervolume)
     return {
         "metric": snapshot.metric,
         "mode": snapshot.mode,
@@ -353,6 +376,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         },
         "best": snapshot.best and _best_json(snapshot.best),
         **several,
+        "constraints": list(snapshot.constraints),
         "epochs_done": snapshot.epochs_done,
         "epochs_asked": snapshot.epochs_asked,
         "epochs_total": snapshot.epochs_total,

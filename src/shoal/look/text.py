@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.core.hypervolume import Hypervolume
 from shoal.core.repeats import ConfigurationRow
 from shoal.core.request import Request
 from shoal.core.rows import Intervention, TrialRow, Verdict
@@ -24,6 +25,7 @@ __all__ = [
     "duration_text",
     "epochs_text",
     "finite_or_none",
+    "hypervolume_text",
     "intervention_text",
     "key_text",
     "leaf_text",
@@ -160,7 +162,16 @@ def best_texts(snapshot: Snapshot) -> list[str]:
 
 def _no_best_text(snapshot: Snapshot) -> str:
     names = snapshot.metric if isinstance(snapshot.metric, str) else " or ".join(snapshot.metric)
+    if snapshot.least_violation is not None:
+        trial, violation = snapshot.least_violation
+        return f"– (none is feasible; trial {trial} violates the constraints least, by {violation:.3g})"
     return f"– (all reported values of {names} are NaN)" if snapshot.all_nan else "–"
+
+
+def hypervolume_text(found: Hypervolume, metrics: Sequence[str]) -> str:
+    """Return a hypervolume with its reference: "hypervolume 1.234 within accuracy 0.09, valid_loss 2.2"."""
+    point = ", ".join(f"{printable(name)} {number_text(x)}" for name, x in zip(metrics, found.reference, strict=True))
+    return f"hypervolume {found.value:.6g} within {point}"
 
 
 def _best_line(snapshot: Snapshot, best: Best) -> str:

@@ -3,6 +3,7 @@
 import math
 
 from shoal.algorithms.rules import Plateau
+from shoal.core.constraint import violation, with_directions
 from shoal.spec import StudySpec
 from shoal.study.trials import TrialTable
 
@@ -11,13 +12,15 @@ __all__ = ["ImprovementTracker", "best_value"]
 
 def best_value(trials: TrialTable, configuration: int, spec: StudySpec) -> float | None:
     """The best value of the first metric of a configuration, an aggregate if it is repeated; None if one of its trials
-    has none or has failed.
+    has none or has failed. With constraints it is the last value, and None unless it is feasible.
     """
     records = [trials.get(number) for number in spec.repetition.trials(configuration)]
-    valued = [record.best for record in records if record is not None and not record.has_failed]
+    sound = [record for record in records if record is not None and not record.has_failed]
+    valued = [record.metrics if spec.constraints else record.best for record in sound]
     if len(valued) < len(records):
         return None
-    return spec.repetition.aggregated(valued, spec.objectives).get(spec.objectives[0].metric)
+    metrics = spec.repetition.aggregated(valued, with_directions(spec.objectives, spec.bounds))
+    return None if violation(spec.bounds, metrics) else metrics.get(spec.objectives[0].metric)
 
 
 class ImprovementTracker:

@@ -8,6 +8,7 @@ from math import inf, isfinite
 from shoal.core.array import Array, Member, remove_members
 from shoal.core.cause import cause_of
 from shoal.core.command import StopJob, UpdateJob
+from shoal.core.constraint import Constraint, unreported
 from shoal.core.errors import ShoalError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import (
     NOT_TRIAL_FAILURES,
@@ -89,11 +90,13 @@ def _with_losses(state: StudyState, event: Reported) -> Reported:
 def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
     """Apply reports, and the decisions that follow; `job` is "" if the study itself fails a trial.
 
-    If a metric of the study or its loss is missing before any trial has reported, TaskError is raised and nothing kept.
+    If a metric of the study or its loss is missing before any trial has reported, or a value under a constraint is at
+    the end of a budget before any trial has reported it, TaskError is raised and nothing kept.
     """
     objectives, loss = state.config.spec.objectives, state.config.spec.loss
     sent = list(reports)
     valid = [_validated(report, objectives, loss, state.trials) for report in sent]
+    _check_bounded(valid, state.config.spec.bounds, state.trials)
     if any(report.metrics for report in valid):
         state.retries.first_failures.reported()
     new_reports = [report for report in valid if state.trials.reported(report)]
@@ -111,7 +114,7 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
 
 def end_at_target(state: StudyState, numbers: Iterable[int]) -> None:
     """End the study, unless it is to end already, if one of these trials has not failed and has reached the target with
-    its best value.
+    its best value; with constraints, with its last one while it is feasible.
     """
     if (target := state.config.spec.target) is None or state.lifecycle.ended or state.lifecycle.ended_because:
         return
@@ -369,6 +372,22 @@ def _validated(report: Report, objectives: Sequence[Objective], loss: str | None
         return report
     reason = f"metric {metric!r} is missing at epoch {report.epoch}; the trial reports {metric_names(report.metrics)}"
     return replace(report, state=TrialState.FAILED, reason=reason)
+
+
+def _check_bounded(reports: Sequence[Report], bounds: Sequence[Constraint], trials: TrialTable) -> None:
+    """Raise an error if a trial is at the end of its budget and no trial has reported a value under a constraint."""
+    if not bounds:
+        return
+    for report in reports:
+        missing = unreported(bounds, report.metrics) if report.state is TrialState.PAUSED else None
+        if missing is None or any(missing.metric in (x.metrics.keys() | x.best.keys()) for x in trials):
+            continue
+        if not any(missing.metric in each.metrics for each in reports):
+            raise TaskError(
+                f"the constraint {str(missing)!r} is on a value that no trial has reported by epoch {report.epoch}, "
+                f"the end of a budget; the task reports {metric_names(report.metrics)}. Name one of these in "
+                "constraints="
+            )
 
 
 def _missing_metric(report: Report, objectives: Sequence[Objective]) -> str | None:

@@ -11,7 +11,8 @@ from shoal.core.array import FusionKey
 from shoal.core.command import Step
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
-from shoal.core.rows import ReportRow
+from shoal.core.hypervolume import REFERENCE_KEY, reference_point
+from shoal.core.rows import ReportRow, StudyValue
 from shoal.core.trial import Report, Trial
 from shoal.host.fleet import Fleet
 from shoal.plan.array_packer import ArrayPacker
@@ -76,6 +77,10 @@ class CoreConfig:
     trains: bool = True
 
 
+_REFERENCE_TRIALS = 10
+"""Number of trials with values from which the reference of the hypervolume follows."""
+
+
 class StudyState:
     """State of a study. Only functions of `shoal.study` change it, and only during a step.
 
@@ -92,7 +97,7 @@ class StudyState:
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
         self.step = Step()
-        self.trials = TrialTable(config.spec.objectives)
+        self.trials = TrialTable(config.spec.objectives, config.spec.bounds)
         self.running = RunningJobs(config.jobs + 1)
         self.lifecycle = Lifecycle(config.study, config.spec.timeout if config.trains else None)
         self.improvement = ImprovementTracker(config.spec)
@@ -109,6 +114,7 @@ class StudyState:
         self.requests: set[str] = set()
         self.unsaved_jobs: list[str] = []
         self._seq = config.seq
+        self._has_reference = len(config.spec.objectives) == 1 or REFERENCE_KEY in config.study
 
     @property
     def fleet(self) -> Fleet:
@@ -172,6 +178,16 @@ class StudyState:
         for report in reports:
             improvement = self.trials.improvement(report)
             self.step.write(ReportRow(self.next_seq(), self.step.time, job, report, improvement))
+        if not self._has_reference:
+            self._fix_reference()
+
+    def _fix_reference(self) -> None:
+        """Fix the reference of the hypervolume once enough trials have values, so that later ones can be compared."""
+        goals = self.config.spec.objectives
+        values = [[x.metrics[goal.metric] for goal in goals] for x in self.trials if x.objective is not None]
+        if len(values) >= _REFERENCE_TRIALS and (point := reference_point(values, goals)) is not None:
+            self.step.write(StudyValue(REFERENCE_KEY, list(point)))
+            self._has_reference = True
 
     def write_changes(self) -> None:
         """Write the rows that the step has changed."""

@@ -8,6 +8,7 @@ from math import inf
 from operator import attrgetter, itemgetter
 
 from shoal.core.array import FusionKey, Member
+from shoal.core.constraint import Constraint, violation, with_directions
 from shoal.core.job import Job, Purpose
 from shoal.core.objective import Objective, first_objective, merge_best
 from shoal.core.rows import TrialRow
@@ -49,6 +50,7 @@ class TrialRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, float] = field(default_factory=dict)
     objective: float | None = None
+    violation: float = 0.0
     key: FusionKey | None = None
     failure_note: str = ""
     last_cause: tuple[int, str] | None = None
@@ -61,7 +63,7 @@ class TrialRecord:
         """The record of a row, with what the reports of the trial say."""
         return TrialRecord(
             *(row.trial, row.target, row.epoch, row.state, row.failures, row.reason, row.device, row.job, row.seconds),
-            *(row.metrics, row.best, row.objective),
+            *(row.metrics, row.best, row.objective, row.violation),
             reported_states=reported_states,
             checkpoint=checkpoint,
         )
@@ -76,7 +78,7 @@ class TrialRecord:
         """Its row in the journal."""
         return TrialRow(
             *(self.trial, self.state, self.reason, self.epoch, self.target, self.failures, self.device, self.job),
-            *(self.seconds, self.metrics, self.best, self.objective),
+            *(self.seconds, self.metrics, self.best, self.objective, self.violation),
         )
 
     @property
@@ -101,7 +103,7 @@ class TrialRecord:
 class TrialTable:
     """All trials of a study by number, with the waiting ones in classes."""
 
-    def __init__(self, objectives: Sequence[Objective] = ()) -> None:
+    def __init__(self, objectives: Sequence[Objective] = (), constraints: Sequence[Constraint] = ()) -> None:
         self.own_job_trials: set[int] = set()
         """Numbers of trials that failed together with others."""
         self.oom_limits: dict[int, OutOfMemoryLimit] = {}
@@ -126,6 +128,9 @@ class TrialTable:
         self.least_loss = inf
         """Least loss, by the first objective, of all reports."""
         self._objectives = objectives
+        self._constraints = constraints
+        self._directions = with_directions(objectives, constraints)
+        self._bounded = {each.metric for each in constraints}
         self._new: list[Trial] = []
         self._changed: set[int] = set()
         self._all: dict[int, TrialRecord] = {}
@@ -262,19 +267,25 @@ class TrialTable:
         record.epoch = max(record.epoch, report.epoch)
         record.checkpoint = max(record.checkpoint, report.checkpoint)
         record.seconds += report.seconds
-        record.metrics = {**record.metrics, **report.metrics}
-        record.best = merge_best(record.best, report.metrics, self._objectives)
+        kept = record.metrics
+        if self._constraints and report.metrics:  # a constraint reads the values of one epoch
+            kept = {name: value for name, value in kept.items() if name not in self._bounded}
+        record.metrics = {**kept, **report.metrics}
+        record.best = merge_best(record.best, report.metrics, self._directions)
         record.objective = first_objective(record.metrics, self._objectives)
+        record.violation = violation(self._constraints, record.metrics) if record.metrics else 0.0
         self.move(record, report.state, report.reason)
         if report.state is TrialState.PAUSED:
             self.clear_failures(record)
         return True
 
     def improvement(self, report: Report) -> float | None:
-        """The value of the first metric in a report if it is better than all before, else None."""
+        """The value of the first metric in a report if it is feasible and better than all before, else None."""
         first = self._objectives[0]
         value = report.metrics.get(first.metric)
         if value is None or not first.loss(value) < self.least_loss:  # NaN is not less
+            return None
+        if violation(self._constraints, report.metrics):
             return None
         self.least_loss = first.loss(value)
         return value

@@ -123,6 +123,7 @@ export class Shown {
     const value = (trial) => (falls ? trial.metrics[metric] : -trial.metrics[metric]);
     const usable = [...this.trials.values()].filter(
       (trial) => trial.state !== "failed" && typeof trial.metrics[metric] === "number");
-    return usable.sort((one, other) => value(one) - value(other) || one.trial - other.trial);
+    const beyond = (trial) => (trial.feasible ? 0 : trial.violation ?? Number.MAX_VALUE);
+    return usable.sort((one, other) => beyond(one) - beyond(other) || value(one) - value(other) || one.trial - other.trial);
   }
 }

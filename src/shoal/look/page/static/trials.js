@@ -52,6 +52,11 @@ function fits(state, verb) {
   return verb === "retry" ? state === "failed" : state !== undefined && !["complete", "stopped", "failed"].includes(state);
 }
 
+// How far a trial is beyond the constraints: 0 if it is feasible.
+function violation(row) {
+  return row.feasible ? 0 : row.violation ?? Number.MAX_VALUE;
+}
+
 // Columns: {key, title, kind, value(row)}.
 function columnsOf(study) {
   const goals = study.snapshot.objectives.map((goal) => goal.metric);
@@ -60,6 +65,7 @@ function columnsOf(study) {
     { key: "trial", title: "trial", kind: "number", value: (row) => row.trial },
     { key: "state", title: "state", kind: "", value: (row) => row.state },
     ...goals.map(metric),
+    ...(study.snapshot.constraints.length ? [{ key: "violation", title: "violation", kind: "number", value: violation }] : []),
     ...goals.map((name) => ({ key: `best.${name}`, title: goals.length > 1 ? `best ${name}` : "best", kind: "number", value: (row) => row.best[name] })),
     { key: "epochs", title: study.snapshot.unit, kind: "number", value: (row) => row.epochs },
     { key: "seconds", title: "seconds", kind: "number", value: (row) => row.seconds },

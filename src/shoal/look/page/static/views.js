@@ -39,7 +39,9 @@ function summary(study) {
   const value = best && (Array.isArray(best.value) ? best.value.map(number).join(", ") : number(best.value));
   return [
     card("", "third", figure(Array.isArray(found.metric) ? "Best trials of several metrics" : `Best ${found.metric}`, value ?? "–",
-      best ? el("p", { class: "small" }, "by trial ", trialLink(study, best.trial)) : el("p", { class: "small quiet" }, text.best === "–" ? "no value yet" : text.best))),
+      best ? el("p", { class: "small" }, "by trial ", trialLink(study, best.trial)) : el("p", { class: "small quiet" }, text.best === "–" ? "no value yet" : text.best),
+      text.front ? el("p", { class: "small quiet" }, text.front) : null,
+      found.constraints.length ? el("p", { class: "small quiet" }, `subject to ${found.constraints.join(", ")}`) : null)),
     card("", "third", figure(`${found.unit[0].toUpperCase()}${found.unit.slice(1)} done`, text.epochs,
       shares([["f0", done]], 1), el("p", { class: "small quiet" }, percent(done)))),
     card("", "third", figure(text.left ? "Time left" : "Running time", text.left || text.elapsed,

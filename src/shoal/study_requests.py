@@ -1,0 +1,218 @@
+"""The requests of people to a study, as methods of `Study`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.core.trial import Config
+from shoal.journal import client
+
+__all__ = ["StudyRequests"]
+
+
+class StudyRequests:
+    """Requests to the study in a directory: the process that runs it carries them out, or the next one that does."""
+
+    directory: Path
+
+    def retry(self, numbers: int | Iterable[int] | None = None) -> list[int]:
+        """Retry failed trials: in the process that runs the study, or else once it is resumed.
+
+        Such a trial goes on from its newest checkpoint, or begins anew, and trains up to the budget at which it failed.
+        Its failures are counted from zero. Its reports count in tables and for the best trial. The algorithm does not
+        observe them: it has decided without the trial, and a replay must give the same study.
+
+        Args:
+            numbers: Numbers of the trials, one or several; None: all failed trials.
+
+        Returns:
+            Numbers of the trials.
+
+        Raises:
+            ShoalError: a trial does not exist or has not failed; or no trial has failed.
+            JournalError: the directory of the study cannot be written.
+        """
+        return client.retry(self.directory, numbers)
+
+    def pause(self, numbers: int | Iterable[int]) -> list[int]:
+        """Pause trials: in the process that runs the study, or else once it is resumed.
+
+        A running trial leaves its job at the next step, with a checkpoint. Trials that must be compared with it wait.
+        It stays paused after a stop or kill of the study.
+
+        Args:
+            numbers: Numbers of the trials, one or several.
+
+        Returns:
+            Numbers of the trials.
+
+        Raises:
+            ShoalError: a trial does not exist, has ended or is paused already; or no trial is named.
+            JournalError: the directory of the study cannot be written.
+        """
+        return client.pause(self.directory, numbers)
+
+    def resume(self, numbers: int | Iterable[int]) -> list[int]:
+        """Resume paused trials at the step at which they were paused.
+
+        Args:
+            numbers: Numbers of the trials, one or several.
+
+        Returns:
+            Numbers of the trials.
+
+        Raises:
+            ShoalError: a trial does not exist, has ended or is not paused; or no trial is named.
+            JournalError: as in `pause`.
+        """
+        return client.resume(self.directory, numbers)
+
+    def stop(self, numbers: int | Iterable[int]) -> list[int]:
+        """Stop trials for good: in the process that runs the study, or else once it is resumed.
+
+        They become STOPPED, and their reports count. The algorithm observes a failure of each, so that no rung waits.
+
+        Args:
+            numbers: Numbers of the trials, one or several.
+
+        Returns:
+            Numbers of the trials.
+
+        Raises:
+            ShoalError: a trial does not exist, has ended or is to be stopped already; or no trial is named.
+            JournalError: as in `pause`.
+        """
+        return client.stop(self.directory, numbers)
+
+    def policy(self, name: str) -> None:
+        """Change the policy: in the process that runs the study, and whenever it is resumed.
+
+        Args:
+            name: One of `shoal.plan.schedule.POLICIES`.
+
+        Raises:
+            PolicyError: the policy does not exist.
+            JournalError: as in `pause`.
+        """
+        client.policy(self.directory, name)
+
+    def add(self, config: Config, epochs: int, *, outside: bool = False) -> Config:
+        """Add a trial of your own: in the process that runs the study, or else once it is resumed.
+
+        Its number is 1000000 or above. Its reports count in tables and for the best trial. The algorithm does not
+        observe it or decide about it: the trial is COMPLETE after its epochs.
+
+        Args:
+            config: Config of the trial; missing constants of the space are filled in.
+            epochs: Number of epochs to train.
+            outside: Whether the config may lie outside the space; `shoal status` and the journal name what does.
+
+        Returns:
+            The whole config.
+
+        Raises:
+            ShoalError: the config lies outside the space though `outside` is false, or cannot be stored in the journal;
+                or `epochs` is not a positive integer.
+            JournalError: as in `pause`.
+        """
+        return client.add(self.directory, config, epochs, outside=outside)
+
+    def clone(
+        self,
+        numbers: int | Iterable[int],
+        changes: Mapping[str, Any] | None = None,
+        *,
+        epochs: int | None = None,
+        anew: bool = False,
+        outside: bool = False,
+    ) -> list[Config]:
+        """Add clones of trials with some values changed, as in `add`.
+
+        A clone begins with the original's newest checkpoint of the end of an epoch, with the optimizer's state as far
+        as it fits.
+
+        Args:
+            numbers: Numbers of the trials to clone, one or several.
+            changes: Name of a parameter, with dots where it is nested -> its value.
+            epochs: Budget of each clone, epochs of the original included; None: the budget of the original.
+            anew: Whether clones begin with new weights instead.
+            outside: As in `add`.
+
+        Returns:
+            The whole config of each clone, by the originals' numbers.
+
+        Raises:
+            ShoalError: a trial does not exist or has no checkpoint of the end of an epoch; no epochs are left to train;
+                or as in `add`.
+            JournalError: as in `pause`.
+        """
+        return client.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
+
+    def add_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
+        """Add devices to the study, new or removed ones: at once, or once it is resumed.
+
+        Args:
+            names: Names of the devices, or one name: "cuda:1", ["cuda:0", "cuda:1"].
+            patience: Longest wait in seconds for the process that runs the study; 0: no wait, for code that runs in
+                that process, such as a back end, and would wait for itself.
+
+        Returns:
+            Names of the study's devices afterwards; without a running process or a wait, those that it will have.
+
+        Raises:
+            DeviceError: a device is named twice, in use already, or not there; or the request is not carried out in
+                time, and stays pending.
+            JournalError: as in `pause`.
+        """
+        wanted = [names] if isinstance(names, str) else list(names)
+        return client.change_devices(self.directory, "add devices", wanted, patience=patience)
+
+    def remove_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
+        """Remove devices from the study: at once, or once it is resumed.
+
+        Jobs on them stop after a checkpoint; their trials go on elsewhere.
+
+        Args:
+            names: Names of the devices, or one name.
+            patience: As in `add_devices`.
+
+        Returns:
+            As in `add_devices`.
+
+        Raises:
+            DeviceError: a device is named twice, or the study does not have it; or as in `add_devices`.
+            JournalError: as in `pause`.
+        """
+        wanted = [names] if isinstance(names, str) else list(names)
+        return client.change_devices(self.directory, "remove devices", wanted, patience=patience)
+
+    def pause_study(self) -> None:
+        """Stop all jobs after a checkpoint, and start none until `resume_study`; the study's process goes on.
+
+        The study stays paused after a stop or kill.
+
+        Raises:
+            ShoalError: the study is paused already, or has ended.
+            JournalError: as in `pause`.
+        """
+        client.pause_study(self.directory)
+
+    def resume_study(self) -> None:
+        """Resume the study after `pause_study`.
+
+        Raises:
+            ShoalError: the study is not paused, or has ended.
+            JournalError: as in `pause`.
+        """
+        client.resume_study(self.directory)
+
+    def end_study(self) -> None:
+        """End the study: all jobs stop after a checkpoint, and open trials become STOPPED.
+
+        The algorithm is asked for no further trials.
+
+        Raises:
+            ShoalError: the study has ended, or is to end already.
+            JournalError: as in `pause`.
+        """
+        client.end_study(self.directory)
