@@ -78,7 +78,7 @@ def test_the_front_is_that_of_the_study(two):
         if points.get_label() == "Best Trial"
         for point in points.get_offsets()
     }
-    assert best == {(row.metrics["loss"], row.metrics["seconds"]) for row in two.best_trials}
+    assert best == {(row.metrics["loss"], row.metrics["seconds"]) for row in two.pareto}
 
 
 def test_importance_has_a_bar_for_each_parameter(one):

@@ -85,8 +85,8 @@ def front_volume(
 
 
 def next_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tuple[ConfigurationRow, float] | None:
-    """The second best feasible configuration by the first metric, and the p-value of its difference to the best; None
-    unless both have finite values of two repeats.
+    """The second best configuration by the first metric, and the p-value of its difference to the best; None unless
+    both are feasible and have finite values of two repeats.
     """
     feasible = [row for row in rows if not row.violation]
     pair = [row for row in ranked(feasible, objectives[:1])[:2] if isinstance(row, ConfigurationRow)]

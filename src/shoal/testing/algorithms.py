@@ -1,8 +1,9 @@
 """Conformance suite for search algorithms: runs one on invented results and checks its contract."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.rules import Patience, Percentile, StopRule, Threshold
@@ -13,12 +14,14 @@ from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialS
 
 __all__ = [
     "check_algorithm",
+    "check_constraints",
     "check_extension",
     "check_failures",
     "check_order_does_not_matter",
     "check_repeated_reports",
     "check_replay",
     "check_seeds",
+    "check_several_metrics",
     "check_stop_rules",
     "check_totals",
     "check_wrong_reports",
@@ -28,6 +31,8 @@ _Objective = Callable[[int, int], float | None]
 """(number of the trial, epoch) -> value of its metric; None if the trial fails at that epoch."""
 
 _METRIC = "score"
+_COST = "cost"
+_BOUNDS = {_COST: "<= 0.5"}
 _MAX_EPOCHS = 100_000
 """Most epochs of all trials together; an algorithm that needs more is taken for one that never ends."""
 
@@ -53,6 +58,8 @@ def check_algorithm(make: Callable[[], Algorithm], space: Space, *, synchronous:
     check_wrong_reports(make, space)
     check_stop_rules(make, space, synchronous=synchronous)
     check_extension(make, space, synchronous=synchronous)
+    check_constraints(make, space, synchronous=synchronous)
+    check_several_metrics(make, space, synchronous=synchronous)
 
 
 def check_failures(make: Callable[[], Algorithm], space: Space) -> None:
@@ -193,6 +200,40 @@ def check_stop_rules(make: Callable[[], Algorithm], space: Space, *, synchronous
     check_wrong_reports(wrapped, space)
 
 
+def check_constraints(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
+    """A study with constraints ends by the rules, and goes on after a replay, unless the algorithm refuses them."""
+    try:
+        _bound(make, space, constraints=_BOUNDS)
+    except AlgorithmError:
+        return
+    _check_resumable(lambda: _bound(make, space, constraints=_BOUNDS), synchronous)
+
+
+def check_several_metrics(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
+    """A study of two metrics ends by the rules, and goes on after a replay; or the algorithm refuses two."""
+    if make().takes_several_metrics:
+        _check_resumable(lambda: _bound(make, space, metric=[_METRIC, _COST], mode=["min", "max"]), synchronous)
+        return
+    try:
+        _bound(make, space, metric=[_METRIC, _COST], mode=["min", "max"])
+    except AlgorithmError:
+        return
+    raise AssertionError(f"{make()!r} took two metrics, but `takes_several_metrics` is false")
+
+
+def _check_resumable(bound: Callable[[], Algorithm], synchronous: bool) -> None:
+    complete_run = _AlgorithmDriver(bound(), _rarely_fails)
+    expected = complete_run.run()
+    replayed = _AlgorithmDriver(bound(), _rarely_fails)
+    replayed.ask()
+    for report in complete_run.reports[: len(complete_run.reports) // 2]:
+        replayed.deliver(report)
+    assert replayed.run() == expected, "after half of its reports were replayed, the study ended otherwise"
+    if synchronous:
+        outcome = _AlgorithmDriver(bound(), _rarely_fails, order=1).run()
+        assert outcome == expected, "the order of reports changed the study"
+
+
 def check_wrong_reports(make: Callable[[], Algorithm], space: Space) -> None:
     """Reports of unknown trials, or without the metric, are refused by name."""
     algorithm = _bound(make, space)
@@ -236,15 +277,27 @@ def _always_fails(number: int, epoch: int) -> None:
     """Fail every trial in its first epoch."""
 
 
+def _cost(number: int, epoch: int) -> float:
+    """Return a pseudo-random value in [0, 1) that depends on the arguments alone; NaN for every thirteenth trial."""
+    return float("nan") if number % 13 == 5 else derive_seed("cost", number, epoch) / 2**63
+
+
 def _always_nan(number: int, epoch: int) -> float:
     return float("nan")
 
 
 def _bound(
-    make: Callable[[], Algorithm], space: Space, *, mode: str = "min", seed: int = 0, data_seed: int | None = None
+    make: Callable[[], Algorithm],
+    space: Space,
+    *,
+    metric: str | list[str] = _METRIC,
+    mode: str | list[str] = "min",
+    seed: int = 0,
+    data_seed: int | None = None,
+    constraints: Mapping[str, str] = MappingProxyType({}),
 ) -> Algorithm:
     algorithm = make()
-    algorithm.bind(space, metric=_METRIC, mode=mode, seed=seed, data_seed=data_seed)
+    algorithm.bind(space, metric=metric, mode=mode, seed=seed, data_seed=data_seed, constraints=constraints)
     return algorithm
 
 
@@ -312,7 +365,8 @@ class _AlgorithmDriver:
         if value is None:
             return Report(number, epoch, state=TrialState.FAILED, reason="as the objective says")
         paused = epoch == self.budgets[number][-1].epochs
-        return Report(number, epoch, {_METRIC: value}, state=TrialState.PAUSED if paused else TrialState.RUNNING)
+        metrics = {_METRIC: value, _COST: _cost(number, epoch)}
+        return Report(number, epoch, metrics, state=TrialState.PAUSED if paused else TrialState.RUNNING)
 
     def deliver(self, report: Report) -> None:
         """Give the algorithm a report, and request further groups."""
