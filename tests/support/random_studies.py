@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
@@ -66,7 +67,7 @@ class RandomWorkload(Workload):
     def report(self, trial: Trial, epoch: int) -> Report:
         """Return a report with a falling loss; some trials have no number as a loss at some epoch."""
         noise = derive_seed(self.seed, "noise", trial.number, epoch) / 2**63
-        metrics = {"loss": float(trial.config["x"]) + noise / epoch}
+        metrics = {"loss": float(trial.config["x"]) + noise / epoch, "size": 1.0 - trial.config["x"] + noise / 2}
         if self._fails(trial, epoch) == "by itself":
             return Report(trial.number, epoch, metrics, 0.0, TrialState.FAILED, f"no loss at epoch {epoch}")
         return Report(trial.number, epoch, metrics)
@@ -94,6 +95,7 @@ class RandomStudy:
 
     Args:
         seed: Seed of the study.
+        goals: Metric, mode and constraints, as `bind` takes them.
         algorithm: Factory of its bound algorithm.
         cluster: Devices of the study.
         policy: Name of the policy.
@@ -107,6 +109,7 @@ class RandomStudy:
     """
 
     seed: int
+    goals: Mapping[str, Any]
     algorithm: Callable[[], Algorithm]
     cluster: Cluster
     policy: str
@@ -167,14 +170,16 @@ def random_study(seed: int) -> RandomStudy:
     if searches_grid:
         space = Space({"x": grid(xs), "width": grid(widths)})
     data_seed = rng.choice([0, 0, None])
+    goals = _goals(seed, several=make().takes_several_metrics)
 
     def algorithm() -> Algorithm:
         made = make()
-        made.bind(space, metric="loss", mode="min", seed=seed, data_seed=data_seed)
+        made.bind(space, **goals, seed=seed, data_seed=data_seed)
         return made
 
     return RandomStudy(
         seed,
+        goals,
         algorithm,
         _cluster(rng, kinds),
         rng.choice([*POLICY_NAMES, *GROWING]),
@@ -206,6 +211,15 @@ def _algorithm(rng: random.Random) -> tuple[Callable[[], Algorithm], bool]:
     ]
     make = rng.choice(factories)
     return make, make is factories[0]
+
+
+def _goals(seed: int, *, several: bool) -> dict[str, Any]:
+    """Return what the trials of a study are compared by: half of the studies have one metric and no constraint."""
+    rng = random.Random(f"goals {seed}")
+    constraints = rng.choice([{}, {}, {"size": "<= 0.6"}])
+    if several and rng.random() < 0.25:
+        return {"metric": ["loss", "size"], "mode": ["min", "min"], "constraints": constraints}
+    return {"metric": "loss", "mode": "min", "constraints": constraints}
 
 
 def _profile(rng: random.Random, width: int, kind: str) -> Profile:

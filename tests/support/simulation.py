@@ -189,8 +189,7 @@ class _StudyRun:
         names = [device.name for _, device in self._study.cluster]
         study = self._study
         spec = StudySpec(
-            metric="loss",
-            mode="min",
+            **study.goals,
             devices=names,
             policy=study.policy,
             retries=study.retries,
