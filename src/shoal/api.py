@@ -9,9 +9,10 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from shoal.algorithms.base import Algorithm, call_text
+from shoal.algorithms.default import SearchBudget, choose
 from shoal.algorithms.random import Random
 from shoal.algorithms.rules import NoImprovement, StopRule
 from shoal.arguments import (
@@ -21,6 +22,7 @@ from shoal.arguments import (
     is_pickled_by_value,
     load_algorithm,
     load_strategy,
+    longest_budget,
     metric_arguments,
     pickled_algorithm,
     pickled_task,
@@ -33,7 +35,6 @@ from shoal.callbacks.follower import callbacks_text
 from shoal.core.duration import parse_duration
 from shoal.core.errors import PackError, PolicyError, ShoalError, TaskChangedError
 from shoal.core.job import HANG_SECONDS
-from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.core.trial import Config
 from shoal.host.paths import absolute, check_path
@@ -79,7 +80,9 @@ def tune(
     *,
     metric: str | Sequence[str],
     mode: Literal["min", "max"] | Sequence[Literal["min", "max"]],
-    algorithm: Algorithm,
+    algorithm: Algorithm | None = None,
+    trials: int | None = None,
+    epochs: int | None = None,
     policy: str | Policy = "auto",
     objective: str | None = None,
     target: float | None = None,
@@ -124,7 +127,10 @@ def tune(
         metric: Reported value to compare trials by; `valid_loss` is always there. Or several, of which no single trial
             is the best: `study.pareto`; all algorithms but `BOHB`, `SyncBOHB` and `Median` take them.
         mode: "min" or "max": which end of the metric is good; for several metrics a list with one for each.
-        algorithm: Search algorithm: which configurations are tried and for how long.
+        algorithm: Search algorithm: which configurations are tried and for how long. By default Shoal chooses one by
+            the space, `trials`, `epochs` and the devices, and says why; docs/algorithms.md has the rule.
+        trials: Number of configurations to try, instead of an `algorithm`.
+        epochs: Epochs of the longest trials, beside `trials`; by default 27. Of a function, its reports: not optional.
         policy: Scheduling policy: a name in `shoal.plan.schedule.POLICIES` or a `Policy`.
         objective: What the policy "auto" makes short: "makespan" (the whole search; the default), "mean_completion"
             (the mean time until a job ends), "time_to_target" (the time until a trial reaches `target`), or
@@ -207,7 +213,9 @@ def _tune(
     space: Mapping[str, Any] | Space,
     metric: Any,
     mode: Any,
-    algorithm: Algorithm,
+    algorithm: Algorithm | None,
+    trials: int | None,
+    epochs: int | None,
     stop: Sequence[StopRule],
     policy: str | Policy,
     objective: str | None,
@@ -235,18 +243,19 @@ def _tune(
     open_standard_streams()
     metric, mode = metric_arguments(metric, mode)
     if measure:
-        algorithm, callbacks, stop = Random(measure, epochs=1), (), ()
+        algorithm, trials, epochs, callbacks, stop = Random(measure, epochs=1), None, None, (), ()
         metric, mode = (x if isinstance(x, str) else x[0] for x in (metric, mode))
     space = space if isinstance(space, Space) else Space(space)
-    check_arguments(algorithm, directory, show_progress, page)
-    algorithm = with_stop_rules(algorithm, stop, None if measure else task, objectives(metric, mode))
-    training = opaque(task, space, time_limit, algorithm.longest_budget)
+    check_arguments(directory, show_progress, page)
+    longest = longest_budget(algorithm, trials, epochs)
+    training = opaque(task, space, time_limit, longest)
     _check_kind(training, described["loss"], measure)
+    if training is not None and algorithm is None and epochs is None:
+        raise ShoalError(f"give `epochs`, the number of reports of the longest trials of {training.name}")
     spec = StudySpec(
         metric=metric,
         mode=mode,
         space=space.to_json(),
-        algorithm=call_text(algorithm),
         policy=strategy_text(policy),
         objective=objective or "makespan",
         constraints={} if constraints is None else constraints,
@@ -270,6 +279,14 @@ def _tune(
         if (place / FILE_NAME).exists():
             return resume(place, show_progress=show_progress, page=page)
     config = engine_config(spec, make_policy(policy, spec.objective), make_packing(packing), measure=bool(measure))
+    if algorithm is None:
+        devices = sum(device.healthy for _, device in config.fleet.cluster)
+        fuses, repeats = spec.fuse and training is None, spec.repetition.size
+        budget = SearchBudget(cast("int", trials), cast("int", longest), devices, fuses, repeats)
+        chosen = choose(space, budget, len(spec.objectives))
+        algorithm, spec = chosen.algorithm, replace(spec, chosen_because=chosen.why)
+    algorithm = with_stop_rules(algorithm, stop, None if measure else task, spec.objectives)
+    spec = replace(spec, algorithm=call_text(algorithm))
     return _begin(place, spec, config, task, training, algorithm, called, show_progress=show_progress, page=page)
 
 

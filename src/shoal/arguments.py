@@ -6,9 +6,10 @@ import functools
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, call_text, check_integer
+from shoal.algorithms.default import DEFAULT_EPOCHS
 from shoal.algorithms.repeated import Repeated
 from shoal.algorithms.rules import StopRule
 from shoal.algorithms.stop_rules import StopRules
@@ -34,6 +35,7 @@ __all__ = [
     "is_pickled_by_value",
     "load_algorithm",
     "load_strategy",
+    "longest_budget",
     "metric_arguments",
     "pickled_algorithm",
     "pickled_task",
@@ -179,11 +181,34 @@ def initial_points(points: object) -> list[Config]:
     return [constant(point, f"initial[{number}]") for number, point in enumerate(points)]
 
 
-def check_arguments(algorithm: object, directory: object, show_progress: object, page: object) -> None:
-    """Refuse invalid arguments of `tune` that `StudySpec` does not have."""
+def longest_budget(algorithm: object, trials: object, epochs: object) -> int | None:
+    """Return the epochs of the longest trials, None if they are unknown, of an algorithm or of the budget that is given
+    instead.
+
+    Raises:
+        ShoalError: both are given, or neither, or one is invalid.
+    """
+    if algorithm is None:
+        if trials is None:
+            raise ShoalError("give `trials`, the number of configurations to try, or an `algorithm`")
+        check_integer("trials", trials)
+        if epochs is not None:
+            check_integer("epochs", epochs)
+        return cast("int", epochs) or DEFAULT_EPOCHS
     if not isinstance(algorithm, Algorithm):
         expected = "an algorithm, such as shoal.Random(32, epochs=10)"
         raise ShoalError(f"`algorithm` must be {expected}, got {reprlib.repr(algorithm)}")
+    for name, value in {"trials": trials, "epochs": epochs}.items():
+        if value is not None:
+            raise ShoalError(
+                f"`algorithm` and `{name}` are both given, {call_text(algorithm)} and {value!r}; the algorithm has its "
+                "own numbers, so leave one of the two out"
+            )
+    return algorithm.longest_budget
+
+
+def check_arguments(directory: object, show_progress: object, page: object) -> None:
+    """Refuse invalid arguments of `tune` that `StudySpec` does not have."""
     for name, value in {"show_progress": show_progress, "page": page}.items():
         if not isinstance(plain(value), bool):
             raise ShoalError(f"`{name}` must be True or False, got {reprlib.repr(value)}")

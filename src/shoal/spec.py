@@ -42,6 +42,7 @@ class StudySpec:
     Args:
         space: Text of `Space.to_json`.
         algorithm: Call that makes the algorithm, for people; the journal has its pickle.
+        chosen_because: Why Shoal chose the algorithm; "" if the caller did.
         policy: Name of a policy, or a text of `strategy_text`.
         packing: The same of a packing.
         callbacks: Name and pickle of each callback.
@@ -65,6 +66,7 @@ class StudySpec:
     mode: str | Sequence[str]
     space: str = Space({}).to_json()
     algorithm: str = ""
+    chosen_because: str = ""
     policy: str = "auto"
     objective: str = "makespan"
     target: float | None = None
@@ -225,7 +227,10 @@ _OBJECTS: dict[str, tuple[type, str]] = {
 }
 """Name of a field -> its type, of which JSON has the settings, and what is valid in words."""
 
-_TEXTS = ("space", "algorithm", "policy", "objective", "packing", "backend", "sharing", "task", "batches")
+_TEXTS = (
+    *("space", "algorithm", "chosen_because", "policy", "objective", "packing", "backend", "sharing", "task"),
+    "batches",
+)
 
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "metric": (

@@ -192,7 +192,7 @@ def test_a_command_that_cannot_be_started(run: Run, line: list[str], words: str)
         pytest.param(["space.toml"], "shoal run --space space.toml", id="a space without its option"),
         pytest.param(
             [*("--space", "space.toml", "--metric", "loss", "--mode", "min", "--epochs", "1"), "--", "true"],
-            "is needed by random",
+            "is needed without --algorithm",
             id="trials",
         ),
         pytest.param(

@@ -52,6 +52,16 @@ def test_batches(space, task, text):
             id="new",
         ),
         pytest.param(
+            {"chosen_because": "9 trials suffice"},
+            "",
+            [
+                "Digits: 17 trials, 69 epochs in all, by Hyperband(9); maximises accuracy",
+                "Hyperband(9) is chosen, as 9 trials suffice",
+                "batch size 64; cpu:0, cpu:1; directory runs/one",
+            ],
+            id="chosen",
+        ),
+        pytest.param(
             {"totals": Totals(40, 90, 360)},
             "25 of 90 to 360 epochs",
             [

@@ -65,6 +65,24 @@ LR = {"lr": 0.01}
         pytest.param({"algorithm": lambda: shoal.Random(10**7, 1)}, AlgorithmError, "with 10000000 trials", id="n"),
         pytest.param({"algorithm": lambda: shoal.Grid(2**80)}, AlgorithmError, "`epochs` must be at most", id="epochs"),
         pytest.param({"algorithm": lambda: shoal.Random}, ShoalError, "`algorithm` must be an algorithm", id="class"),
+        pytest.param({"algorithm": None}, ShoalError, "give `trials`, .* or an `algorithm`", id="no budget"),
+        pytest.param({"algorithm": None, "trials": 0}, AlgorithmError, "`trials` must be .* got 0", id="no trials"),
+        pytest.param(
+            {"algorithm": None, "trials": 4, "epochs": 2.5}, AlgorithmError, "`epochs` must be .* got 2.5", id="half"
+        ),
+        pytest.param(
+            {"trials": 8},
+            ShoalError,
+            r"`algorithm` and `trials` are both given, Grid\(epochs=4\) and 8; .*leave one of the two out",
+            id="two budgets",
+        ),
+        pytest.param({"epochs": 8}, ShoalError, "`algorithm` and `epochs` are both given", id="two lengths"),
+        pytest.param(
+            {"algorithm": None, "trials": 8, "task": lambda config: None},
+            ShoalError,
+            "give `epochs`, the number of reports",
+            id="a function without epochs",
+        ),
         pytest.param({"devices": 3}, ShoalError, "`devices` must be .*got 3", id="devices"),
         pytest.param({"checkpoint_seconds": -1}, ShoalError, "`checkpoint_seconds` must be .*got -1", id="interval"),
         pytest.param({"devices": "cuda:99"}, DeviceError, "'cuda:99' is not there", id="device"),

@@ -61,7 +61,8 @@ Metric = Annotated[str | None, typer.Option(help="The reported value to compare 
 Mode = Annotated[str | None, named_option(("min", "max"), "Which end of it is good", panel=_PANEL)]
 
 AlgorithmName = Annotated[
-    str | None, named_option(ALGORITHMS, "What is tried next, by default random", "--algorithm", panel=_PANEL)
+    str | None,
+    named_option(ALGORITHMS, "What is tried next, by default as the budget suggests", "--algorithm", panel=_PANEL),
 ]
 
 Trials = Annotated[int | None, typer.Option(min=1, help="How many are tried.", rich_help_panel=_PANEL)]
@@ -136,11 +137,15 @@ def run_command(request: CommandRequest, line: Sequence[str]) -> None:
     space = read_space(request.space)
     limit = TIME_LIMIT if request.time_limit is None else request.time_limit
     command = Command(tuple(line), (request.metric,), working_directory(), limit)
-    algorithm = _algorithm(request.algorithm or "random", {"trials": request.trials, "epochs": request.epochs})
+    counts = {"trials": request.trials, "epochs": request.epochs}
+    if request.algorithm is None and request.trials is None:
+        raise typer.BadParameter("is needed without --algorithm", param_hint="--trials")
+    search = counts if request.algorithm is None else {"algorithm": _algorithm(request.algorithm, counts)}
     for name in command.check(space):
         print_message(f"the command does not name {{{name}}}, so its values have no effect")
     mode: Any = request.mode
-    api.tune(command, space, metric=request.metric, mode=mode, algorithm=algorithm, time_limit=limit, loss=request.loss)
+    given: dict[str, Any] = {"metric": request.metric, "mode": mode, "time_limit": limit, "loss": request.loss}
+    api.tune(command, space, **given, **search)
 
 
 def _algorithm(name: str, counts: Mapping[str, int | None]) -> Algorithm:

@@ -346,6 +346,14 @@ class Space:
         """
         return tree.count(self._root, "")
 
+    @property
+    def size(self) -> int | None:
+        """Number of configurations; None if there are infinitely many."""
+        try:
+            return tree.count(self._root, "")
+        except SpaceError:
+            return None
+
     def leaves(self) -> dict[str, tree.Leaf]:
         """Name in a flattened configuration -> its possible values, over all options."""
         return tree.leaves(self._root)

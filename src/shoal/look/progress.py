@@ -384,7 +384,7 @@ def summary(
     time_left: float | None = None,
     totals: Totals | None = None,
 ) -> list[str]:
-    """Lines at the start of a run: task, budget, objectives, batch size, devices, timeout; `done` as in "25 of 69
+    """Lines at the start of a run: what is trained, by what and why, where and how long; `done` as in "25 of 69
     epochs".
     """
     size = spec.repetition.size
@@ -396,8 +396,10 @@ def summary(
     batches = f"{spec.batches}; " if spec.batches else ""
     resumed = f"goes on after {done}; " if done else ""
     timeout = "" if time_left is None else f"timeout in {duration_text(time_left)}; "
+    chosen = [f"{spec.algorithm} is chosen, as {spec.chosen_because}"] if spec.chosen_because else []
     return [
         f"{spec.task}:{amount} {spec.algorithm}; {goals}",
+        *chosen,
         f"{batches}{', '.join(devices) or 'no device'}; {resumed}{timeout}directory {directory}",
     ]
 
