@@ -61,6 +61,14 @@ def test_what_is_chosen_and_why(space, trials, epochs, devices, fuses, optuna, a
     assert why in chosen.why
 
 
+@pytest.mark.parametrize(
+    ("devices", "fuses", "repeats", "slots"),
+    [(2, True, 1, 16), (2, False, 1, 2), (2, True, 5, 3), (1, False, 5, 1), (0, True, 1, 1), (99, True, 1, 64)],
+)
+def test_how_many_configurations_train_at_once(devices, fuses, repeats, slots):
+    assert SearchBudget(64, 27, devices, fuses, repeats).slots == slots
+
+
 def test_several_metrics_need_optuna():
     budget = SearchBudget(64, 27, 1, fuses=True)
     assert call_text(choose(SIX, budget, 2, has_optuna=True).algorithm).startswith("OptunaSearch(n=64, epochs=27")
