@@ -124,6 +124,14 @@ def test_a_command_that_calls_report(run: Run, trials: Trials, shoal: Run) -> No
     assert (checkpoint / "epoch").read_text() == "3"
 
 
+def test_without_an_algorithm_one_is_chosen(shoal: Run) -> None:
+    options = {"space": "space.toml", "metric": "loss", "mode": "min", "trials": "8", "epochs": "2", "devices": "cpu:2"}
+    given = [text for name, value in options.items() for text in (f"--{name}", value)]
+    done = shoal("run", *given, "--directory", "study", "--", sys.executable, "calls.py", "{lr}", cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    assert "Grid(epochs=2) is chosen, as the space has 2 points, and 8 trials try them all" in done.stderr
+
+
 def test_a_status_other_than_0_shows_the_last_output(run: Run, trials: Trials) -> None:
     done = run([sys.executable, "lines.py", "{lr}", "{directory}", "status"])
     assert done.returncode == 0, done.stderr
