@@ -38,8 +38,8 @@ def test_the_size_of_a_space(space, size):
             "16 at a time leave results to model", id="long, few slots",
         ),
         pytest.param(
-            OPEN, 64, 27, 4, True, True, "ASHA(n=64, max_epochs=27)",
-            "32 at a time leave too few", id="long, many slots",
+            OPEN, 64, 27, 5, True, True, "ASHA(n=64, max_epochs=27, concurrency=40)",
+            "40 at a time leave too few", id="long, many slots",
         ),
         pytest.param(
             OPEN, 64, 27, 99, True, True, "ASHA(n=64, max_epochs=27, concurrency=64)", "64 at a time", id="all at once"
@@ -48,7 +48,7 @@ def test_the_size_of_a_space(space, size):
             OPEN, 64, 3, 2, False, True, "OptunaSearch(n=64, epochs=3, concurrency=2)",
             "too short", id="short, few slots",
         ),
-        pytest.param(OPEN, 64, 3, 4, True, True, "Random(n=64, epochs=3)", "too short", id="short, many slots"),
+        pytest.param(OPEN, 64, 3, 5, True, True, "Random(n=64, epochs=3)", "too short", id="short, many slots"),
         pytest.param(OPEN, 64, 3, 1, False, False, "Random(n=64, epochs=3)", "not installed", id="without Optuna"),
         pytest.param(
             OPEN, 64, 9, 0, False, False, "ASHA(n=64, max_epochs=9, concurrency=1)", "long enough", id="no node yet"

@@ -27,7 +27,7 @@ ENOUGH_TRIALS = ETA**2
 WIDTH = 8
 """Members that an array is expected to have before anything is measured."""
 
-MODEL_ROUNDS = 4
+MODEL_ROUNDS = 2
 """A model pays if the trials come in at least so many rounds: proposals of one round know nothing of each other."""
 
 
