@@ -111,8 +111,8 @@ def run_study(
         begun = f"{epochs_text(take())} {spec.unit}" if len(journal.runs()) > 1 else ""
         if config.trains:
             names = [device.name for _, device in config.fleet.found]
-            state = time_left(journal), announced(journal)
-            display.print_lines(summary(spec, names, as_given(journal.directory), begun, *state))
+            now = replace(spec, totals=announced(journal))
+            display.print_lines(summary(now, names, as_given(journal.directory), begun, time_left(journal)))
         if journal.study.get("paused"):
             display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         config = replace(config, find=backend.find, monitor=backend.monitor)

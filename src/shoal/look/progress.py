@@ -377,19 +377,14 @@ def _notebook_display() -> Callable[..., Any] | None:
 
 
 def summary(
-    spec: StudySpec,
-    devices: Sequence[str],
-    directory: Path,
-    done: str = "",
-    time_left: float | None = None,
-    totals: Totals | None = None,
+    spec: StudySpec, devices: Sequence[str], directory: Path, done: str = "", time_left: float | None = None
 ) -> list[str]:
     """Lines at the start of a run: what is trained, by what and why, where and how long; `done` as in "25 of 69
     epochs".
     """
     size = spec.repetition.size
     repeated = f", {size} trials of each configuration" if size > 1 else ""
-    amount = "" if totals is None else f" {_totals_text(totals, spec.unit)}{repeated}, by"
+    amount = "" if spec.totals is None else f" {_totals_text(spec.totals, spec.unit)}{repeated}, by"
     goals = " and ".join(
         f"{'maximises' if goal.mode == 'max' else 'minimises'} {goal.metric}" for goal in spec.objectives
     )
