@@ -35,6 +35,7 @@ from shoal.look.text import (
     request_text,
     savings_text,
     states_text,
+    timeout_text,
     trial_verdict_text,
 )
 from shoal.plan.cost.history import History, environment, history_path
@@ -101,6 +102,7 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
             "epochs": epochs_text(found),
             "elapsed": duration_text(found.elapsed),
             "left": duration_text(found.seconds_left) if runs else "",
+            "timeout": timeout_text(found),
             "best": best_text(found),
             "front": hypervolume_text(found.hypervolume, found.metric) if found.hypervolume else "",
         },

@@ -45,7 +45,7 @@ function summary(study) {
     card("", "third", figure(`${found.unit[0].toUpperCase()}${found.unit.slice(1)} done`, text.epochs,
       shares([["f0", done]], 1), el("p", { class: "small quiet" }, percent(done)))),
     card("", "third", figure(text.left ? "Time left" : "Running time", text.left || text.elapsed,
-      el("p", { class: "small quiet" }, text.left ? `${text.elapsed} elapsed` : stateText(study)))),
+      el("p", { class: "small quiet" }, [text.left ? `${text.elapsed} elapsed` : stateText(study), text.timeout].filter(Boolean).join(", ")))),
     card("Trials", "", shares(STATES.map((state) => [`f-${state}`, found.states[state] ?? 0]), Math.max(total, 1)),
       legend(STATES.filter((state) => found.states[state]).map((state) =>
         [`f-${state}`, `${found.states[state]} ${state === "pending" ? "waiting" : state}`]))),
