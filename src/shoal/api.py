@@ -123,7 +123,8 @@ def tune(
         task: Task to train; or a function of a config that trains by itself in any framework and calls `shoal.report`:
             it has a process of its own, and budgets count its reports.
         space: Names -> domains (`shoal.loguniform` ...), lists (each a choice), distributions of Optuna or Ray Tune,
-            constants, or nested mappings of these.
+            constants, values computed with `shoal.ref`, or nested mappings of these; a `shoal.Space` of them, which
+            may have conditions; or a sweep of W&B.
         metric: Reported value to compare trials by; `valid_loss` is always there. Or several, of which no single trial
             is the best: `study.pareto`; all algorithms but `BOHB`, `SyncBOHB` and `Median` take them.
         mode: "min" or "max": which end of the metric is good; for several metrics a list with one for each.

@@ -103,7 +103,7 @@ class StudyRequests:
         observe it or decide about it: the trial is COMPLETE after its epochs.
 
         Args:
-            config: Config of the trial; missing constants of the space are filled in.
+            config: Config of the trial; missing constants and computed values of the space are filled in.
             epochs: Number of epochs to train.
             outside: Whether the config may lie outside the space; `shoal status` and the journal name what does.
 
