@@ -38,7 +38,6 @@ from shoal.core.job import HANG_SECONDS
 from shoal.core.space import Space
 from shoal.core.trial import Config
 from shoal.host.paths import absolute, check_path
-from shoal.host.process_lock import TemporaryFolder
 from shoal.host.process_settings import current
 from shoal.host.processes import open_standard_streams
 from shoal.host.remedy import command
@@ -57,21 +56,17 @@ from shoal.plan.schedule.registry import check_losses, check_objective_of_study,
 from shoal.programs.opaque import TIME_LIMIT, Command, Function, Opaque, opaque, source_files, structure
 from shoal.run.nodes.slurm_commands import restarted
 from shoal.run.registry import backend_class
-from shoal.run_study import Measured, directories, engine_config, run_study
+from shoal.run_study import engine_config, overrides, run_study
 from shoal.spec import StudySpec
 from shoal.study.config import EngineConfig
-from shoal.study.preview import Preview
 
 if TYPE_CHECKING:
     from shoal.results import Study
     from shoal.task import Task
 
-__all__ = ["measured", "overridden", "resume", "tune"]
+__all__ = ["resume", "tune"]
 
 _log = logging.getLogger("shoal.study")
-
-_overrides: dict[str, Any] = {}
-"""Arguments from the command line for the next `tune`; they override those of the script."""
 
 
 def tune(
@@ -204,7 +199,7 @@ def tune(
             anything: then the others stay open, and `resume` tries them first.
         ShoalError: an argument or the task is invalid; the message names it.
     """
-    return _tune(time.time(), **(locals() | _overrides))
+    return _tune(time.time(), **(locals() | overrides))
 
 
 def _tune(
@@ -459,43 +454,6 @@ def _another_named(directory: Path) -> Iterator[None]:
     except (PolicyError, PackError) as error:
         option = "--policy auto" if isinstance(error, PolicyError) else "--packing cost"
         raise type(error)(f"{error}; the study goes on with: {command('resume', directory, option)}") from error
-
-
-@contextmanager
-def overridden(**arguments: Any) -> Iterator[list[Path]]:
-    """Within this context, these arguments override those that the caller gives to `tune`.
-
-    Args:
-        arguments: Arguments of `tune` that replace those of the caller; or `trackers`, callbacks that are added to its.
-
-    Yields:
-        The directories of the studies that are run within, the last one last; it grows.
-    """
-    if arguments.get("policy", "auto") != "auto":
-        arguments.setdefault("objective", None)  # only the policy "auto" has one
-    _overrides.update(arguments)
-    directories.clear()
-    try:
-        yield directories
-    finally:
-        for name in arguments:
-            del _overrides[name]
-
-
-def measured(run: Callable[[], None], trials: int, **arguments: Any) -> Preview | None:
-    """Run a function up to its call of `tune`, which does not return: a study in a temporary directory measures the
-    first trials that `Random` would propose, and plans their jobs. None if there is no call of `tune`.
-    """
-    folder = TemporaryFolder()  # it stays until the next run of Shoal if something fails, since it has the logs
-    with overridden(directory=folder.path / "study", measure=trials, page=False, **arguments):
-        try:
-            run()
-        except Measured as end:
-            if not end.found.failed:
-                folder.close()
-            return end.found
-    folder.close()
-    return None
 
 
 def _edits(journal: Journal, accepted: bool) -> list[Edit]:

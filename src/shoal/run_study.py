@@ -1,8 +1,8 @@
 """Runs a study whose journal is open: its collaborators, its display, and how it ends."""
 
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from shoal.core.job import WorkerContext
 from shoal.core.space import Space
 from shoal.host.fleet import Fleet
 from shoal.host.paths import as_given
-from shoal.host.process_lock import remove_abandoned
+from shoal.host.process_lock import TemporaryFolder, remove_abandoned
 from shoal.host.remedy import command
 from shoal.host.sources import written_since_start
 from shoal.journal.writer import Journal
@@ -41,7 +41,7 @@ from shoal.study.preview import MeasureOnly, Preview, preview
 if TYPE_CHECKING:
     from shoal.results import Study
 
-__all__ = ["Measured", "directories", "engine_config", "run_study"]
+__all__ = ["directories", "engine_config", "measured", "overridden", "overrides", "run_study"]
 
 TIMED_OUT = "the timeout of the study has passed; everything is saved. Go on with: {}"
 
@@ -49,8 +49,12 @@ directories: list[Path] = []
 """Directories of the studies that this process has run, in order."""
 
 
-class Measured(BaseException):
-    """Ends a call of `tune` within `api.measured`; no `except Exception` around the call catches it."""
+overrides: dict[str, Any] = {}
+"""Arguments from the command line for the next `tune`; they override those of the script."""
+
+
+class _Measured(BaseException):
+    """Ends a call of `tune` within `measured`; no `except Exception` around the call catches it."""
 
     def __init__(self, found: Preview) -> None:
         self.found = found
@@ -140,8 +144,45 @@ def run_study(
             bug.add_note(f"All reports are recorded. After a correction, go on with: {again}")
             raise
         if not config.trains:
-            raise Measured(preview(engine.state))
+            raise _Measured(preview(engine.state))
     check_results(journal)
     from shoal.results import Study  # what it needs to show results is not needed before
 
     return Study(journal.directory)
+
+
+@contextmanager
+def overridden(**arguments: Any) -> Iterator[list[Path]]:
+    """Within this context, these arguments override those that the caller gives to `tune`.
+
+    Args:
+        arguments: Arguments of `tune` that replace those of the caller; or `trackers`, callbacks that are added to its.
+
+    Yields:
+        The directories of the studies that are run within, the last one last; it grows.
+    """
+    if arguments.get("policy", "auto") != "auto":
+        arguments.setdefault("objective", None)  # only the policy "auto" has one
+    overrides.update(arguments)
+    directories.clear()
+    try:
+        yield directories
+    finally:
+        for name in arguments:
+            del overrides[name]
+
+
+def measured(run: Callable[[], None], trials: int, **arguments: Any) -> Preview | None:
+    """Run a function up to its call of `tune`, which does not return: a study in a temporary directory measures the
+    first trials that `Random` would propose, and plans their jobs. None if there is no call of `tune`.
+    """
+    folder = TemporaryFolder()  # it stays until the next run of Shoal if something fails, since it has the logs
+    with overridden(directory=folder.path / "study", measure=trials, page=False, **arguments):
+        try:
+            run()
+        except _Measured as end:
+            if not end.found.failed:
+                folder.close()
+            return end.found
+    folder.close()
+    return None

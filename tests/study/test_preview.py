@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.api import measured
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
@@ -21,6 +20,7 @@ from shoal.core.trial import Trial
 from shoal.plan.array_packer import START_SECONDS, ArrayPacker
 from shoal.plan.cost.history import History, environment
 from shoal.plan.packing.cost import CostPacking
+from shoal.run_study import measured
 from shoal.study.preview import _Jobs
 
 DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)

@@ -11,7 +11,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal import api
 from shoal.cli.command import run_script
 from shoal.cli.options import (
     AsJson,
@@ -28,6 +27,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.resources import bytes_text
 from shoal.core.space import flatten
 from shoal.look.text import leaf_text, rounded
+from shoal.run_study import measured
 from shoal.study.preview import PLANS, PlannedArray, Preview, percent
 
 __all__ = ["PreviewTable", "preview_json", "profile", "seconds_text", "verdict"]
@@ -65,7 +65,7 @@ def profile(
     overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            result = api.measured(lambda: run_script(file, arguments or []), trials, **overrides)
+            result = measured(lambda: run_script(file, arguments or []), trials, **overrides)
     except KeyboardInterrupt as stop:
         print_message("stopped; what was measured so far is in the job history")
         raise typer.Exit(1) from stop

@@ -69,6 +69,7 @@ from shoal.integrations.registry import TRACKERS
 from shoal.journal.view import JournalView
 from shoal.look.snapshot import snapshot
 from shoal.run.nodes.slurm_commands import requeue
+from shoal.run_study import overridden
 
 __all__ = ["new_app", "resume", "run"]
 
@@ -172,7 +173,7 @@ def run(
     chosen = {name: value for name, value in given.items() if value is not None}
     if memory_limit is not None:
         chosen["memory_limit"] = None if memory_limit == "none" else memory_limit
-    with api.overridden(**chosen) as begun:
+    with overridden(**chosen) as begun:
         with _stoppable(begun, as_json), redirect_stdout(sys.stderr) if as_json else nullcontext():
             if space is None:
                 if not as_json:
