@@ -49,6 +49,8 @@ def test_what_is_no_number_stays() -> None:
         (lambda: shoal.randint(np.int64(1), np.int64(4)), "randint(1, 4)"),
         (lambda: shoal.choice(list(np.array([True, False]))), "choice([True, False])"),
         (lambda: shoal.grid(np.arange(2)), "choice([0, 1])"),
+        (lambda: shoal.normal(np.float32(0), np.int64(1)), "normal(0.0, 1)"),
+        (lambda: shoal.choice([1, 2], weights=[np.float32(0.5), np.int8(2)]), "choice([1, 2], weights=[0.5, 2])"),
     ],
 )
 def test_domains(make: Callable[[], Domain], text: str) -> None:

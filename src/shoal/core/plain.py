@@ -18,8 +18,9 @@ def plain(value: Any) -> Any:
 
 
 def plain_fields(instance: Any) -> None:
-    """Replace the fields of a new dataclass instance, also of a frozen one, that are scalars of NumPy."""
+    """Replace scalars of NumPy in the fields of a new dataclass instance, also of a frozen one, and in tuples there."""
     for field in fields(instance):
         value = getattr(instance, field.name)
-        if (converted := plain(value)) is not value:
+        converted = tuple(map(plain, value)) if type(value) is tuple else plain(value)
+        if converted is not value:
             object.__setattr__(instance, field.name, converted)
