@@ -81,8 +81,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if by_value:
                 cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
-    def _judge(self, name: str | None) -> None:
-        if name is None or name in self._modules:
+    def _judge(self, name: object) -> None:
+        """Find out whether the definitions of a module are pickled by value; a class may have anything as its name."""
+        if not isinstance(name, str) or name in self._modules:
             return
         module = sys.modules.get(name)
         by_value = isinstance(module, ModuleType) and module.__name__ == name and not is_importable(name)
