@@ -278,7 +278,8 @@ def _tune(
     if algorithm is None:
         devices = sum(device.healthy for _, device in config.fleet.cluster)
         fuses, repeats = spec.fuse and training is None, spec.repetition.size
-        budget = SearchBudget(cast("int", trials), cast("int", longest), devices, fuses, repeats)
+        counts = cast("int", trials), cast("int", longest), devices
+        budget = SearchBudget(*counts, fuses, repeats, spec.max_concurrent)
         chosen = choose(space, budget, len(spec.objectives))
         algorithm, spec = chosen.algorithm, replace(spec, chosen_because=chosen.why)
     algorithm = with_stop_rules(algorithm, stop, None if measure else task, spec.objectives)

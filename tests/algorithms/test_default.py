@@ -62,11 +62,14 @@ def test_what_is_chosen_and_why(space, trials, epochs, devices, fuses, optuna, a
 
 
 @pytest.mark.parametrize(
-    ("devices", "fuses", "repeats", "slots"),
-    [(2, True, 1, 16), (2, False, 1, 2), (2, True, 5, 3), (1, False, 5, 1), (0, True, 1, 1), (99, True, 1, 64)],
-)
-def test_how_many_configurations_train_at_once(devices, fuses, repeats, slots):
-    assert SearchBudget(64, 27, devices, fuses, repeats).slots == slots
+    ("settings", "slots"),
+    [
+        ((2, True), 16), ((2, False), 2), ((2, True, 5), 3), ((1, False, 5), 1), ((0, True), 1), ((99, True), 64),
+        ((99, True, 3, 12), 4),
+    ],
+)  # fmt: skip
+def test_how_many_configurations_train_at_once(settings, slots):
+    assert SearchBudget(64, 27, *settings).slots == slots
 
 
 def test_several_metrics_need_optuna():

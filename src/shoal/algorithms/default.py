@@ -41,6 +41,7 @@ class SearchBudget:
         devices: Devices that train at the same time.
         fuses: Whether trials may share an array.
         repeats: Trials of each configuration.
+        max_concurrent: Most trials that train at the same time; None: no limit.
 
     Raises:
         AlgorithmError: a number is no integer of at least 1.
@@ -51,6 +52,7 @@ class SearchBudget:
     devices: int
     fuses: bool
     repeats: int = 1
+    max_concurrent: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("trials", self.trials)
@@ -59,7 +61,10 @@ class SearchBudget:
     @property
     def slots(self) -> int:
         """Configurations that train at the same time: those of an array on each device, or one; at most all."""
-        return max(1, min(self.trials, self.devices * (WIDTH if self.fuses else 1) // self.repeats))
+        trials = self.devices * (WIDTH if self.fuses else 1)
+        if self.max_concurrent is not None:
+            trials = min(trials, self.max_concurrent)
+        return max(1, min(self.trials, trials // self.repeats))
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,10 @@ class StopRules(WrapperAlgorithm):
     def next_groups(self, free: int) -> list[TrialGroup]:
         """The next groups of the inner algorithm, without trials that hold their values."""
         self.check_bound()
-        groups, self._waiting = _merged(self._waiting), []
-        if not groups and not self._held:
-            groups = self.inner.next_groups(free)
-            self._begin_training(groups)
+        groups = [] if self._held else self.inner.next_groups(free)
+        self._begin_training(groups)
+        if self._waiting:
+            groups, self._waiting = _merged([*self._waiting, *groups]), []
         if groups:  # a call without groups must change nothing, since it is not recorded
             self._free = free
         return groups

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.rules import Patience, Percentile, StopRule, Threshold
 from shoal.algorithms.stop_rules import StopRules
+from shoal.algorithms.wrapper import WrapperAlgorithm
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.space import Space
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
@@ -144,7 +145,7 @@ def check_extension(make: Callable[[], Algorithm], space: Space, *, synchronous:
         known = len(single.trials)
         message = _extension_refusal(driver.algorithm, known)
         assert message, f"an extension to {known} trials, which the algorithm has, was accepted"
-        assert type(make()).__name__ in message, f"the error does not name the algorithm: {message}"
+        assert _search_name(make()) in message, f"the error does not name the algorithm: {message}"
         assert driver.run() == single, "a refused extension changed the study"
         if _extension_refusal(driver.algorithm, known + 1):
             continue
@@ -197,6 +198,7 @@ def check_stop_rules(make: Callable[[], Algorithm], space: Space, *, synchronous
         check_order_does_not_matter(wrapped, space)
     check_repeated_reports(wrapped, space)
     check_replay(wrapped, space)
+    check_extension(wrapped, space, synchronous=synchronous)
     check_wrong_reports(wrapped, space)
 
 
@@ -243,6 +245,11 @@ def check_wrong_reports(make: Callable[[], Algorithm], space: Space) -> None:
     message = _refusal(algorithm, Report(trial.number, 1, {"loss": 0.0}), TaskError)
     assert _METRIC in message, f"the error does not name the metric asked for: {message}"
     assert "loss" in message, f"the error does not name what is reported: {message}"
+
+
+def _search_name(algorithm: Algorithm) -> str:
+    """The name of the class of an algorithm, or of what it wraps."""
+    return _search_name(algorithm.inner) if isinstance(algorithm, WrapperAlgorithm) else type(algorithm).__name__
 
 
 def _refusal(algorithm: Algorithm, report: Report, kind: type[ShoalError]) -> str:
