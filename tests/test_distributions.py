@@ -181,6 +181,11 @@ def test_what_no_domain_can_be_is_refused_by_name(domain, words):
     assert words in str(error.value)
 
 
+def test_weights_are_a_list():
+    with pytest.raises(SpaceError, match="the weights of a choice are a list with a number for each option, got 3"):
+        choice([1, 2], weights=3)
+
+
 def test_an_ordinal_of_a_set_has_no_order():
     with pytest.raises(SpaceError, match=r"ordinal takes a list of options, got \{1\}"):
         ordinal({1})

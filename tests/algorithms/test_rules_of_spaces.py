@@ -125,6 +125,23 @@ def test_a_sampler_is_told_of_refused_proposals_and_a_random_one_takes_their_pla
     assert [trial.params["n"] + 1 for trial in complete] == [config["n"] for config in configs]
 
 
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_sampler_learns_where_the_conditions_refuse_even_if_the_best_values_are_beyond(mode):
+    space = Space({"x": uniform(0, 1), "y": uniform(0, 1)}, where=[ref("x") + ref("y") <= 1])
+    search = Random(n=1, epochs=1)
+    search.bind(space, metric="score", mode=mode, seed=0, data_seed=0)
+    proposed = projection(search.problem, "tpe", (1,), 24)
+    for number in range(24):
+        config = proposed.propose()
+        total = config["x"] + config["y"]
+        proposed.add_values(number, 1, [total if mode == "max" else -total])
+    shown = proposed._study.trials
+    assert len(shown) < 80, "as FAIL, each trial after the tenth took a hundred proposals"
+    values = [trial.value for trial in shown if trial.value is not None]
+    assert len(values) > 24
+    assert len({*values}) == 24, "a refused proposal has the worst value of a trial"
+
+
 def test_a_grid_leaves_out_refused_points_and_says_how_many(caplog):
     space = Space({"a": [1, 2, 3], "b": logrange(1, 4, 3, integer=True)}, where=[ref("a") * ref("b") <= 4])
     with caplog.at_level(logging.WARNING, "shoal.algorithms"):

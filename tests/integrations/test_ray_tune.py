@@ -15,7 +15,7 @@ from shoal.core.distributions import Normal, QLogUniform
 from shoal.core.domain import LogRandInt, RandInt
 from shoal.core.errors import AlgorithmError, SpaceError, TaskError
 from shoal.core.space import Space, choice, loguniform, normal, qloguniform, quniform, randint, uniform
-from shoal.core.trial import Trial, TrialState
+from shoal.core.trial import Report, Trial, TrialState
 from shoal.integrations.ray_tune import RaySearch, ray_trainable
 from shoal.journal.view import JournalView
 from shoal.testing import check_algorithm
@@ -120,6 +120,36 @@ def test_proposals_belong_to_the_space() -> None:
 def test_searchers_that_cannot_serve_a_study_are_refused(searcher: Any, words: str) -> None:
     with pytest.raises(AlgorithmError, match=words):
         proposed(searcher, 3)
+
+
+def test_a_searcher_gets_domains_that_ray_has_not_as_quantiles_and_is_asked_again_where_conditions_refuse() -> None:
+    space = Space(
+        {
+            "x": normal(0, 1),
+            "n": shoal.logrange(1, 8, 4),
+            "o": shoal.ordinal(["a", "b"]),
+            "q": qloguniform(1, 9, 1),
+            "y": uniform(0, 1 + shoal.ref("n")),
+        },
+        where=[shoal.ref("n") < 8, shoal.ref("x") > -0.5],
+    )
+    algorithm = RaySearch(Best, 12, 1, concurrency=2)
+    algorithm.bind(space, metric="loss", mode="min", seed=3)
+    configs = {}
+    while not algorithm.finished:
+        for group in algorithm.next_groups(2):
+            configs |= {trial.number: trial.config for trial in group.trials}
+        algorithm.observe(Report(min(algorithm.training), 1, {"loss": 1.0}, state=TrialState.PAUSED))
+    assert [space.faults(config) for config in configs.values()] == [()] * 12
+
+
+def test_a_searcher_that_proposes_only_what_is_refused_ends_with_an_error() -> None:
+    algorithm = RaySearch(Best, 2, 1)
+    algorithm.bind(
+        Space({"x": uniform(0, 1)}, where=[shoal.ref("x") > 2]), metric="loss", mode="min", seed=0, data_seed=0
+    )
+    with pytest.raises(AlgorithmError, match="Best made 100 proposals that the conditions of the space refuse"):
+        algorithm.next_groups(1)
 
 
 def test_domains_of_ray_tune_are_those_of_shoal() -> None:

@@ -28,7 +28,7 @@ __all__ = ["Projection", "projection"]
 _STARTUP = 10
 """Least number of trials for Optuna's TPE and GP to model anything; with fewer, a new budget would make them random."""
 
-_MOST_ATTEMPTS = 100
+_MOST_ATTEMPTS = 50
 """Most proposals that the conditions of the space may refuse in a row, before a random configuration is taken."""
 
 _TRIAL_PROPOSALS = 12
@@ -56,8 +56,11 @@ class Projection:
       TPE would be pushed away from the best trials, which are trained longest;
     - as WAITING while it is trained towards the modelled budget: it is good, to an unknown degree. Every sampler
       ignores WAITING trials, and the cache of the space (IntersectionSearchSpace) allows for their return;
-    - as FAIL if it failed, or measured NaN, before it had a value at that budget, or if the conditions of the space
-      refused it; then the sampler is asked again, up to 100 times, before a random configuration is taken.
+    - as FAIL if it failed, or measured NaN, before it had a value at that budget.
+
+    A proposal that the conditions of the space refuse is COMPLETE with the worst value of each metric so far, and the
+    sampler is asked again, up to 50 times, before a random configuration is taken. As FAIL it would be ignored: where
+    the best values are expected beyond a condition, TPE and GP would propose nothing else.
 
     The study gets no other input, so the same seed and the same observations in the same order give the same proposals.
 
@@ -120,12 +123,22 @@ class Projection:
         self._results.append({})
 
     def _refuse(self, optuna_number: int) -> None:
-        """Report a proposal that the conditions of the space refuse to the sampler, as failed."""
+        """Tell the sampler that the conditions of the space refuse a proposal: by the worst values so far, as failed
+        before there are some.
+        """
         from optuna.trial import TrialState as OptunaState
 
-        trial = self._optuna_trial(optuna_number)
-        self._study.sampler.after_trial(self._study, trial, OptunaState.FAIL, None)
-        self._storage.show(self._optuna_trial(optuna_number), OptunaState.FAIL)
+        worst = self._worst_values()
+        state = OptunaState.FAIL if worst is None else OptunaState.COMPLETE
+        self._study.sampler.after_trial(self._study, self._optuna_trial(optuna_number), state, worst)
+        self._storage.show(self._optuna_trial(optuna_number), state, worst)
+
+    def _worst_values(self) -> list[float] | None:
+        seen = [values for results in self._results for values in results.values()]
+        columns = [[value for value in column if math.isfinite(value)] for column in zip(*seen, strict=True)]
+        if not columns or not all(columns):
+            return None
+        return [max(column, key=own.loss) for column, own in zip(columns, self._problem.objectives, strict=False)]
 
     def _add_config(self, number: int) -> Config:
         """The configuration of a trial that the sampler does not propose but sees: an initial point, or a random one in

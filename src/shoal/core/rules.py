@@ -16,7 +16,7 @@ __all__ = ["Rules", "check_references"]
 _CONDITIONS = ("<", "<=", ">", ">=", "==", "!=", "&", "|", "~")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rules:
     """What all configurations of a space meet.
 

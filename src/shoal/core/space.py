@@ -136,6 +136,8 @@ def choice(options: Iterable[Any], *, weights: Iterable[float] = ()) -> Choice:
     Raises:
         SpaceError: `options` is not a list, tuple or other ordered collection.
     """
+    if not isinstance(weights, Iterable):
+        raise SpaceError(f"the weights of a choice are a list with a number for each option, got {weights!r}")
     return Choice(_ordered_tuple("choice", options), tuple(weights))
 
 

@@ -1,6 +1,7 @@
 """Ray Tune's function trainables as opaque trainings, and its searchers as an algorithm."""
 
 import functools
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -153,6 +154,7 @@ class RaySearch(ConcurrentAlgorithm):
 
         super().begin(problem)
         self._ended = False
+        self._worst: float | None = None  # what a proposal counts that the conditions of the space refuse
         self._names: list[str] = []  # id of each trial for the searcher
         self._reported: dict[int, int] = {}
         self._searcher = self.searcher(problem.seed % 2**32)
@@ -199,7 +201,10 @@ class RaySearch(ConcurrentAlgorithm):
             if config is not None:
                 self._names.append(name)
                 return self.begin_trial(config), self.epochs
-            self._searcher.on_trial_complete(name, error=True)
+            if self._worst is None:
+                self._searcher.on_trial_complete(name, error=True)
+            else:
+                self._searcher.on_trial_complete(name, self._result(self.epochs, self._worst))
         raise AlgorithmError(
             f"{type(self._searcher).__name__} made {_MOST_ATTEMPTS} proposals that the conditions of the space refuse; "
             "use OptunaSearch, or give domains in which more configurations meet the conditions"
@@ -222,7 +227,9 @@ class RaySearch(ConcurrentAlgorithm):
         if score.is_nan:
             self._searcher.on_trial_complete(self._names[number], error=True)
         else:
-            value = self.problem.value(report)
+            value, loss = self.problem.value(report), self.problem.objectives[0].loss
+            if math.isfinite(value) and (self._worst is None or loss(value) > loss(self._worst)):
+                self._worst = value
             self._searcher.on_trial_complete(self._names[number], self._result(report.epoch, value))
         return [Decision(number, TrialState.COMPLETE)]
 
