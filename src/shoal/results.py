@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.core.errors import ShoalError
-from shoal.core.hypervolume import hypervolume
-from shoal.core.repeats import ConfigurationRow
+from shoal.core.hypervolume import Hypervolume
 from shoal.core.rows import CheckRow, TrialRow
 from shoal.core.trial import TrialState
 from shoal.host.paths import absolute, check_path
@@ -20,10 +19,10 @@ from shoal.journal.view import JournalView
 from shoal.look.budget_values import budget_values
 from shoal.look.grid import StudyGrid, journal_grid
 from shoal.look.importance import Importance, importance
-from shoal.look.optuna_study import optuna_study
+from shoal.look.optuna_study import journal_optuna_study
 from shoal.look.overview import notebook_html, overview
 from shoal.look.plots import plot
-from shoal.look.ranking import front, ranked, reference, values, why_no_best
+from shoal.look.ranking import front, front_volume, ranked, why_no_best
 from shoal.look.rerun import Rerun, find_rerun
 from shoal.look.snapshot import how_ended, trial_verdicts
 from shoal.look.table import dataframe
@@ -86,8 +85,7 @@ class Study(StudyRequests):
         `folds`, the best configuration, under the number of its median trial.
 
         Raises:
-            ShoalError: no trial has a value or none is feasible, or there are several metrics. If none is feasible, the
-                message names the trial that violates the constraints least, and by how much.
+            ShoalError: no trial has a value, none is feasible (it says by how much), or there are several metrics.
         """
         if len(self.objectives) > 1:
             raise ShoalError(
@@ -96,62 +94,46 @@ class Study(StudyRequests):
             )
         for best in self.pareto:
             return best
-        raise ShoalError(f"no trial of the study in {self.directory} {why_no_best(self.trials, self.objectives)}")
+        why = why_no_best(self.configurations, self.objectives)
+        raise ShoalError(f"no trial of the study in {self.directory} {why}")
 
     @property
     def pareto(self) -> list[TrialRow]:
         """The Pareto front by the last values of the metrics; empty while no trial with values is feasible.
 
-        A trial is on the front if it keeps the constraints, and no other such trial is at least as good in all metrics
-        and better in one. The first has the best value of the first metric, each next one is the farthest from those
-        before, so that the first few show the range of the front. With one metric these are the best trial and its
-        equals, the oldest first.
+        A trial is on it if it keeps the constraints, and no other such trial is at least as good in all metrics and
+        better in one. The first is the best by the first metric, each next one the farthest from those before.
         """
         rows = self.configurations
         best = front(rows, self.objectives)
         return ranked([row for row in rows if row.number in best], self.objectives)
 
-    @property
-    def reference(self) -> tuple[float, ...] | None:
-        """The reference point of `hypervolume`, a value of each metric; None while a metric has no finite value.
-
-        Of the worst loss w by a metric it is the greater of 1.1 w and 0.9 w, as in Optuna's TPE. It follows from the
-        first ten trials with values and stays from then on, so that later hypervolumes can be compared.
-        """
-        with JournalView.read(self.directory) as journal:
-            return reference(journal.configurations(), self.objectives, journal.study)
-
-    def hypervolume(self, reference: Sequence[float] | None = None) -> float:
-        """The volume between the front and a reference point, of two or three metrics; more is better.
+    def hypervolume(self, reference: Sequence[float] | None = None) -> Hypervolume | None:
+        """The volume between the front and a reference point; None while a metric has no finite value.
 
         Args:
-            reference: A value of each metric, in their order, beyond which trials add nothing; None: `self.reference`.
+            reference: A value of each metric, in their order, beyond which trials add nothing. None: the greater of
+                1.1 w and 0.9 w, for the worst loss w of the first ten trials with values, so that it stays the same.
 
         Raises:
-            ShoalError: there is one metric or more than three, the reference is not a finite value of each, or no trial
-                has values.
+            AlgorithmError: there are not two or three metrics, or the reference is not a finite value of each.
         """
-        point = self.reference if reference is None else reference
-        if point is None:
-            raise ShoalError(f"no trial of the study in {self.directory} {why_no_best(self.trials, self.objectives)}")
-        shown = filter(None, (values(row, self.objectives) for row in self.pareto))
-        return hypervolume(shown, self.objectives, point).value
+        with JournalView.read(self.directory) as journal:
+            return front_volume(journal.configurations(), self.objectives, journal.study, reference)
 
     def dataframe(self) -> "pd.DataFrame":
         """Return one row per trial: its state, config, metrics (last and best), epochs, seconds, device, array, proof
-        and reason; with constraints its `violation`, 0 if it is feasible; with `repeats` or `folds` the number of
-        its configuration.
+        and reason; with constraints also its `violation`, with `repeats` or `folds` the number of its configuration.
 
         `proof` says whether the trial trains fused or plain, and what was proven of it; see the method `proof`.
 
         After a kill of the study's process its running trials are "interrupted" until the study is resumed.
         """
         with JournalView.read(self.directory) as journal:
-            runs = journal.writer() is not None
-            proof, constrained = trial_verdicts(journal), bool(journal.spec.constraints)
-            found = dataframe(journal.trials(), runs=runs, proof=proof, constrained=constrained)
-            if journal.spec.repetition.size > 1:
-                found.insert(1, "configuration", found["trial"].map(journal.spec.repetition.configuration))
+            runs, proof, spec = journal.writer() is not None, trial_verdicts(journal), journal.spec
+            found = dataframe(journal.trials(), runs=runs, proof=proof, constrained=bool(spec.constraints))
+            if spec.repetition.size > 1:
+                found.insert(1, "configuration", found["trial"].map(spec.repetition.configuration))
             return found
 
     def proof(self, number: int) -> list[CheckRow]:
@@ -232,15 +214,7 @@ class Study(StudyRequests):
             optuna.exceptions.DuplicatedStudyError: the storage has a study of this name.
         """
         with JournalView.read(self.directory) as journal:
-            repetition = journal.spec.repetition
-            trials = [
-                (row, repetition.curve([journal.curve(each.number) for each in row.repeats], self.objectives))
-                if isinstance(row, ConfigurationRow)
-                else (row, journal.curve(row.number))
-                for row in journal.configurations()
-            ]
-            space, bounds = journal.space, journal.spec.bounds
-        return optuna_study(trials, space, self.objectives, name or self.directory.resolve().name, storage, bounds)
+            return journal_optuna_study(journal, name or self.directory.resolve().name, storage)
 
     def best_model(self) -> "nn.Module":
         """The best trial's model with its trained weights: `model` of `best_trial`.

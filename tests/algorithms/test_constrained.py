@@ -137,7 +137,8 @@ def test_a_sampler_sees_every_constraint_of_the_newest_report() -> None:
 
     constraints = parse_constraints({"a": "<= 10", "b": ">= 0"})
     others = (Objective("size", "max"),)
-    shown = projection(Problem(LINE, "loss", "min", 0, None, others, (), constraints), make, (1, 3), 100)
+    problem = Problem(LINE, "loss", "min", 0, None, others, constraints=constraints)
+    shown = projection(problem, make, (1, 3), 100)
     for _ in range(3):
         shown.propose()
     common = {"loss": 0.5, "size": 2.0}

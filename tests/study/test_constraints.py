@@ -185,10 +185,11 @@ def test_the_reference_of_the_hypervolume_is_fixed_and_printed(tmp_path: Path) -
     )
     with JournalView.read(study.directory) as journal:
         fixed = journal.study["hypervolume_reference"]
-    assert study.reference == tuple(fixed)
-    volume = study.hypervolume()
+    found = study.hypervolume()
+    assert list(found.reference) == fixed
+    volume = found.value
     assert volume > 0
-    assert study.hypervolume(reference=(0.0, 10.0)) > volume
+    assert study.hypervolume(reference=(0.0, 10.0)).value > volume
     line = f"hypervolume {volume:.6g} within accuracy "
     assert line in said(study.directory, "best")
     assert line in said(study.directory, "status")

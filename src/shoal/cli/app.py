@@ -13,6 +13,7 @@ from shoal.cli.profile import profile
 from shoal.cli.run import new_app, resume, run
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError
+from shoal.core.hypervolume import MAX_METRICS
 from shoal.core.trial import numbers_text
 from shoal.host.remedy import command
 from shoal.journal.requests import pending_requests
@@ -21,7 +22,7 @@ from shoal.journal.view import JournalView
 from shoal.look.grid import HeatMap, StudyGrid, grid_json, journal_grid
 from shoal.look.importance import METHODS, importance_json
 from shoal.look.page.server import serve
-from shoal.look.ranking import front, front_volume, next_best, ranked, why_no_best
+from shoal.look.ranking import front, next_best, ranked, why_no_best
 from shoal.look.snapshot import snapshot
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.look.text import hypervolume_text, request_text
@@ -322,7 +323,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
         print_table(best_table(row, found.objectives, runs=runs, following=following))
         if checkpoint:
             typer.echo(f"checkpoint: {checkpoint}")
-    if (volume := front_volume(found.configurations, found.objectives, found.reference)) is not None:
+    if 1 < len(found.objectives) <= MAX_METRICS and (volume := found.hypervolume()) is not None:
         typer.echo(hypervolume_text(volume, found.metric))
 
 

@@ -185,7 +185,9 @@ def _of_last_values(journal: JournalView, goals: Sequence[Objective]) -> "optuna
     """The ended trials as an Optuna study in which stopped ones are COMPLETE, as its plots show no others."""
     import optuna
 
-    known = optuna_study(((row, ()) for row in journal.configurations()), journal.space, goals, "plot")
+    known = optuna_study(
+        ((row, ()) for row in journal.configurations()), journal.space, goals, "plot", None, journal.spec.bounds
+    )
     with without_optuna_info():
         study = optuna.create_study(directions=directions(goals))
     for trial in known.trials:

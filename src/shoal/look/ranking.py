@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.core.hypervolume import MAX_METRICS, REFERENCE_KEY, Hypervolume, hypervolume, reference_point
+from shoal.core.hypervolume import REFERENCE_KEY, Hypervolume, hypervolume, reference_point
 from shoal.core.objective import Objective, pareto_front
 from shoal.core.repeats import ConfigurationRow, p_value
 from shoal.core.rows import TrialRow
@@ -17,7 +17,6 @@ __all__ = [
     "least_violating",
     "next_best",
     "ranked",
-    "reference",
     "values",
     "why_no_best",
 ]
@@ -61,27 +60,26 @@ def least_violating(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -
     return least if least is not None and least.violation else None
 
 
-def reference(
-    rows: Sequence[TrialRow], objectives: Sequence[Objective], study: Mapping[str, Any]
-) -> tuple[float, ...] | None:
-    """The reference point of the hypervolume: the fixed one of a study, else that of its trials so far.
+def front_volume(
+    rows: Sequence[TrialRow],
+    objectives: Sequence[Objective],
+    study: Mapping[str, Any],
+    reference: Sequence[float] | None = None,
+) -> Hypervolume | None:
+    """The hypervolume of the feasible trials of a study; None while a metric has no finite value.
 
     Args:
-        study: `JournalView.study`.
+        study: `JournalView.study`, which has the study's own reference once it is fixed.
+        reference: Reference instead of the study's own.
+
+    Raises:
+        AlgorithmError: there are not two or three metrics, or the reference is not a finite value of each.
     """
-    if (fixed := study.get(REFERENCE_KEY)) is not None:
-        return tuple(fixed)
-    return reference_point(filter(None, (values(row, objectives) for row in rows)), objectives)
-
-
-def front_volume(
-    rows: Sequence[TrialRow], objectives: Sequence[Objective], point: Sequence[float] | None
-) -> Hypervolume | None:
-    """The hypervolume of feasible trials; None without a reference point, and for one metric or more than three."""
-    if point is None or not 2 <= len(objectives) <= MAX_METRICS:
+    shown = {row.number: values(row, objectives) for row in rows}
+    point = reference if reference is not None else study.get(REFERENCE_KEY)
+    if point is None and (point := reference_point(filter(None, shown.values()), objectives)) is None:
         return None
-    shown = [values(row, objectives) for row in rows if not row.violation]
-    return hypervolume(filter(None, shown), objectives, point)
+    return hypervolume(filter(None, (shown[row.number] for row in rows if not row.violation)), objectives, point)
 
 
 def next_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tuple[ConfigurationRow, float] | None:

@@ -8,7 +8,7 @@ from msgspec import convert
 
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
-from shoal.core.hypervolume import Hypervolume
+from shoal.core.hypervolume import MAX_METRICS, Hypervolume
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
 from shoal.core.repeats import ConfigurationRow
@@ -17,7 +17,7 @@ from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_values
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.look.ranking import all_nan, front, front_volume, least_violating, ranked, reference, values
+from shoal.look.ranking import all_nan, front, front_volume, least_violating, ranked, values
 from shoal.look.savings import Savings
 
 __all__ = [
@@ -298,7 +298,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         all_nan=best is None and done > 0 and all_nan(rows, objectives) is not None,
         constraints=tuple(map(str, journal.spec.bounds)),
         least_violation=None if least is None else (least.number, least.violation),
-        hypervolume=front_volume(rows, objectives, reference(rows, objectives, journal.study)) if several else None,
+        hypervolume=front_volume(rows, objectives, journal.study) if 1 < len(objectives) <= MAX_METRICS else None,
         note=journal.study.get("note", ""),
         interventions=tuple(journal.interventions()),
         held=journal.paused_trials(),
