@@ -93,8 +93,8 @@ class Problem:
     data_seed: int | None
     other_objectives: tuple[Objective, ...] = ()
     group_by: Sequence[str] = ()
-    initial: Sequence[Config] = ()
     constraints: tuple[Constraint, ...] = ()
+    initial: Sequence[Config] = ()
 
     def __post_init__(self) -> None:
         Objective(self.metric, self.mode)  # checks the mode
@@ -310,8 +310,8 @@ class Algorithm(ABC):
                 "SuccessiveHalving, Hyperband, PBT, OptunaSearch, Random or Grid"
             )
         problem = Problem(
-            *(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by, initial),
-            parse_constraints(constraints),
+            *(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by),
+            *(parse_constraints(constraints), initial),
         )
         self.begin(problem)
         self._problem = problem
