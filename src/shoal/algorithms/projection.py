@@ -58,9 +58,9 @@ class Projection:
       ignores WAITING trials, and the cache of the space (IntersectionSearchSpace) allows for their return;
     - as FAIL if it failed, or measured NaN, before it had a value at that budget.
 
-    A proposal that the conditions of the space refuse is COMPLETE with the worst value of each metric so far, and the
-    sampler is asked again, up to 50 times, before a random configuration is taken. As FAIL it would be ignored: where
-    the best values are expected beyond a condition, TPE and GP would propose nothing else.
+    A proposal that the conditions of the space refuse is COMPLETE with the worst value of each metric at that budget,
+    and the sampler is asked again, up to 50 times, before a random configuration is taken. As FAIL it would be ignored:
+    where the best values are expected beyond a condition, TPE and GP would propose nothing else.
 
     The study gets no other input, so the same seed and the same observations in the same order give the same proposals.
 
@@ -123,22 +123,18 @@ class Projection:
         self._results.append({})
 
     def _refuse(self, optuna_number: int) -> None:
-        """Tell the sampler that the conditions of the space refuse a proposal: by the worst values so far, as failed
-        before there are some.
+        """Tell the sampler of a proposal that the conditions of the space refuse: by the worst value of each metric at
+        the modelled budget, and as far beyond all constraints; as failed before there is a value.
         """
         from optuna.trial import TrialState as OptunaState
 
-        worst = self._worst_values()
-        state = OptunaState.FAIL if worst is None else OptunaState.COMPLETE
-        self._study.sampler.after_trial(self._study, self._optuna_trial(optuna_number), state, worst)
-        self._storage.show(self._optuna_trial(optuna_number), state, worst)
-
-    def _worst_values(self) -> list[float] | None:
-        seen = [values for results in self._results for values in results.values()]
-        columns = [[value for value in column if math.isfinite(value)] for column in zip(*seen, strict=True)]
-        if not columns or not all(columns):
-            return None
-        return [max(column, key=own.loss) for column, own in zip(columns, self._problem.objectives, strict=False)]
+        known = all(map(math.isfinite, self._worst))
+        state = OptunaState.COMPLETE if known else OptunaState.FAIL
+        goals = zip(self._problem.objectives, self._worst, strict=True)
+        values = [goal.loss(worst) for goal, worst in goals] if known else None
+        excesses = {str(each): _MAX_EXCESS for each in self._problem.constraints} if known else {}
+        self._study.sampler.after_trial(self._study, self._optuna_trial(optuna_number), state, values)
+        self._storage.show(self._optuna_trial(optuna_number), state, values, excesses)
 
     def _add_config(self, number: int) -> Config:
         """The configuration of a trial that the sampler does not propose but sees: an initial point, or a random one in
