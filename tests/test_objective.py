@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core import objective
+from shoal.core.constraint import parse_constraints
+from shoal.core.epoch_order import EpochOrder
 from shoal.core.errors import AlgorithmError
 from shoal.core.objective import Objective, objectives, pareto_front
 
@@ -13,6 +15,40 @@ def test_one_or_several():
     assert objectives("loss", "min") == (Objective("loss", "min"),)
     assert objectives(["a"], ["max"]) == (Objective("a", "max"),)
     assert objectives(("a", "b"), ["max", "min"]) == (Objective("a", "max"), Objective("b", "min"))
+
+
+A, B = Objective("a", "max"), Objective("b", "min")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "best", "better"),
+    [
+        pytest.param({"a": 1.0, "b": 5.0}, {}, True, id="the first"),
+        pytest.param({"a": 2.0, "b": 9.0}, {"a": 1.0, "b": 5.0}, True, id="the first metric decides"),
+        pytest.param({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 5.0}, False, id="of equal ones the earlier"),
+        pytest.param({"a": 0.5, "b": 1.0}, {"a": 1.0, "b": 5.0}, False, id="worse"),
+        pytest.param({"a": float("nan"), "b": 1.0}, {}, False, id="NaN"),
+        pytest.param({"a": 2.0, "b": float("nan")}, {"a": 1.0, "b": 5.0}, False, id="another is NaN"),
+        pytest.param({"a": 2.0}, {}, False, id="another is missing"),
+        pytest.param({"a": float("-inf"), "b": 1.0}, {}, True, id="an infinity is a value"),
+    ],
+)
+def test_an_epoch_is_the_best_if_it_is_better_than_all_before(metrics, best, better):
+    assert EpochOrder((A, B)).improves(metrics, best) is better
+    assert not EpochOrder().improves(metrics, best), "trials that rank by their last epochs have no best one"
+
+
+def test_one_metric_decides_which_epoch_is_the_best():
+    assert EpochOrder.of((A, B), (), "best", None).objectives == (A, B)
+    assert EpochOrder.of((A, B), (), "best", "b").objectives == (B, A)
+    assert EpochOrder.of((A, B), (), "last", None).objectives == ()
+
+
+def test_an_epoch_that_keeps_the_constraints_is_better_than_one_that_does_not():
+    order = EpochOrder((A,), parse_constraints({"ms": "<= 10"}))
+    assert order.improves({"a": 0.1, "ms": 9.0}, {"a": 0.9, "ms": 11.0})
+    assert not order.improves({"a": 0.9, "ms": 11.0}, {"a": 0.1, "ms": 9.0})
+    assert order.improves({"a": 0.2, "ms": 9.0}, {"a": 0.1, "ms": 8.0})
 
 
 @pytest.mark.parametrize(

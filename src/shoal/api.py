@@ -84,6 +84,8 @@ def tune(
     stop: Sequence[StopRule] = (),
     stop_after: NoImprovement | None = None,
     constraints: Mapping[str, str] | None = None,
+    rank_by: Literal["best", "last"] = "best",
+    best_by: str | None = None,
     packing: str | Packing = "cost",
     fuse: bool = True,
     devices: str | Sequence[str] = "auto",
@@ -140,6 +142,11 @@ def tune(
             `shoal.Percentile(25)`. They see each report before the algorithm does.
         stop_after: `shoal.NoImprovement(trials=30)`: the study ends when its best value has not improved for that many
             trials, in the order of their numbers.
+        rank_by: What a trial ranks by: "best", the epoch with the best value of the metric, whose weights are kept
+            beside the newest, or "last", the newest epoch. Algorithms compare trials at their budgets either way;
+            samplers of `OptunaSearch` get the value that ranks. The best of more epochs is more optimistic: compare
+            trials of equal budgets, or by data that chose no epoch.
+        best_by: Of several metrics the one that decides which epoch of a trial is its best; by default the first.
         packing: Rule for arrays that share a process: a name in `shoal.plan.packing.PACKINGS` or a `Packing`.
         fuse: Whether trials of one structure are trained as one model.
         devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`. On

@@ -130,7 +130,8 @@ def load_algorithm(pickled_algorithm: bytes, spec: StudySpec, original: Algorith
     if spec.repetition.size > 1:
         algorithm = Repeated(algorithm, spec.repetition)
     problem = {"metric": spec.metric, "mode": spec.mode, "seed": spec.seed, "data_seed": spec.shared_data_seed}
-    algorithm.bind(space, **problem, initial=spec.initial, constraints=spec.constraints)  # type: ignore[arg-type]
+    limits = {"initial": spec.initial, "constraints": spec.constraints}
+    algorithm.bind(space, **problem, **limits, of_best=spec.of_best)  # type: ignore[arg-type]
     return algorithm
 
 

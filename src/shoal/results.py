@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shoal.core.errors import ShoalError
 from shoal.core.hypervolume import Hypervolume
@@ -81,8 +81,8 @@ class Study(StudyRequests):
 
     @property
     def best_trial(self) -> TrialRow:
-        """The trial with the best last value of the metric, of those that keep the constraints; with `repeats` or
-        `folds`, the best configuration, under the number of its median trial.
+        """The trial with the best value of the metric, at its best epoch or its last (`rank_by`), of those that keep
+        the constraints; with `repeats` or `folds`, the best configuration, under the number of its median trial.
 
         Raises:
             ShoalError: no trial has a value, none is feasible (it says by how much), or there are several metrics.
@@ -99,7 +99,7 @@ class Study(StudyRequests):
 
     @property
     def pareto(self) -> list[TrialRow]:
-        """The Pareto front by the last values of the metrics; empty while no trial with values is feasible.
+        """The Pareto front by the metrics at the epochs that rank trials; empty while no trial with values is feasible.
 
         A trial is on it if it keeps the constraints, and no other such trial is at least as good in all metrics and
         better in one. The first is the best by the first metric, each next one the farthest from those before.
@@ -216,44 +216,48 @@ class Study(StudyRequests):
         with JournalView.read(self.directory) as journal:
             return journal_optuna_study(journal, name or self.directory.resolve().name, storage)
 
-    def best_model(self) -> "nn.Module":
+    def best_model(self, which: Literal["best", "last"] = "best") -> "nn.Module":
         """The best trial's model with its trained weights: `model` of `best_trial`.
 
         Raises:
             ShoalError: no trial has a value of the metric, there are several metrics, or no `Task` was trained.
             CheckpointError: the checkpoint is missing or damaged.
         """
-        return self.model(self.best_trial.number)
+        return self.model(self.best_trial.number, which)
 
-    def model(self, number: int) -> "nn.Module":
-        """A trial's model with the weights of its newest checkpoint, on the CPU and in evaluation mode.
+    def model(self, number: int, which: Literal["best", "last"] = "best") -> "nn.Module":
+        """A trial's model with the weights of its best epoch or its newest checkpoint, on the CPU in evaluation mode.
 
         With `Task.ema` the averaged parameters take the place of the trained ones. The method calls the task's
         `model`: that of its module now if the module can be imported, else the recorded one. In a process that did not
         begin the study, this runs code from the study's directory. A warning names files of the task that were edited
-        since the study last ran.
+        since the study last ran, or the weights that are returned while those of the best epoch are not on the disk.
 
         Args:
             number: Number of the trial.
+            which: "best" for the weights of the row's `best_epoch`, if it has one; "last" for the newest.
 
         Raises:
-            ShoalError: there is no such trial, or no `Task` was trained.
+            ShoalError: there is no such trial, `which` is unknown, or no `Task` was trained.
             CheckpointError: the trial has no intact checkpoint.
         """
+        if which not in ("best", "last"):
+            raise ShoalError(f'`which` must be "best" or "last", got {which!r}')
         with JournalView.read(self.directory) as journal:
             row = _row(journal, number)
+            best = row.best_epoch if which == "best" else None
             if journal.spec.opaque:
                 raise ShoalError(
                     f"the study in {self.directory} trained a program of yours, whose model Shoal cannot build; what "
-                    f"the program kept of trial {number} is in {program_directory(self.directory, number)}"
+                    f"the program kept of trial {number} is in {program_directory(self.directory, number, best)}"
                 )
             if changed := edits(journal.study.get("sources", {})):
                 names = ", ".join(edit.path for edit in changed)
                 _log.warning("the model may not be what was trained, as the task was edited since: %s", names)
-            from shoal.train.trial_runtime import trained_model  # imports torch, which tables do not need
+            from shoal.train.trained_model import trained_model  # imports torch, which tables do not need
 
             with applied(journal.spec.settings):
-                return trained_model(journal.blob("task"), row.trial, self.directory)
+                return trained_model(journal.blob("task"), row.trial, self.directory, best)
 
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
         """Train a trial again, alone, in this process, and compare its metrics with those recorded.

@@ -103,6 +103,7 @@ def run_study(
         settings=spec.settings,
         trains=config.trains,
         process_memory=spec.process_memory,
+        of_best=spec.of_best,
     )
     if spec.opaque:
         worker_context = replace(worker_context, runner=RUNNER)

@@ -15,6 +15,7 @@ from msgspec import ValidationError, convert
 from shoal.algorithms.base import Totals, check_integer
 from shoal.algorithms.rules import NoImprovement
 from shoal.core.constraint import Constraint, parse_constraints
+from shoal.core.epoch_order import EpochOrder
 from shoal.core.errors import ShoalError
 from shoal.core.job import HANG_SECONDS
 from shoal.core.objective import Objective, objectives
@@ -72,6 +73,8 @@ class StudySpec:
     target: float | None = None
     stop_after: NoImprovement | None = None
     constraints: Mapping[str, str] = field(default_factory=dict)
+    rank_by: str = "best"
+    best_by: str | None = None
     packing: str = "cost"
     fuse: bool = True
     devices: str | Sequence[str] = "auto"
@@ -114,10 +117,10 @@ class StudySpec:
         if self.max_concurrent is not None:
             check_integer("max_concurrent", self.max_concurrent)
         _ = self.repetition
-        metrics = len(objectives(self.metric, self.mode))
+        metrics = len(self.objectives)
         if self.stop_after is not None and metrics > 1:
             raise ShoalError(f"`stop_after` needs one metric, and this study has {metrics}; leave it out")
-        parse_constraints(self.constraints)
+        _ = self.of_best
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -154,6 +157,11 @@ class StudySpec:
     def bounds(self) -> tuple[Constraint, ...]:
         """The constraints."""
         return parse_constraints(self.constraints)
+
+    @property
+    def of_best(self) -> EpochOrder:
+        """Which epoch of a trial is its best."""
+        return EpochOrder.of(self.objectives, self.bounds, self.rank_by, self.best_by)
 
     @property
     def loss_metric(self) -> str | None:
@@ -228,8 +236,8 @@ _OBJECTS: dict[str, tuple[type, str]] = {
 """Name of a field -> its type, of which JSON has the settings, and what is valid in words."""
 
 _TEXTS = (
-    *("space", "algorithm", "chosen_because", "policy", "objective", "packing", "backend", "sharing", "task"),
-    "batches",
+    *("space", "algorithm", "chosen_because", "policy", "objective", "rank_by", "packing", "backend", "sharing"),
+    *("task", "batches"),
 )
 
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -239,7 +247,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "loss": (lambda value: value is None or _is_metric(value), "the name of a reported value, or None"),
     **dict.fromkeys(_TEXTS, (_is(str), "a text")),
-    **dict.fromkeys(("ray_address", "sbatch", "project"), (_is(str, NoneType), "a text or None")),
+    **dict.fromkeys(("best_by", "ray_address", "sbatch", "project"), (_is(str, NoneType), "a text or None")),
     **dict.fromkeys(("fuse", "kept"), (_is(bool), "True or False")),
     "target": (_is_target, "a number or None"),
     "stop_after": (_is(NoImprovement, NoneType), "shoal.NoImprovement(trials=...) or None"),

@@ -4,7 +4,9 @@ import optuna
 import pytest
 
 from shoal.algorithms.optuna_search import OptunaSearch
+from shoal.core.epoch_order import EpochOrder
 from shoal.core.errors import AlgorithmError
+from shoal.core.objective import Objective
 from shoal.core.space import Space, choice, loguniform, quniform, randint, uniform
 from shoal.core.trial import Report, TrialState
 
@@ -121,3 +123,15 @@ def test_bad_settings(settings, message):
     with pytest.raises(AlgorithmError) as error:
         OptunaSearch(**settings)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(("of_best", "told"), [(EpochOrder(), 0.7), (EpochOrder((Objective("loss", "min"),)), 0.2)])
+def test_the_sampler_gets_the_value_that_ranks(monkeypatch, of_best, told):
+    search = OptunaSearch(1, epochs=3, sampler="random")
+    search.bind(Space(FLAT), metric="loss", mode="min", seed=5, of_best=of_best)
+    search.next_groups(free=1)
+    values = []
+    monkeypatch.setattr(search._projection, "add_values", lambda number, epoch, found: values.append(found))
+    for epoch, loss, state in [(1, 0.5, "running"), (2, 0.2, "running"), (2, 0.2, "running"), (3, 0.7, "paused")]:
+        search.observe(Report(0, epoch, {"loss": loss}, state=TrialState(state)))
+    assert values == [(told,)]

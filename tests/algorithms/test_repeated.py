@@ -147,7 +147,7 @@ def test_a_metric_that_a_repeat_lacks_has_no_aggregate() -> None:
 def _row(number: int, loss: float | None, state: TrialState = TrialState.COMPLETE, epoch: int = 3) -> TrialRow:
     metrics = {} if loss is None else {"loss": loss}
     trial = Trial(number, {"lr": number // 3}, number, 0)
-    return TrialRow(trial, state, "", epoch, 3, 0, "cpu:0", "job", 2.0, metrics, metrics, loss)
+    return TrialRow(trial, state, "", epoch, 3, 0, "cpu:0", "job", 2.0, metrics, metrics, loss, ranked=metrics)
 
 
 @pytest.mark.parametrize(

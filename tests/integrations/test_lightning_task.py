@@ -460,7 +460,7 @@ def test_classes_without_an_equal_are_refused_by_name(module: Any, said: str) ->
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"callbacks": []}, "takes no `callbacks`: give `shoal.tune` callbacks="),
+        ({"callbacks": []}, "takes no `callbacks`: `ModelCheckpoint"),
         ({"accelerator": "gpu"}, "takes no `accelerator`: a trial trains on one device; give `shoal.tune` devices="),
         (
             {"gradient_clip_algorithm": "value"},

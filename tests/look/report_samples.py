@@ -29,8 +29,10 @@ def row(number, state=TrialState.COMPLETE, accuracy=0.5, **changes):
         "metrics": {} if accuracy is None else {"accuracy": accuracy, "valid_loss": 0.25},
         "best": {} if accuracy is None else {"accuracy": accuracy + 0.125, "valid_loss": 0.125},
         "objective": accuracy,
+        "best_epoch": None if accuracy is None else 2,
     }
-    return TrialRow(**(values | changes))
+    values |= changes
+    return TrialRow(**{"ranked": values["metrics"], **values})
 
 
 def snapshot(**changes):

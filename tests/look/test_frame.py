@@ -26,6 +26,7 @@ def test_one_row_a_trial():
             "accuracy.best": [0.625, math.nan],
             "valid_loss": [0.25, math.nan],
             "valid_loss.best": [0.125, math.nan],
+            "best_epoch": [2, math.nan],
             "epochs": [3, 0],
             "seconds": [1.25, 1.25],
             "device": ["cpu:0", "cpu:0"],
@@ -77,14 +78,14 @@ def test_a_metric_with_the_name_of_a_column_keeps_both():
 def test_a_metric_with_the_name_of_the_best_of_another_keeps_both(names, columns):
     values = {name: float(place) for place, name in enumerate(names)}
     frame = dataframe([row(0, metrics=values, best={name: -value for name, value in values.items()})])
-    assert len(frame.columns) == 10 + 2 * len(names)
+    assert len(frame.columns) == 11 + 2 * len(names)
     assert frame.columns.is_unique
     for name, column in columns.items():
         assert frame.loc[0, [column, f"{column}.best"]].tolist() == [values[name], -values[name]]
 
 
 def test_no_trials():
-    columns = ["trial", "state", "epochs", "seconds", "device", "job", "proof", "reason"]
+    columns = ["trial", "state", "best_epoch", "epochs", "seconds", "device", "job", "proof", "reason"]
     assert dataframe([]).columns.tolist() == columns
 
 

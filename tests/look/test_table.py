@@ -104,7 +104,7 @@ def test_trials_best_first():
         row(1, TrialState.STOPPED, 0.25, reason="rank 7 of 9 at 3 epochs; the best 3 go on"),
         row(2, TrialState.COMPLETE, 0.75, seconds=12345.678),
     ]
-    assert rendered(trials_table(rows, objectives("accuracy", "max"))) == [
+    assert rendered(trials_table(rows, objectives("accuracy", "max"), rank_by="last")) == [
         "trial  state     accuracy   best  epochs  seconds  config",
         "    2  complete      0.75  0.875     3/9  12345.7  lr=0.003704 optimizer.name=sgd",
         "    1  stopped       0.25  0.375     3/9      1.2  lr=0.002469 optimizer.name=sgd",
@@ -116,12 +116,26 @@ def test_trials_best_first():
     ]
 
 
+def test_values_of_the_best_epochs_have_the_last_ones_beside_them():
+    rows = [
+        row(0, accuracy=0.25, best_epoch=1),
+        row(1, accuracy=0.75, metrics={"accuracy": 0.5}, ranked={"accuracy": 0.75}),
+    ]
+    lines = rendered(trials_table(rows, objectives("accuracy", "max")))
+    assert [line.split()[:6] for line in lines[:3]] == [
+        ["trial", "state", "accuracy", "last", "at", "epochs"],
+        ["1", "complete", "0.75", "0.5", "2", "3/9"],
+        ["0", "complete", "0.25", "0.25", "1", "3/9"],
+    ]
+    assert lines[-2] == "ranked by accuracy, its value at the best epoch of each trial (higher is better)"
+
+
 @pytest.mark.parametrize("width", [100, 80, 60, 40])
 def test_a_trial_of_several_metrics_is_whole_at_any_width(width):
     goals = objectives(["valid_accuracy", "inference_seconds"], ["max", "min"])
     shown = row(1, TrialState.STOPPED, 0.25, reason="rank 7 of 9\tat 3 epochs; the best 3 go on")
     values = {goal.metric: 0.25 for goal in goals}
-    shown = replace(shown, metrics=values, best=values)
+    shown = replace(shown, metrics=values, best=values, ranked=values)
     lines = rendered(trials_table([shown], goals), width)
     assert all(lines), "no line is empty"
     assert max(map(len, lines)) <= width
@@ -165,8 +179,9 @@ def test_names_from_the_user_are_not_markup():
 def test_best_shows_everything_in_full():
     assert rendered(best_table(row(7, accuracy=0.5), objectives("accuracy", "max"))) == [
         "trial                  7, complete, 3 epochs",
-        "accuracy               0.5 (best 0.625)",
-        "valid_loss             0.25 (best 0.125)",
+        "best epoch             2",
+        "accuracy               0.5 (last 0.5)",
+        "valid_loss             0.25 (last 0.25)",
         "config.lr              0.009876",
         "config.optimizer.name  sgd",
     ]
@@ -444,6 +459,8 @@ def test_json_is_strict_and_complete():
         "best": {"accuracy": None, "valid_loss": 0.125},
         "feasible": True,
         "violation": 0.0,
+        "ranked": {"accuracy": None, "valid_loss": 0.25},
+        "best_epoch": 2,
         "epochs": 3,
         "target": 9,
         "seconds": 1.25,
@@ -568,19 +585,20 @@ def test_trials_that_nothing_dominates_come_first_and_are_marked():
         "state",
         "front",
         "accuracy",
-        "best",
+        "last",
         "valid_loss",
-        "best",
+        "last",
+        "at",
         "epochs",
         "seconds",
         "config",
     ]
     assert [line.split()[:5] for line in lines if "3/9" in line] == [
-        ["1", "complete", "*", "0.75", "0.875"],
-        ["0", "complete", "*", "0.5", "0.625"],
-        ["2", "complete", "0.625", "0.75", "0.75"],
-        ["3", "complete", "1", "–", "–"],
-        ["4", "failed", "1", "1.125", "0.25"],
+        ["1", "complete", "*", "0.75", "0.75"],
+        ["0", "complete", "*", "0.5", "0.5"],
+        ["2", "complete", "0.625", "0.625", "0.75"],
+        ["3", "complete", "1", "1", "–"],
+        ["4", "failed", "1", "1", "0.25"],
     ]
 
 

@@ -135,7 +135,7 @@ def test_damaged_checkpoints_are_known_and_cost_only_time(damage: str, damaged: 
     folders = sorted((tmp_path / "study" / "checkpoints").iterdir())
     assert folders
     for folder in folders:
-        files = sorted(folder.glob("*.pt"), reverse=True)
+        files = sorted(folder.glob("*.state"), reverse=True)
         assert len(files) == 2
         for file in files if damaged == "all" else files[:1]:
             data = bytearray(file.read_bytes())

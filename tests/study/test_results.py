@@ -70,7 +70,7 @@ def test_the_data_frame_has_a_row_a_trial(tmp_path: Path) -> None:
     frame = study.dataframe()
     assert list(frame.columns) == [
         "trial", "state", "config.lr", "config.nested.depth", "valid_loss", "valid_loss.best", "accuracy",
-        "accuracy.best", "epochs", "seconds", "device", "job", "proof", "reason",
+        "accuracy.best", "best_epoch", "epochs", "seconds", "device", "job", "proof", "reason",
     ]  # fmt: skip
     assert list(frame["trial"]) == [0, 1]
     assert list(frame["state"]) == ["complete", "failed"]
@@ -113,16 +113,17 @@ def test_a_checkpoint_is_the_users_own_and_goes_on_in_plain_pytorch(
     """Two epochs in a study, two more by hand: four of a plain loop."""
     study = tune(task, space, tmp_path / "study", algorithm=shoal.Grid(epochs=2))
     for row in study.trials:
-        (newest,) = (study.directory / "checkpoints" / f"{row.number:06d}").glob("*.pt")
-        content = torch.load(newest, weights_only=True)
+        folder = study.directory / "checkpoints" / f"{row.number:06d}"
+        content = torch.load(max(folder.glob("*.pt")), weights_only=True)
+        state = torch.load(max(folder.glob("*.state")), weights_only=True)
         assert (content["trial"], content["epoch"], content["step"]) == (row.number, 2, 0)
         model = task.model(row.config)
         optimizer = task.optimizer(model, row.config)
         scheduler = task.scheduler(optimizer, row.config)
         model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
+        optimizer.load_state_dict(state["optimizer"])
         if scheduler is not None:
-            scheduler.load_state_dict(content["scheduler"])
+            scheduler.load_state_dict(state["scheduler"])
         train, valid = task.data(row.config)
         for epoch in (2, 3):
             model.train()
@@ -142,7 +143,7 @@ def test_a_checkpoint_holds_no_more_than_its_trial(tmp_path: Path) -> None:
     study = tune(tasks.Digits(), {"lr": shoal.grid([0.001] * 1 + [0.002, 0.003])}, tmp_path / "study",
                  algorithm=shoal.Grid(1))  # fmt: skip
     weights = sum(parameter.nbytes for parameter in tasks.Digits().model({}).parameters())
-    for file in (study.directory / "checkpoints").rglob("*.pt"):
+    for file in (study.directory / "checkpoints").rglob("0*-*"):
         assert file.stat().st_size < 3 * weights + 50_000
 
 

@@ -1,13 +1,16 @@
 """States and queue order of the trials of a study."""
 
 from dataclasses import replace
+from math import nan
 
 from hypothesis import given
 from hypothesis import strategies as st
 from planner_samples import place
 
 from shoal.core.array import Array, FusionKey, Member
+from shoal.core.epoch_order import EpochOrder
 from shoal.core.job import Job
+from shoal.core.objective import Objective
 from shoal.core.rows import TrialRow
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.plan.waiting import OutOfMemoryLimit
@@ -34,6 +37,28 @@ def test_a_report_is_news_once() -> None:
     )
     news = [trials.reported(report) for report in (running, running, paused, paused, running, failed, failed)]
     assert news == [True, False, True, False, False, True, False]
+
+
+def test_a_trial_ranks_by_its_best_epoch_or_by_its_last() -> None:
+    goals = (Objective("a", "max"), Objective("b", "min"))
+    curve = [(1, 0.5, 2.0), (2, 0.75, 5.0), (3, 0.75, 1.0), (4, 0.25, 0.5), (5, nan, 0.1)]
+
+    def record_of(*objectives: Objective) -> TrialRecord:
+        trials = TrialTable(goals, (), EpochOrder(objectives))
+        trials.move(TrialRecord(Trial(0, {}, 0, 0), 9), TrialState.PENDING)
+        trials.begin("job", "cpu:0", [])
+        for epoch, a, b in curve:
+            trials.reported(Report(0, epoch, {"a": a, "b": b}))
+        trials.reported(Report(0, 6, {"a": 1.0, "b": 0.0}, state=TrialState.FAILED))
+        return trials[0]
+
+    best = record_of(*goals)
+    assert (best.best_epoch, best.objective, best.ranked) == (2, 0.75, {"a": 0.75, "b": 5.0})
+    assert best.best == {"a": 1.0, "b": 0.0}, "the best of each, of any epoch"
+    assert (record_of(*goals[::-1]).best_epoch, record_of(*goals[::-1]).ranked["a"]) == (4, 0.25)
+    last = record_of()
+    assert (last.best_epoch, last.objective, last.ranked) == (None, 1.0, last.metrics)
+    assert TrialRecord.of(best.row, {}, "").row == best.row
 
 
 def test_a_reason_is_told_when_it_changes_and_again_after_the_trial_ran() -> None:

@@ -24,12 +24,13 @@ from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Origin, Trial
 from shoal.task import Task
 from shoal.train.checkpoint import load_newest
-from shoal.train.checkpoint_paths import checkpoint_directory, checkpoint_files
+from shoal.train.checkpoint_paths import checkpoint_directory, checkpoint_files, state_files
 from shoal.train.control import JobControl
 from shoal.train.data.datasets import DataSets
 from shoal.train.run import Trainer
 from shoal.train.signature_builder import SignatureBuilder
-from shoal.train.trial_runtime import TrialRuntime, build, trained_model
+from shoal.train.trained_model import trained_model
+from shoal.train.trial_runtime import TrialRuntime, build
 from shoal.train.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")
@@ -350,7 +351,8 @@ def test_a_trial_that_is_stopped_goes_on_with_what_it_carries(habit: str, looks:
     for path in checkpoint_files(tmp_path / "parts", 0):
         content = torch.load(path, weights_only=True)
         assert content["carried"] is not None
-        assert content["lost"] == ""
+    for path in state_files(tmp_path / "parts", 0):
+        assert torch.load(path, weights_only=True)["lost"] == ""
 
 
 def test_optimizers_keep_their_own_attributes(tmp_path: Path) -> None:
@@ -488,10 +490,10 @@ def test_a_clone_takes_over_the_state_of_the_model_and_keeps_its_own_learning_ra
     first.model.opt.param_groups[0]["lr"] = 0.1
     first.epoch = 1
     save(first, tmp_path)
-    (path,) = checkpoint_files(tmp_path, 0)
     target = checkpoint_directory(tmp_path, 1)
     target.mkdir()
-    (target / path.name).write_bytes(path.read_bytes())
+    for path in (*checkpoint_files(tmp_path, 0), *state_files(tmp_path, 0)):
+        (target / path.name).write_bytes(path.read_bytes())
     clone = runtime(task, 1, Origin(0, 1))
     clone.restore(tmp_path, STEPS)
     assert clone.model.count == 5

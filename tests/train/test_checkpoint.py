@@ -12,6 +12,7 @@ from torch import nn
 
 from shoal.core.trial import Report
 from shoal.train.checkpoint import Checkpoint, load_newest
+from shoal.train.checkpoint_paths import state_files
 
 
 def checkpoint(epoch: int, step: int = 0, value: float = 0.0) -> Checkpoint:
@@ -38,7 +39,8 @@ def test_the_two_newest_are_kept(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, checkpoint(epoch, step))
         for epoch, step in [(0, 7), (0, 20), (1, 0), (1, 9), (10, 0)]
     ]
-    assert sorted(paths[0].parent.iterdir()) == sorted(paths[-2:])
+    assert sorted(paths[0].parent.glob("*.pt")) == sorted(paths[-2:])
+    assert [path.name[:13] for path in state_files(tmp_path, 3)] == [path.name[:13] for path in paths[:-3:-1]]
 
 
 def test_the_newest_is_the_furthest_one(tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_one_from_before_takes_the_place_of_damaged_ones_beyond_it(tmp_path: Pat
     newest.write_bytes(b"")
     middle = write_checkpoint(tmp_path, checkpoint(1, 4))
     assert not newest.exists()
-    assert len(list(middle.parent.iterdir())) == 2
+    assert [len(list(middle.parent.glob(kind))) for kind in ("*.pt", "*.state")] == [2, 2]
     found = load_newest(tmp_path, 3)
     assert found is not None
     assert (found.epoch, found.step) == (1, 4)
@@ -74,7 +76,7 @@ def test_a_full_disk_is_told_as_such_and_leaves_the_one_before(tmp_path: Path, m
         with pytest.raises(OSError, match="No space left on device") as found:
             write_checkpoint(tmp_path, checkpoint(2))
     assert found.value.errno == errno.ENOSPC
-    assert list(before.parent.iterdir()) == [before]
+    assert list(before.parent.glob("*.pt")) == [before]
 
 
 def test_of_a_view_only_its_own_elements_are_stored(tmp_path: Path) -> None:
@@ -126,4 +128,4 @@ def test_a_disk_without_room_leaves_the_earlier_ones(tmp_path: Path) -> None:
     (path.parent / f"{platform.node()}-{os.getpid()}.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
         write_checkpoint(tmp_path, checkpoint(2))
-    assert list(path.parent.iterdir()) == [path]
+    assert list(path.parent.glob("*.pt")) == [path]

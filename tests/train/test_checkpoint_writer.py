@@ -159,8 +159,8 @@ def test_the_thread_that_trains_syncs_no_file(prompt: bool, tmp_path: Path, monk
     monkeypatch.setattr(os, "fsync", lambda file: names.append(threading.current_thread().name))
     members = [Member(trial(number), 0, 2) for number in range(3)]
     list(told(tmp_path, members, control=JobControl(prompt), seconds=0.0))
-    least = 24 if prompt else 3  # at most, three trials are saved after each of three steps, and at the end of an epoch
-    assert least <= len(names) <= 24
+    least = 48 if prompt else 6  # at most, three trials are saved after each of three steps, and at the end of an epoch
+    assert least <= len(names) <= 48
     assert {name[:17] for name in names} == {"shoal-checkpoints"}
 
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_job_and_is_named(
 
 def test_events_before_a_checkpoint_that_fails_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(directory: Path, taken: CheckpointSnapshot) -> Path:
-        if taken.epoch == 2:
+        if taken.stem.startswith("000002"):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(directory, taken)
 
@@ -319,14 +319,14 @@ def killed_job(directory: Path, syncs: int) -> None:
             print(json.dumps([(r.epoch, r.checkpoint, dict(r.metrics)) for r in event.reports]), flush=True)
 
 
-@pytest.mark.parametrize("syncs", [1, 4, 9])
+@pytest.mark.parametrize("syncs", [1, 7, 8, 17])
 def test_a_kill_between_snapshot_and_sync_loses_nothing_that_was_told(syncs: int, tmp_path: Path) -> None:
     code = f"import test_checkpoint_writer as t; t.killed_job(t.Path({str(tmp_path)!r}), {syncs})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     names = [path.name[:13] for path in checkpoint_files(tmp_path, 0)]
-    places = [(0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0)][: syncs - 1]
+    places = [(0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0)][: (syncs - 1) // 2]
     assert names == [f"{epoch:06d}-{step:06d}" for epoch, step in places[::-1][:2]], (
         "the checkpoint in work is not there, the one before is"
     )

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from shoal.train import checkpoint as module
-from shoal.train.checkpoint import Checkpoint, host_copies, snapshot
+from shoal.train import host_copies as module
+from shoal.train.checkpoint import Checkpoint, snapshot
+from shoal.train.host_copies import host_copies
 
 
 class OnGpu(Tensor):
@@ -53,8 +54,10 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
         current.pop()
 
-    monkeypatch.setattr(module, "_is_plain", lambda tensor: tensor.layout is torch.strided)
-    monkeypatch.setattr(module, "_memory", lambda tensor: tensor.inner.data_ptr() if type(tensor) is OnGpu else tensor)
+    monkeypatch.setattr(module, "is_plain", lambda tensor: tensor.layout is torch.strided)
+    monkeypatch.setattr(
+        module, "memory_key", lambda tensor: tensor.inner.data_ptr() if type(tensor) is OnGpu else tensor
+    )
     monkeypatch.setattr(module, "_pinned_like", lambda flat: torch.empty(flat.shape, dtype=flat.dtype))
     monkeypatch.setattr(module, "_recorded_event", lambda device: Event())
     monkeypatch.setattr(torch.cuda, "device", device)
@@ -139,7 +142,7 @@ def test_a_checkpoint_of_a_gpu_takes_one_copy_for_each_dtype_and_no_wait(waited:
     states = pytree.tree_map_only(Tensor, lambda each: OnGpu(each.detach()), states)
     OnGpu.called.clear()
     taken = snapshot(Checkpoint(0, 1, 0, *states, None, ()))
-    assert len(pytree.tree_leaves(taken.content["model"])) == 140
+    assert len(pytree.tree_leaves(taken.weights[taken.stem]["model"])) == 140
     assert moves() == ["cat", "copy_", "cat", "copy_"]
     assert waited == []
 

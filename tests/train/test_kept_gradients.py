@@ -147,7 +147,7 @@ def test_a_checkpoint_holds_them_as_plain_tensors(tmp_path: Path) -> None:
     runtime.model.out.weight.grad = torch.full((1, 4), 3.0, dtype=torch.float64)  # type: ignore[union-attr]
     runtime.step = 1
     save(runtime, tmp_path)
-    (path,) = (tmp_path / "checkpoints" / "000000").glob("*.pt")
+    (path,) = (tmp_path / "checkpoints" / "000000").glob("*.state")
     assert torch.equal(
         torch.load(path, weights_only=True)["gradients"]["out.weight"], torch.full((1, 4), 3.0, dtype=torch.float64)
     )

@@ -100,8 +100,8 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monk
 
     def fsync(descriptor: int) -> None:
         sync(descriptor)
-        synced.append([path.suffix for path in checkpoint_directory(tmp_path, TRIAL).iterdir()])
+        synced.append(sorted(path.suffix for path in checkpoint_directory(tmp_path, TRIAL).iterdir()))
 
     monkeypatch.setattr(os, "fsync", fsync)
     saved(tmp_path, 1)
-    assert synced == [[".partial"]]
+    assert synced == [[".partial"], [".partial", ".state"]]

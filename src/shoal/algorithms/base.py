@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal.core.constraint import Constraint, parse_constraints
 from shoal.core.domain import Domain
+from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.errors import AlgorithmError, SpaceError, TaskError
 from shoal.core.objective import Objective, check_reported, objectives
 from shoal.core.score import Score, score_of, worst_score
@@ -79,6 +80,7 @@ class Problem:
             with equal values of these are adjacent, so that their trials can form one array.
         initial: Configurations of the first trials; values that they leave out are those of `sample`.
         constraints: Bounds that reported values must keep.
+        of_best: Which epoch of a trial is its best, by which it ranks; for samplers that learn from ended trials.
 
     Raises:
         AlgorithmError: `mode` is neither "min" nor "max", or `group_by` is not a list of names or has a name that no
@@ -95,6 +97,7 @@ class Problem:
     group_by: Sequence[str] = ()
     constraints: tuple[Constraint, ...] = ()
     initial: Sequence[Config] = ()
+    of_best: EpochOrder = LAST_EPOCHS
 
     def __post_init__(self) -> None:
         Objective(self.metric, self.mode)  # checks the mode
@@ -285,6 +288,7 @@ class Algorithm(ABC):
         data_seed: int | None = None,
         initial: Sequence[Config] = (),
         constraints: Mapping[str, str] = MappingProxyType({}),
+        of_best: EpochOrder = LAST_EPOCHS,
     ) -> None:
         """Set the search problem.
 
@@ -296,6 +300,7 @@ class Algorithm(ABC):
             data_seed: Seed of the order of samples of every trial; None gives each trial its own.
             initial: Whole or partial configurations to try first, see `Problem`.
             constraints: Names of reported values with their bounds, as `tune` takes them.
+            of_best: As in `Problem`.
 
         Raises:
             AlgorithmError: `mode`, a constraint or a name in `group_by` is invalid, the algorithm does not support so
@@ -311,7 +316,7 @@ class Algorithm(ABC):
             )
         problem = Problem(
             *(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by),
-            *(parse_constraints(constraints), initial),
+            *(parse_constraints(constraints), initial, of_best),
         )
         self.begin(problem)
         self._problem = problem

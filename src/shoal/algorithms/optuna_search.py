@@ -1,7 +1,7 @@
 """Search with any of Optuna's samplers."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shoal.algorithms.base import Problem, Totals, check_integer
@@ -20,7 +20,7 @@ __all__ = ["OptunaSearch"]
 
 @dataclass(eq=False)
 class OptunaSearch(ConcurrentAlgorithm):
-    """Trains the proposals of an Optuna sampler to the end, and gives the sampler their values.
+    """Trains the proposals of an Optuna sampler to the end, and gives the sampler the values by which they rank.
 
     The sampler sees trials in training as running ones; with `concurrency` above 1 it must keep its proposals apart, as
     "tpe" and "gp" do. A trial that fails, or measures NaN, is a failed one to the sampler. All named samplers but
@@ -61,6 +61,7 @@ class OptunaSearch(ConcurrentAlgorithm):
         """
         super().begin(problem)
         self._projection = projection(problem, self.sampler, (self.epochs,), self.n)
+        self._best: dict[int, Mapping[str, float]] = {}  # of trials in training, metrics of the best epoch
 
     @property
     def totals(self) -> Totals | None:
@@ -71,13 +72,23 @@ class OptunaSearch(ConcurrentAlgorithm):
         """A new trial that the sampler proposes."""
         return None if len(self.trials) == self.n else (self.begin_trial(self._projection.propose()), self.epochs)
 
+    def observe(self, report: Report) -> list[Decision]:
+        """Process a report as the base class does, and note the best epoch of its trial."""
+        self.check_bound()
+        number, best = report.trial, self._best.get(report.trial, {})
+        is_measured = number in self.training and report.state is not TrialState.FAILED
+        if is_measured and self.problem.of_best.improves(report.metrics, best):
+            self._best[number] = report.metrics
+        return super().observe(report)
+
     def reached(self, report: Report, score: Score) -> list[Decision]:
-        """Give the sampler the values of a trial."""
-        self._projection.add_report(report)
+        """Give the sampler the values of a trial by which it ranks."""
+        self._projection.add_report(replace(report, metrics=self._best.pop(report.trial, report.metrics)))
         return [Decision(report.trial, TrialState.COMPLETE)]
 
     def failed(self, number: int) -> list[Decision]:
         """Report a failed trial to the sampler."""
+        self._best.pop(number, None)
         self._projection.mark_failed(number)
         return []
 

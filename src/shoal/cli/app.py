@@ -14,6 +14,7 @@ from shoal.cli.run import new_app, resume, run
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError
 from shoal.core.hypervolume import MAX_METRICS
+from shoal.core.rows import TrialRow
 from shoal.core.trial import numbers_text
 from shoal.host.remedy import command
 from shoal.journal.requests import pending_requests
@@ -27,7 +28,7 @@ from shoal.look.snapshot import snapshot
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.look.text import hypervolume_text, request_text
 from shoal.results import Study
-from shoal.train.checkpoint_paths import checkpoint_files, program_checkpoints
+from shoal.train.checkpoint_paths import checkpoint_files, checkpoint_stem, program_checkpoints
 
 if TYPE_CHECKING:
     from torch import nn
@@ -282,21 +283,21 @@ def trials(
     with JournalView.read(directory) as journal:
         goals = journal.objectives
         runs = journal.writer() is not None
-        rows = journal.configurations()
+        rows, rank_by = journal.configurations(), journal.spec.rank_by
     best = front(rows, goals) if len(goals) > 1 else set()
     rows = ranked(rows, goals)
     if as_json:
         marks = [{"front": row.number in best} if len(goals) > 1 else {} for row in rows]
         print_json([trial_json(row, runs=runs) | mark for row, mark in list(zip(rows, marks, strict=True))[:limit]])
         return
-    print_table(trials_table(rows[:limit], goals, best, runs=runs))
+    print_table(trials_table(rows[:limit], goals, best, runs=runs, rank_by=rank_by))
     if limit is not None and limit < len(rows):
         print_message(f"{limit} of {len(rows)} trials")
 
 
 @app.command()
 def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
-    """Show the best trial of a study: its config, its metrics and its newest checkpoint.
+    """Show the best trial of a study: its config, its metrics and the checkpoint of its best epoch.
 
     With several metrics, all trials that no other trial dominates; with --json a list.
     """
@@ -307,7 +308,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     rows = found.pareto if several else found.pareto[:1]
     if not rows:
         raise ShoalError(f"no trial of the study in {directory} {why_no_best(found.trials, found.objectives)}")
-    checkpoints = [_newest_checkpoint(directory, row.number) for row in rows]
+    checkpoints = [_checkpoint(directory, row) for row in rows]
     following = None if several else next_best(found.configurations, found.objectives)
     if as_json:
         other = {} if following is None else {"next": {"trial": following[0].number, "p_value": following[1]}}
@@ -368,10 +369,12 @@ def _projected(grid: StudyGrid, axes: str) -> StudyGrid:
         raise typer.BadParameter(str(error), param_hint="--axes") from error
 
 
-def _newest_checkpoint(directory: Path, trial: int) -> Path | None:
-    """Return the newest checkpoint of a trial by its file name, as reading it would need torch."""
-    own = (path / "files" for path in program_checkpoints(directory, trial))
-    return next(iter(checkpoint_files(directory, trial)), None) or next(own, None)
+def _checkpoint(directory: Path, row: TrialRow) -> Path | None:
+    """Return the checkpoint of a trial's best epoch, else its newest, by the names: to read them would need torch."""
+    found = checkpoint_files(directory, row.number) or program_checkpoints(directory, row.number)
+    best = checkpoint_stem(row.best_epoch or 0, 0)
+    path = next((path for path in found if path.name.startswith(best)), next(iter(found), None))
+    return path and (path / "files" if path.is_dir() else path)
 
 
 def _how_to_go_on(directory: Path) -> str:

@@ -33,14 +33,15 @@ __all__ = [
         "AsJson",
         "Backend",
         "Below",
+        "BestBy",
         "Constraints",
         "Devices",
         "EpochsOfPatience",
         "File",
         "Folds",
     ),
-    *("MemoryLimit", "Oversubscription", "Packing", "Page", "Policy", "Program", "RayAddress", "Repeats", "Sbatch"),
-    *("Script", "Sharing", "StopAfter", "StudyDirectory", "Timeout", "Trackers", "stop_arguments"),
+    *("MemoryLimit", "Oversubscription", "Packing", "Page", "Policy", "Program", "RankBy", "RayAddress", "Repeats"),
+    *("Sbatch", "Script", "Sharing", "StopAfter", "StudyDirectory", "Timeout", "Trackers", "stop_arguments"),
     *("beginning", "device_list", "named_option", "one_of"),
     *("print_json", "print_message", "print_request", "print_table"),
 ]
@@ -127,6 +128,13 @@ Policy = Annotated[str | None, named_option(POLICIES, "Which job runs where")]
 SchedulingObjective = Annotated[str | None, named_option(OBJECTIVES, "What the policy auto makes short", "--objective")]
 Target = Annotated[
     float | None, typer.Option(help="Value of the metric that is good enough: reached, it ends the study.")
+]
+RankBy = Annotated[
+    str | None, named_option(("best", "last"), "Epoch of a trial that ranks it, whose weights are kept", "--rank-by")
+]
+BestBy = Annotated[
+    str | None,
+    typer.Option("--best-by", metavar="METRIC", help="Of several metrics the one that decides the best epoch."),
 ]
 Repeats = Annotated[
     int | None,

@@ -34,6 +34,7 @@ from shoal.cli.options import (
     AsJson,
     Backend,
     Below,
+    BestBy,
     Constraints,
     Devices,
     EpochsOfPatience,
@@ -44,6 +45,7 @@ from shoal.cli.options import (
     Page,
     Policy,
     Program,
+    RankBy,
     RayAddress,
     Repeats,
     Sbatch,
@@ -116,6 +118,8 @@ def run(
     stop_above: Above = None,
     stop_after: StopAfter = None,
     constraint: Constraints = None,
+    rank_by: RankBy = None,
+    best_by: BestBy = None,
     packing: Packing = None,
     backend: Backend = None,
     ray_address: RayAddress = None,
@@ -168,6 +172,7 @@ def run(
     given |= stop_arguments(patience, stop_below, stop_above, stop_after)
     given |= {"timeout": timeout, "trial_timeout": trial_timeout, "max_concurrent": max_concurrent}
     given |= {"constraints": dict(map(constraint_argument, constraint or ())) or None}
+    given |= {"rank_by": rank_by, "best_by": best_by}
     given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}
     given |= {"show_progress": False if as_json else None}
     chosen = {name: value for name, value in given.items() if value is not None}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shoal.core.array import Array, Member
 from shoal.core.demand import Demand
+from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.trial import Trial
 
 __all__ = ["HANG_SECONDS", "Job", "JobUpdate", "Purpose", "WorkerContext", "job_id", "log_path"]
@@ -89,6 +90,7 @@ class WorkerContext:
         settings: Settings of torch in its workers; see `shoal.host.process_settings`.
         trains: Whether the study trains; else it only measures.
         process_memory: Bytes of main memory that each process of a function or command may allocate; 0: no limit.
+        of_best: Which epoch of a trial is its best, whose weights are kept.
     """
 
     directory: Path
@@ -103,6 +105,7 @@ class WorkerContext:
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
     trains: bool = True
     process_memory: int = 0
+    of_best: EpochOrder = LAST_EPOCHS
 
 
 def job_id(number: int) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import fmean, median, stdev, variance
 
 from shoal.core.constraint import Constraint, violation, with_directions
@@ -33,7 +34,8 @@ AGGREGATES: dict[str, Callable[[Sequence[float], bool], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationRow(TrialRow):
-    """The repeats of a configuration as one row: its values are aggregates, its number is that of the median repeat.
+    """The repeats of a configuration as one row: its values are aggregates, of each repeat those of its own best epoch
+    where trials rank by these; its number is that of the median repeat.
 
     Its config is that of all repeats, without the number of a fold.
 
@@ -45,8 +47,8 @@ class ConfigurationRow(TrialRow):
 
     @property
     def deviations(self) -> dict[str, float]:
-        """Name of each metric of which all repeats have finite values -> their sample standard deviation."""
-        values = {name: [row.metrics[name] for row in self.repeats] for name in self.metrics}
+        """Name of each metric of which all repeats rank by finite values -> their sample standard deviation."""
+        values = {name: [row.ranked[name] for row in self.repeats] for name in self.ranked}
         return {name: stdev(each) for name, each in values.items() if len(each) > 1 and all(map(math.isfinite, each))}
 
 
@@ -147,7 +149,10 @@ class Repeats:
         shown = valued[(len(valued) - 1) // 2][2] if whole else failed or rows[0]
         open_state = next((state for state in _OPEN if state in states), None)
         directions = with_directions(objectives, constraints)
-        metrics = self.aggregated([row.metrics for row in rows], directions)
+        metrics, ranked, best = (
+            self.aggregated([kind(row) for row in rows], directions)
+            for kind in (attrgetter("metrics"), attrgetter("ranked"), attrgetter("best"))
+        )
         return ConfigurationRow(
             trial=replace(shown.trial, config=self.searched(shown.trial.config)),
             state=open_state or shown.state,
@@ -159,9 +164,11 @@ class Repeats:
             job=shown.job,
             seconds=math.fsum(row.seconds for row in rows),
             metrics=metrics,
-            best=self.aggregated([row.best for row in rows], directions),
-            objective=first_objective(metrics, objectives) if whole else None,
-            violation=violation(constraints, metrics) if metrics else 0.0,
+            best=best,
+            objective=first_objective(ranked, objectives) if whole else None,
+            violation=violation(constraints, ranked) if ranked else 0.0,
+            ranked=ranked,
+            best_epoch=shown.best_epoch,
             repeats=tuple(rows),
         )
 

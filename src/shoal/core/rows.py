@@ -187,11 +187,15 @@ class TrialRow:
         seconds: Sum of the seconds of its reports.
         metrics: Name -> last value.
         best: Name -> best value, never NaN. For the study's metric the mode decides; for others the lowest value is the
-            best if the name ends with "loss" or "error", else the highest.
-        objective: Last value of the study's metric; None before the first value, or if it is NaN. Of several metrics it
-            is the value of the first; None if one is missing or NaN.
-        violation: Violation of the study's constraints by the last values, 0 if they are kept, infinite if a value was
-            not reported with them or is NaN; see `shoal.core.constraint.violation`.
+            best if the name ends with "loss" or "error", else the highest. Values of different metrics may be of
+            different epochs.
+        objective: Value of the study's metric that ranks the trial: that of its best epoch, or its last value in a
+            study with `rank_by="last"`. None before the first value, or if it is NaN. Of several metrics it is the
+            value of the first; None if one is missing or NaN.
+        violation: Violation of the study's constraints at the epoch that ranks the trial, 0 if they are kept, infinite
+            if a value was not reported with them or is NaN; see `shoal.core.constraint.violation`.
+        ranked: Name -> value at the epoch that ranks the trial; empty before the first value.
+        best_epoch: Its best epoch, whose weights are kept; None before the first value, and with `rank_by="last"`.
     """
 
     trial: Trial
@@ -207,6 +211,8 @@ class TrialRow:
     best: Mapping[str, float]
     objective: float | None
     violation: float = 0.0
+    ranked: Mapping[str, float] = field(default_factory=dict)
+    best_epoch: int | None = None
 
     @property
     def number(self) -> int:

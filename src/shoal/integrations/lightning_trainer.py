@@ -38,14 +38,17 @@ _LENGTH = "_shoal_length"
 _DEVICES = "a trial trains on one device; give `shoal.tune` devices=..."
 _LOADERS = "give a `datamodule`, such as LightningDataModule.from_datasets(train_dataset, val_dataset)"
 _OWN = "a study has its own; leave it out"
-_LOGS = (
-    "give `shoal.tune` callbacks=[...], such as WandbCallback; its algorithm stops trials, and it keeps checkpoints. "
-    "Of Lightning's callbacks a task takes EarlyStopping"
+_LOGS = "give `shoal.tune` callbacks=[...], such as WandbCallback"
+_CALLBACKS = (
+    "`ModelCheckpoint(monitor=, mode=)` is metric= and mode= of `shoal.tune`, whose `best_model()` has the weights of "
+    "the best epoch and `best_model(which='last')` the newest; its algorithm stops trials, and its callbacks=[...], "
+    "such as WandbCallback, follow the study. Of Lightning's callbacks a task takes EarlyStopping"
 )
 _EPOCHS = "the algorithm of the study decides how long a trial trains: algorithm=shoal.Random(n, epochs=...)"
 _OTHERS = {
     "gradient_clip_algorithm": "gradients are clipped by their norm",
-    **dict.fromkeys(("callbacks", "logger"), _LOGS),
+    "callbacks": _CALLBACKS,
+    "logger": _LOGS,
     **dict.fromkeys(("accelerator", "devices", "num_nodes", "strategy"), _DEVICES),
     **dict.fromkeys(("train_dataloader", "train_dataloaders", "val_dataloaders"), _LOADERS),
     **dict.fromkeys(("max_steps", "max_time", "min_epochs", "min_steps"), _EPOCHS),

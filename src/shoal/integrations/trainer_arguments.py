@@ -252,10 +252,6 @@ def warnings_for(
     ]
     if args.load_best_model_at_end:
         _check_best(args, objectives)
-        found.append(
-            "load_best_model_at_end=True of TrainingArguments has no effect in a study: trials are compared by their "
-            "last evaluation, and `Study.best_model` has the weights of that, not of the best one"
-        )
     scheduled, epoch = total_steps(args, samples), eval_every(args, samples) or _pass_steps(args, samples)
     ends = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type) not in _ENDLESS
     if ends and longest is not None and abs(longest * epoch - scheduled) >= epoch:

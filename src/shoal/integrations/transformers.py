@@ -80,10 +80,10 @@ class TrainerTask(Task):
     The optimizer, its two groups of weight decay, the schedule per optimizer step with its warm-up, accumulation,
     clipping, precision, label smoothing and `compute_metrics` are `Trainer`'s. Arguments that cannot be honoured are
     refused by name. Arguments that only concern logs, saved files, seeds and devices have no effect: these are the
-    study's. `load_best_model_at_end` must name the metric of the study, whose models have the weights of the last
-    evaluation. `callbacks=[EarlyStoppingCallback(...)]` is `shoal.Patience` where its metric is that of the study.
-    docs/trainer.md places each argument. What `Trainer` is subclassed for, such as another loss or
-    optimizer, a subclass has in `loss` and `optimizer`.
+    study's. `load_best_model_at_end` must name the metric of the study, whose models have the weights of the best
+    evaluation, as by `Trainer`, unless `tune` has rank_by="last". `callbacks=[EarlyStoppingCallback(...)]` is
+    `shoal.Patience` where its metric is that of the study. docs/trainer.md places each argument. What `Trainer` is
+    subclassed for, such as another loss or optimizer, a subclass has in `loss` and `optimizer`.
 
     Names of the config that are names of `TrainingArguments` (learning_rate, weight_decay, warmup_steps,
     per_device_train_batch_size, lr_scheduler_type ...) override `args` for the trial. `model_init` reads the others.

@@ -47,7 +47,7 @@ _NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError)
 
 _TRIAL = (
     "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, job, "
-    "seconds, metrics, best, objective, violation FROM trials"
+    "seconds, metrics, best, objective, violation, ranked, best_epoch FROM trials"
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
 _JOB = (
@@ -66,12 +66,13 @@ _KINDS: dict[str, tuple[type, ...]] = {
     for kinds, names in (
         ((int,), "number seed data_seed start epoch target failures seq trial pid epochs free step members checks"),
         ((int, float), "seconds started violation"),
-        ((str,), "config state reason device metrics best id purpose trials outcome request verb activities resumes"),
+        ((str,), "config state reason device metrics best ranked id purpose trials outcome request verb"),
         (
             (str,),
-            "assists kill_outcome kill_reason message keys key value proposed job name node kind what newest refusal",
+            "activities resumes assists kill_outcome kill_reason message keys key value proposed job name node kind "
+            "what newest refusal",
         ),
-        ((int, NoneType), "origin memory"),
+        ((int, NoneType), "origin memory best_epoch"),
         ((int, float, NoneType), "objective improvement ended time compute cores node_cores difference before"),
         ((bytes,), "data"),
     )
@@ -244,8 +245,8 @@ class JournalView(OpenJournal):
         return changed
 
     def best(self) -> TrialRow | None:
-        """The feasible trial with the best last value of the study's metric, of those not FAILED; of equal trials the
-        one with the lowest number.
+        """The feasible trial with the best value of the study's metric, of those not FAILED; of equal trials the one
+        with the lowest number.
 
         Of several metrics only the first counts; see `shoal.look.ranking.front`.
         """

@@ -252,10 +252,10 @@ def _trial(trial: Trial) -> tuple[object, ...]:
 
 def _trial_row(row: TrialRow) -> tuple[object, ...]:
     metrics = metrics_text(row.metrics)
+    best, ranked = (metrics if each == row.metrics else metrics_text(each) for each in (row.best, row.ranked))
     return (
         *(row.state, storable(row.reason), row.epoch, row.target, row.failures, row.device, row.job, row.seconds),
-        *(metrics, metrics if row.best == row.metrics else metrics_text(row.best), row.objective, row.violation),
-        row.trial.number,
+        *(metrics, best, row.objective, row.violation, ranked, row.best_epoch, row.trial.number),
     )
 
 
@@ -309,7 +309,7 @@ _TABLES: Mapping[type[Row], tuple[str, Callable[[Any], tuple[object, ...]]]] = {
     Trial: (_insert("trials", "number config seed data_seed origin start"), _trial),
     TrialRow: (
         "UPDATE trials SET (state, reason, epoch, target, failures, device, job, seconds, metrics, best, objective, "
-        "violation) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
+        "violation, ranked, best_epoch) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
         _trial_row,
     ),
     JobRow: (

@@ -31,7 +31,7 @@ class Cell:
 
     Args:
         states: Number of trials in each state that occurs, in the order of `TrialState`.
-        best: Best last value of the study's metric among trials that have not failed; None before the first.
+        best: Best value of the study's metric among trials that have not failed; None before the first.
     """
 
     states: Mapping[TrialState, int]

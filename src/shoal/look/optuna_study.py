@@ -142,7 +142,7 @@ def _frozen_trial(
     objectives: Sequence[Objective],
     constraints: Sequence[Constraint],
 ) -> "optuna.trial.FrozenTrial":
-    """Return an ended trial as Optuna stores it: a stopped one is PRUNED, one that failed or has no last value is FAIL.
+    """Return an ended trial as Optuna stores it: a stopped one is PRUNED, one that failed or has no value is FAIL.
 
     The metric at the end of each epoch is an intermediate value, which Optuna has for one metric only. Parameters are
     named by their paths; a choice whose options are not plain values becomes the position of an option, as does

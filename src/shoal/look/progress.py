@@ -334,7 +334,7 @@ class LineProgress(_ConsoleProgress):
     def _improved(self, snapshot: Snapshot) -> bool:
         """Whether the best is better than the last one printed, or the front of several metrics has changed.
 
-        It can get worse, since a trial's last value counts.
+        It can get worse where a trial's last value counts.
         """
         if snapshot.best is None or isinstance(snapshot.best.value, tuple):
             changed, self._front = snapshot.front != self._front, snapshot.front

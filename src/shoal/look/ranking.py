@@ -23,20 +23,20 @@ __all__ = [
 
 
 def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
-    """Return the last values of a study's metrics; None for a trial that lacks one, or that failed."""
+    """Return the values of a study's metrics that rank a trial; None if it lacks one, or has failed."""
     if row.objective is None or row.state is TrialState.FAILED:
         return None
-    return (row.objective, *(row.metrics[other.metric] for other in objectives[1:]))
+    return (row.objective, *(row.ranked[other.metric] for other in objectives[1:]))
 
 
 def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]:
-    """Numbers of the feasible trials that no other dominates, by last values; of one metric the best and its equals."""
+    """Numbers of the feasible trials that no other dominates; of one metric the best and its equals."""
     scores = _scores(rows, objectives)
     return pareto_front({number: score.losses for number, score in scores.items() if not score.violation})
 
 
 def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> list[TrialRow]:
-    """The best trials first, in the order of algorithms, by last values; then those without, and the failed ones.
+    """The best trials first, in the order of algorithms; then those without, and the failed ones.
 
     With several metrics, the front comes first.
     """
@@ -91,7 +91,7 @@ def next_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tupl
     name = objectives[0].metric
     if len(pair) < 2 or not all(name in row.deviations and values(row, objectives[:1]) for row in pair):
         return None
-    best, other = ([repeat.metrics[name] for repeat in row.repeats] for row in pair)
+    best, other = ([repeat.ranked[name] for repeat in row.repeats] for row in pair)
     return pair[1], p_value(best, other)
 
 

@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Best:
-    """The best trial so far, by its last value of the study's metric; or one trial of the front of several metrics.
+    """The best trial so far, with the metric's value that ranks it; or one trial of the front of several metrics.
 
     Args:
         deviations: For a repeated configuration, sample standard deviations by metric.

@@ -75,7 +75,7 @@ _COLOURS = {
     TrialState.COMPLETE: "green",
     TrialState.FAILED: "red",
 }
-_LAST_COLUMNS = ("violation", "epochs", "seconds", "device", "job", "proof", "reason")
+_LAST_COLUMNS = ("violation", "best_epoch", "epochs", "seconds", "device", "job", "proof", "reason")
 _BAR_WIDTH = 30
 _GAP = 2
 """Spaces between two columns of trials."""
@@ -150,22 +150,31 @@ def _folded(text: str, width: int, console: Console) -> list[str]:
 
 
 def trials_table(
-    rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None, *, runs: bool = True
+    rows: Sequence[TrialRow],
+    objectives: Sequence[Objective],
+    best: Set[int] | None = None,
+    *,
+    runs: bool = True,
+    rank_by: str = "best",
 ) -> Group:
     """All trials, the best first, with the reason for the state of each below its config, and what the columns mean.
 
     With several metrics, each has its columns, and the trials of the front (`best`, if it is known) are marked.
+    `rank_by` is that of the study: by default the columns have the values of the best epoch of each trial.
     """
     several, constrained = len(objectives) > 1, any(row.violation for row in rows)
     if best is None:
         best = front(rows, objectives) if several else set()
-    metrics = [(title, True) for goal in objectives for title in (printable(goal.metric), "best")]
+    by_best = rank_by == "best"
+    others = "last" if by_best else "best"
+    metrics = [(title, True) for goal in objectives for title in (printable(goal.metric), others)]
     head = [
         ("trial", True),
         ("state", False),
         *[("front", True)] * several,
         *metrics,
         *[("violation", True)] * constrained,
+        *[("at", True)] * by_best,
         ("epochs", True),
         ("seconds", True),
     ]
@@ -178,9 +187,13 @@ def trials_table(
                 *(
                     text
                     for goal in objectives
-                    for text in (metric_text(row, goal.metric), number_text(row.best.get(goal.metric)))
+                    for text in (
+                        metric_text(row, goal.metric),
+                        number_text((row.metrics if by_best else row.best).get(goal.metric)),
+                    )
                 ),
                 *[number_text(row.violation) if row.violation else ""] * constrained,
+                *["–" if row.best_epoch is None else str(row.best_epoch)] * by_best,
                 f"{row.epoch}/{row.target}",
                 f"{row.seconds:.1f}",
             ),
@@ -190,7 +203,7 @@ def trials_table(
         )
         for row in _with_repeats(ranked(rows, objectives))
     ]
-    return Group(_TrialLines(head, lines), Text(_columns_text(objectives, constrained), "dim"))
+    return Group(_TrialLines(head, lines), Text(_columns_text(objectives, constrained, by_best), "dim"))
 
 
 def _numbers_text(row: TrialRow) -> str:
@@ -206,15 +219,17 @@ def _with_repeats(rows: Iterable[TrialRow]) -> Iterator[TrialRow]:
             yield from row.repeats
 
 
-def _columns_text(objectives: Sequence[Objective], constrained: bool) -> str:
+def _columns_text(objectives: Sequence[Objective], constrained: bool, by_best: bool) -> str:
     first = objectives[0]
     better = "lower" if first.mode == "min" else "higher"
-    ranked_by = f"ranked by {printable(first.metric)}, the last value ({better} is better)"
+    which = "its value at the best epoch of each trial" if by_best else "the last value"
+    ranked_by = f"ranked by {printable(first.metric)}, {which} ({better} is better)"
     if len(objectives) > 1:
         ranked_by = "*: no other trial is better in all metrics; then those that only these are, and so on"
     if constrained:
         ranked_by += "\nviolation: of the constraints; feasible trials, without one, come first"
-    return f"{ranked_by}\nbest: of all epochs; seconds: of training, a trial's share of its array's"
+    columns = "at: the best epoch; last: of the newest epoch" if by_best else "best: of all epochs"
+    return f"{ranked_by}\n{columns}; seconds: of training, a trial's share of its array's"
 
 
 def best_table(
@@ -224,8 +239,9 @@ def best_table(
     runs: bool = True,
     following: tuple[ConfigurationRow, float] | None = None,
 ) -> Table:
-    """One trial with its whole config and all its metrics, last and best; those of the objectives come first.
+    """One trial with its whole config and all its metrics; those of the objectives come first.
 
+    The values are those of its best epoch with the last ones, or the last ones with the best of each metric.
     `following` is the next best configuration, with the p-value of its difference.
     """
     first = [objective.metric for objective in objectives]
@@ -237,9 +253,12 @@ def best_table(
     table.add_row(title, f"{_numbers_text(row)}{median}, {state_text(row.state, runs)}, {row.epoch} epochs")
     if row.violation:
         table.add_row("violation", f"{number_text(row.violation)}: infeasible")
+    if row.best_epoch is not None:
+        table.add_row("best epoch", str(row.best_epoch))
     for name in sorted(row.metrics, key=lambda name: (first.index(name) if name in first else len(first), name)):
-        best = f" (best {number_text(row.best[name])})" if name in row.best else ""
-        table.add_row(Text(printable(name)), f"{metric_text(row, name)}{best}")
+        also, beside = ("best", row.best.get(name)) if row.best_epoch is None else ("last", row.metrics[name])
+        others = "" if beside is None else f" ({also} {number_text(beside)})"
+        table.add_row(Text(printable(name)), f"{metric_text(row, name)}{others}")
     for name, value in flatten(row.config).items():
         table.add_row(Text(f"config.{printable(name)}"), Text(leaf_text(value)))
     if following is not None:
@@ -293,6 +312,8 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
         "best": {name: finite_or_none(value) for name, value in row.best.items()},
         "feasible": not row.violation,
         "violation": finite_or_none(row.violation),
+        "ranked": {name: finite_or_none(value) for name, value in row.ranked.items()},
+        "best_epoch": row.best_epoch,
         "epochs": row.epoch,
         "target": row.target,
         "seconds": row.seconds,
@@ -318,10 +339,10 @@ def dataframe(
     """Return a pandas data frame with a row for each trial.
 
     Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
-    value) and `<name>.best`, `violation` of the constraints if the study has any, `epochs`, `seconds`, `device`, `job`,
-    `proof`, `reason`. A config value that a trial does not have, like a metric it has not reported, is NaN. A metric
-    whose name is that of another column, or of the best of another metric, is called `metric.<name>`. `proof` holds the
-    verdicts of trials that were in an array.
+    value) and `<name>.best` (of any epoch), `violation` of the constraints if the study has any, `best_epoch`,
+    `epochs`, `seconds`, `device`, `job`, `proof`, `reason`. A config value that a trial does not have, like a metric it
+    has not reported, is NaN. A metric whose name is that of another column, or of the best of another metric, is called
+    `metric.<name>`. `proof` holds the verdicts of trials that were in an array.
     """
     try:
         import pandas as pd
@@ -344,6 +365,7 @@ def dataframe(
         columns[f"{column}.best"] = [row.best.get(name, math.nan) for row in rows]
     if constrained:
         columns["violation"] = [row.violation for row in rows]
+    columns["best_epoch"] = [math.nan if row.best_epoch is None else row.best_epoch for row in rows]
     columns["epochs"] = [row.epoch for row in rows]
     columns["seconds"] = [row.seconds for row in rows]
     columns["device"] = [row.device for row in rows]

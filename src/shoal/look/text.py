@@ -81,8 +81,8 @@ def spread_text(value: Any, deviation: float | None, repeats: int) -> str:
 
 
 def metric_text(row: TrialRow, name: str) -> str:
-    """Return the last value of a metric of a trial, or of a configuration with its spread."""
-    value = row.metrics.get(name)
+    """Return the value of a metric at the epoch that ranks a trial, or of a configuration with its spread."""
+    value = row.ranked.get(name)
     if not isinstance(row, ConfigurationRow):
         return number_text(value)
     return spread_text(value, row.deviations.get(name), len(row.repeats))

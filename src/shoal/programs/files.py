@@ -2,9 +2,9 @@
 
 The program works in `checkpoints/<trial>/live`. If it waits for answers to its reports, each report creates a
 checkpoint `checkpoints/<trial>/<step>-000000-files`: a copy of `live`, renamed once it is complete. The two newest
-checkpoints are kept. A program that prints its reports must itself keep `live` consistent. Its output is in
-`output-<step>`, where the step is that of the last report before its start. The reports of its earlier runs are in
-`reports.json`.
+checkpoints are kept, and that of the best report. A program that prints its reports must itself keep `live`
+consistent. Its output is in `output-<step>`, where the step is that of the last report before its start. The reports of
+its earlier runs are in `reports.json`.
 """
 
 import json
@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.trial import Report
 from shoal.host.processes import kill_tree, start_time
 from shoal.programs.reports import OutputReports, ProgramReports
@@ -42,9 +43,15 @@ class _NewestCheckpoint:
 
 
 class ProgramFiles:
-    """Manages the files of one trial."""
+    """Manages the files of one trial.
 
-    def __init__(self, directory: Path, trial: int) -> None:
+    Args:
+        start: Number of the last report of the trial's origin; 0 without one.
+        of_best: As in `WorkerContext`.
+    """
+
+    def __init__(self, directory: Path, trial: int, start: int = 0, of_best: EpochOrder = LAST_EPOCHS) -> None:
+        self._start, self._of_best = start, of_best
         self._directory = directory
         self._trial = trial
         self._folder = checkpoint_directory(directory, trial)
@@ -217,11 +224,20 @@ class ProgramFiles:
     def _delete_old_checkpoints(self, path: Path) -> None:
         others = [other for other in program_checkpoints(self._directory, self._trial) if other != path]
         older = [other for other in others if other.name < path.name]
+        best = f"{self._best_report():06d}-"
         for other in others:  # training did not continue from a later checkpoint
-            if other not in older[: _MAX_CHECKPOINTS - 1]:
+            if other not in older[: _MAX_CHECKPOINTS - 1] and not other.name.startswith(best):
                 stale = other.with_suffix(".stale")
                 other.replace(stale)
                 shutil.rmtree(stale)
+
+    def _best_report(self) -> int:
+        """Number of the best report; 0 without one."""
+        number, best = 0, dict[str, float]()
+        for report in self.reports:
+            if report.epoch > self._start and self._of_best.improves(report.metrics, best):
+                number, best = report.epoch, dict(report.metrics)
+        return number
 
     def _wait_for_new_file_time(self, stamps: dict[str, _FileStamp]) -> None:
         """Wait until new file times differ from those in `stamps`, so that later changes are detected."""

@@ -51,9 +51,7 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
     with path.open("ab") as log:
         for array in job.arrays:
             limits = MemoryLimits.of(job, device, worker_context.process_memory)
-            yield from _ProgramRun(
-                job.id, array, training, device, worker_context.directory, control, log, limits
-            ).run()
+            yield from _ProgramRun(job.id, array, training, device, worker_context, control, log, limits).run()
 
 
 class _Phase(IntEnum):
@@ -90,7 +88,7 @@ class _ProgramRun:
         array: Array,
         training: Opaque,
         device: Device,
-        directory: Path,
+        worker_context: WorkerContext,
         control: JobControl,
         log: BinaryIO,
         limits: MemoryLimits,
@@ -101,10 +99,10 @@ class _ProgramRun:
         (self._member,) = array.members
         self._training = training
         self._device = device
-        self._directory = directory
         self._control = control
         self._log = log
-        self._files = ProgramFiles(directory, self._member.trial.number)
+        trial = self._member.trial
+        self._files = ProgramFiles(worker_context.directory, trial.number, trial.start, worker_context.of_best)
         self._metrics = training.metrics if isinstance(training, Command) else ()
         self._reports = ProgramReports(self._member.trial.number, [], 0)  # all reports of the trial so far, by any run
         self._sent_epoch = self._member.start  # last epoch that was reported to the engine

@@ -97,7 +97,7 @@ class StudyState:
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
         self.step = Step()
-        self.trials = TrialTable(config.spec.objectives, config.spec.bounds)
+        self.trials = TrialTable(config.spec.objectives, config.spec.bounds, config.spec.of_best)
         self.running = RunningJobs(config.jobs + 1)
         self.lifecycle = Lifecycle(config.study, config.spec.timeout if config.trains else None)
         self.improvement = ImprovementTracker(config.spec)

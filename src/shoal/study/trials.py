@@ -9,6 +9,7 @@ from operator import attrgetter, itemgetter
 
 from shoal.core.array import FusionKey, Member
 from shoal.core.constraint import Constraint, violation, with_directions
+from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.job import Job, Purpose
 from shoal.core.objective import Objective, first_objective, merge_best
 from shoal.core.rows import TrialRow
@@ -51,6 +52,8 @@ class TrialRecord:
     best: Mapping[str, float] = field(default_factory=dict)
     objective: float | None = None
     violation: float = 0.0
+    ranked: Mapping[str, float] = field(default_factory=dict)
+    best_epoch: int | None = None
     key: FusionKey | None = None
     failure_note: str = ""
     last_cause: tuple[int, str] | None = None
@@ -63,7 +66,7 @@ class TrialRecord:
         """The record of a row, with what the reports of the trial say."""
         return TrialRecord(
             *(row.trial, row.target, row.epoch, row.state, row.failures, row.reason, row.device, row.job, row.seconds),
-            *(row.metrics, row.best, row.objective, row.violation),
+            *(row.metrics, row.best, row.objective, row.violation, row.ranked, row.best_epoch),
             reported_states=reported_states,
             checkpoint=checkpoint,
         )
@@ -78,7 +81,7 @@ class TrialRecord:
         """Its row in the journal."""
         return TrialRow(
             *(self.trial, self.state, self.reason, self.epoch, self.target, self.failures, self.device, self.job),
-            *(self.seconds, self.metrics, self.best, self.objective, self.violation),
+            *(self.seconds, self.metrics, self.best, self.objective, self.violation, self.ranked, self.best_epoch),
         )
 
     @property
@@ -101,9 +104,18 @@ class TrialRecord:
 
 
 class TrialTable:
-    """All trials of a study by number, with the waiting ones in classes."""
+    """All trials of a study by number, with the waiting ones in classes.
 
-    def __init__(self, objectives: Sequence[Objective] = (), constraints: Sequence[Constraint] = ()) -> None:
+    Args:
+        of_best: Which epoch of a trial is its best; by default trials rank by their last epochs.
+    """
+
+    def __init__(
+        self,
+        objectives: Sequence[Objective] = (),
+        constraints: Sequence[Constraint] = (),
+        of_best: EpochOrder = LAST_EPOCHS,
+    ) -> None:
         self.own_job_trials: set[int] = set()
         """Numbers of trials that failed together with others."""
         self.oom_limits: dict[int, OutOfMemoryLimit] = {}
@@ -131,6 +143,7 @@ class TrialTable:
         self._constraints = constraints
         self._directions = with_directions(objectives, constraints)
         self._bounded = {each.metric for each in constraints}
+        self._of_best = of_best
         self._new: list[Trial] = []
         self._changed: set[int] = set()
         self._all: dict[int, TrialRecord] = {}
@@ -272,8 +285,12 @@ class TrialTable:
             kept = {name: value for name, value in kept.items() if name not in self._bounded}
         record.metrics = {**kept, **report.metrics}
         record.best = merge_best(record.best, report.metrics, self._directions)
-        record.objective = first_objective(record.metrics, self._objectives)
-        record.violation = violation(self._constraints, record.metrics) if record.metrics else 0.0
+        if not self._of_best.objectives:
+            record.ranked = record.metrics
+        elif report.state is not TrialState.FAILED and self._of_best.improves(report.metrics, record.ranked):
+            record.ranked, record.best_epoch = report.metrics, report.epoch  # a failed trial keeps no weights of it
+        record.objective = first_objective(record.ranked, self._objectives)
+        record.violation = violation(self._constraints, record.ranked) if record.ranked else 0.0
         self.move(record, report.state, report.reason)
         if report.state is TrialState.PAUSED:
             self.clear_failures(record)

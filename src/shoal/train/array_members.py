@@ -21,6 +21,7 @@ from shoal.fuse.generators import seed_all
 from shoal.fuse.rows import storage_address
 from shoal.host.activity_clock import during
 from shoal.task import Task, call
+from shoal.train.best_epoch import BestEpoch
 from shoal.train.checkpoint_paths import remove_later_checkpoints
 from shoal.train.kept_gradients import enter_array
 from shoal.train.outside import OutsideState
@@ -194,6 +195,7 @@ class ArrayMembers:
         if runtime is None:
             epoch_steps = self._epoch_steps(member)  # first, since snapshots leave out the data sets that it loads
             runtime = self._state.build(member)
+            runtime.best = BestEpoch(self._state.of_best)
             self._state.outside.begin(member.trial.number, runtime.model)
             runtime.restore(self._state.directory, epoch_steps)
         return runtime
@@ -242,7 +244,10 @@ class ArrayMembers:
             if failure:
                 report = dataclasses.replace(report, state=TrialState.FAILED, reason=failure)
             else:
+                is_best = runtime.best.note(report, runtime.trial.start)
                 report = _with_state(runtime, report)
+                if is_best and report.state is TrialState.RUNNING:  # else they are saved now
+                    runtime.keep_best()
             if report.state is TrialState.PAUSED:
                 self._save(runtime)
                 with during(Activity.CHECKPOINTS):

@@ -27,6 +27,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import CheckpointError
+from shoal.fuse.container_sync import MANAGED_ATTRIBUTES
 from shoal.train.trial_parts import (
     LARGE,
     Kind,
@@ -75,6 +76,7 @@ class CarriedState:
         self._roots = {"task": task, "model": model, "optimizer": optimizer, "scheduler": scheduler}
         held = self._find_parts()
         self._fresh = {place: held.get(id(value)) or _Fingerprint.of(value, self) for place, value in self._entries()}
+        self._plain = _plain_attributes(model)
 
     def _find_parts(self) -> dict[int, "_Fingerprint"]:
         """Find the parts; after the first time only those at the same paths, as other builds have no others.
@@ -110,6 +112,13 @@ class CarriedState:
             for name, value in part.entries().items()
             if not (part.kind is Kind.MODULE and name in part.value._buffers)
         }
+
+    def model_has_none(self) -> bool:
+        """Whether a quick look shows that the model carries nothing: its attributes are plain, and as built."""
+        return self._plain is not None and all(
+            len(own) == size and [own.get(name, own) for name in names] == values
+            for own, size, names, values in self._plain
+        )
 
     def dump(self) -> tuple[bytes, list[Lost]]:
         """Return the carried state, b"" if there is none, and what cannot be pickled."""
@@ -229,6 +238,21 @@ class _Hash:
     def add(self, buffer: pickle.PickleBuffer) -> None:
         """Hash the memory of an array, which is not copied for it."""
         self.write(buffer.raw())
+
+
+def _plain_attributes(model: nn.Module) -> list[tuple[dict[str, Any], int, list[str], list[Any]]] | None:
+    """The attributes of each module, their number, and the names and values of those of its own; None if a value is no
+    number or text, nor a flat list of these.
+    """
+    found = []
+    for module in model.modules():
+        own = {name: value for name, value in vars(module).items() if name not in MANAGED_ATTRIBUTES}
+        flat = [item for value in own.values() for item in (value if type(value) in (list, tuple) else [value])]
+        if module._non_persistent_buffers_set or not all(map(is_atom, flat)):
+            return None
+        values = [list(value) if type(value) is list else value for value in own.values()]
+        found.append((vars(module), len(vars(module)), list(own), values))
+    return found
 
 
 def _is_setting(place: Place) -> bool:

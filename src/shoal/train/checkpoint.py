@@ -1,8 +1,9 @@
 """Checkpoints of single trials: plain state dicts, written atomically, whose names contain a checksum.
 
-A checkpoint loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`. If one differs from its checksum,
-the previous one is used; see also `checkpoint_paths`. A snapshot of the tensors is copied to the host, where those of a
-GPU share buckets, so that it takes few copies and no wait; a thread writes it while training goes on.
+A checkpoint loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`; the optimizer's state is in a file
+beside it. If one differs from its checksum, the previous one is used; see also `checkpoint_paths`. A snapshot of the
+tensors is copied to the host, where those of a GPU share buckets, so that it takes few copies and no wait; a thread
+writes it while training goes on.
 """
 
 import io
@@ -10,19 +11,20 @@ import logging
 import os
 import pickle
 import platform
+import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.core.activity import Activity
@@ -32,38 +34,89 @@ from shoal.fuse.rows import bytes_of
 from shoal.host.activity_clock import during
 from shoal.train.checkpoint_paths import (
     CHECKPOINT_NAME,
+    STATE_NAME,
     checkpoint_files,
     checkpoint_stem,
     make_checkpoint_directory,
+    state_files,
     wait_for_checkpoint,
 )
+from shoal.train.host_copies import host_copies, is_plain, memory_key
 from shoal.train.trial_parts import is_atom
 
 __all__ = [
     "Checkpoint",
     "CheckpointSnapshot",
     "CheckpointWriter",
-    "host_copies",
+    "Weights",
     "load_newest",
+    "load_weights",
+    "metrics_of",
     "mismatch_message",
     "snapshot",
     "write",
 ]
 
 _log = logging.getLogger("shoal.train")
-_MAX_CHECKPOINTS = 2
 
-_STORED = ("trial", "epoch", "step", "model", "optimizer", "scheduler", "average", "scaler", "lost", "gradients")
-"""Fields of a checkpoint that are stored as they are."""
+_STATE = ("optimizer", "scheduler", "scaler", "lost", "gradients")
+"""Fields of a checkpoint that are stored as they are beside its weights."""
 
 HELD_BYTES = 1 << 30
 """Bytes of snapshots in memory from which `submit` waits until fewer are left to write."""
 
-BUCKET_BYTES = 16 << 20
-"""Maximum bytes of a bucket: tensors that are copied at once, through as much additional device memory."""
 
-PINNED_BYTES = 256 << 20
-"""Maximum bytes of tensors of one call that are copied into pinned memory, which torch rounds up and keeps."""
+@dataclass(frozen=True)
+class Weights:
+    """A trial's model after a step, and what was measured until then.
+
+    Args:
+        epoch: Number of epochs finished.
+        step: Steps done of the next epoch.
+        average: Moving averages of parameters by name; empty if the task asks for none.
+        carried: State outside of state dicts, as `CarriedState.dump` returns it; b"" if the model has none.
+        metrics: Number of each epoch so far, with its metrics.
+        best: The best epoch so far; 0 without one.
+    """
+
+    trial: int
+    epoch: int
+    step: int
+    model: dict[str, Any]
+    average: dict[str, Tensor] = field(default_factory=dict)
+    carried: bytes = b""
+    metrics: tuple[tuple[int, dict[str, float]], ...] = ()
+    best: int = 0
+
+    @property
+    def stem(self) -> str:
+        """Beginning of the name of its file."""
+        return checkpoint_stem(self.epoch, self.step)
+
+    @torch.no_grad()
+    def copied(self, shared: AbstractSet[int], hosted: AbstractSet[int]) -> "Weights":
+        """The weights in memory of their own on their device or, if it has none left, on the host.
+
+        Args:
+            shared: Addresses of frozen parameters that trials share, which stay where they are.
+            hosted: Addresses of parameters that are copied to the host.
+        """
+        leaves, structure = pytree.tree_flatten((self.model, self.average))
+        leaves = [_storable(leaf) for leaf in leaves]
+        moved = [each for each in leaves if isinstance(each, Tensor) and each.data_ptr() not in shared]
+        distinct = {memory_key(each): each for each in moved}
+        far = [key for key, each in distinct.items() if each.data_ptr() in hosted]
+        copies = dict(zip(far, host_copies([distinct[key] for key in far], pinned=False)[0], strict=True))
+        plain = [key for key, each in distinct.items() if key not in copies and is_plain(each)]
+        copies |= {key: distinct[key].clone() for key in distinct.keys() - copies.keys() - set(plain)}
+        try:
+            copies |= {key: torch.empty_like(distinct[key]) for key in plain}
+            torch._foreach_copy_([copies[key] for key in plain], [distinct[key] for key in plain])
+        except torch.OutOfMemoryError:
+            copies |= zip(plain, host_copies([distinct[key] for key in plain], pinned=False)[0], strict=True)
+        by_id = {id(each): copies[memory_key(each)] for each in moved}
+        model, average = pytree.tree_unflatten([by_id.get(id(leaf), leaf) for leaf in leaves], structure)
+        return replace(self, model=model, average=average)
 
 
 @dataclass(frozen=True)
@@ -71,20 +124,25 @@ class Checkpoint:
     """State from which a trial continues.
 
     Args:
+        optimizer: State dict of the optimizer, a list with one for each of several; None if it was not kept.
         scheduler: State dict of the LR scheduler, a list with one for each of several, or None.
         reports: Reports of all epochs so far; the journal may lack the last ones.
-        average: Moving averages of parameters by name; empty if the task asks for none.
+        average: As in `Weights`.
         scaler: State dict of a `torch.amp.GradScaler` with the trial's loss scale, or None.
         carried: Other state, as `CarriedState.dump` returns it; b"" if there is none.
         lost: Paths of what could not be pickled, in one line; "" if there is nothing.
         gradients: Gradients that a `step` of the task's own has left for the next one, by parameter.
+        model_carries: Whether the model has a part in `carried`.
+        best_epoch: As `Weights.best`.
+        best: Weights of the best epoch, if they are not on the disk yet.
+        kept: Epochs whose weights are kept: the best ones as of this checkpoint, and as of the one before.
     """
 
     trial: int
     epoch: int
     step: int
     model: dict[str, Any]
-    optimizer: dict[str, Any] | list[Any]
+    optimizer: dict[str, Any] | list[Any] | None
     scheduler: dict[str, Any] | list[Any] | None
     reports: tuple[Report, ...]
     average: dict[str, Tensor] = field(default_factory=dict)
@@ -92,21 +150,43 @@ class Checkpoint:
     carried: bytes = b""
     lost: str = ""
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    model_carries: bool = True
+    best_epoch: int = 0
+    best: Weights | None = None
+    kept: frozenset[int] = frozenset()
+
+    @property
+    def weights(self) -> Weights:
+        """What the file with its weights holds."""
+        carried = self.carried if self.model_carries else b""
+        place = self.trial, self.epoch, self.step
+        return Weights(*place, self.model, self.average, carried, metrics_of(self.reports), self.best_epoch)
+
+
+def metrics_of(reports: Sequence[Report]) -> tuple[tuple[int, dict[str, float]], ...]:
+    """Return `Weights.metrics`; the names are interned, so that equal metrics have equal pickles."""
+    return tuple(
+        (report.epoch, {sys.intern(name): value for name, value in report.metrics.items()}) for report in reports
+    )
 
 
 @dataclass(frozen=True)
 class CheckpointSnapshot:
-    """Content of a checkpoint's file, which stays the same while training goes on.
+    """Contents of a checkpoint's files, which stay the same while training goes on.
 
     Args:
+        stem: Beginning of the names of its files.
+        weights: Beginning of the name of each file with weights -> its content; those of the checkpoint come last.
+        kept: As in `Checkpoint`.
         bytes: Bytes of its tensors, which are in host memory.
         wait: Function that waits until they have their values.
     """
 
     trial: int
-    epoch: int
-    step: int
-    content: Any
+    stem: str
+    state: Any
+    weights: dict[str, Any]
+    kept: frozenset[int]
     bytes: int
     wait: Callable[[], None]
 
@@ -175,60 +255,164 @@ def snapshot(checkpoint: Checkpoint) -> CheckpointSnapshot:
     Raises:
         pickle.PicklingError, TypeError, AttributeError: A state dict has what cannot be pickled.
     """
-    content = {
-        **{name: getattr(checkpoint, name) for name in _STORED},
-        "reports": [(r.epoch, dict(r.metrics), r.seconds) for r in checkpoint.reports],
-        "carried": torch.frombuffer(bytearray(checkpoint.carried), dtype=torch.uint8) if checkpoint.carried else None,
+    own = None if checkpoint.model_carries else _as_tensor(checkpoint.carried)
+    state = {
+        **{name: getattr(checkpoint, name) for name in _STATE},
+        "seconds": [report.seconds for report in checkpoint.reports],
+        "carried": own,
     }
-    leaves, structure = pytree.tree_flatten(content)
+    weights = [each for each in (checkpoint.best, checkpoint.weights) if each is not None]
+    leaves, structure = pytree.tree_flatten([state, {each.stem: _content(each) for each in weights}])
     leaves = [_storable(leaf) for leaf in leaves]
     copies, wait = host_copies([leaf for leaf in leaves if isinstance(leaf, Tensor)])
     remaining = iter(copies)
     leaves = [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    copied = pytree.tree_unflatten(leaves, structure)
-    return CheckpointSnapshot(checkpoint.trial, checkpoint.epoch, checkpoint.step, copied, bytes_of(copies), wait)
+    state, contents = pytree.tree_unflatten(leaves, structure)
+    stem = checkpoint.weights.stem
+    return CheckpointSnapshot(checkpoint.trial, stem, state, contents, checkpoint.kept, bytes_of(copies), wait)
+
+
+def _content(weights: Weights) -> dict[str, Any]:
+    content = {each.name: getattr(weights, each.name) for each in fields(weights)}
+    return content | {"carried": _as_tensor(weights.carried), "metrics": list(weights.metrics)}
+
+
+def _as_tensor(carried: bytes) -> Tensor | None:
+    return torch.frombuffer(bytearray(carried), dtype=torch.uint8) if carried else None
 
 
 def write(directory: Path, taken: CheckpointSnapshot) -> Path:
-    """Write a checkpoint, return its path, and delete all but the newest two, which stay intact if it fails."""
+    """Write a checkpoint and the weights of the best epoch, and return the path of the checkpoint's weights.
+
+    Other files than those of the newest two checkpoints and the weights of their best epochs are deleted. If it fails,
+    the newest two checkpoints stay intact.
+    """
     target = make_checkpoint_directory(directory, taken.trial)
+    *best, newest = taken.weights.items()
+    taken.wait()
+    written = [_write_file(target, *each, "pt") for each in best]
+    written.append(_write_file(target, taken.stem, taken.state, "state"))  # first, so that no weights lack it
+    written.append(_write_file(target, *newest, "pt"))
+    _delete_others(directory, taken, written)
+    return written[-1]
+
+
+def _write_file(target: Path, stem: str, content: Any, suffix: str) -> Path:
     partial = target / f"{platform.node()}-{os.getpid()}.partial"  # another node may have a process of this id
     try:
         with partial.open("wb") as file:
             written = _ChecksumWriter(file)
-            taken.wait()
-            torch.save(taken.content, written)  # type: ignore[arg-type]  # it only writes
+            torch.save(content, written)  # type: ignore[arg-type]  # it only writes
             written.check()
             file.flush()
             os.fsync(file.fileno())  # else a node that dies may leave a whole name on an empty file
-        path = target / f"{checkpoint_stem(taken.epoch, taken.step)}-{written.checksum:08x}.pt"
+        path = target / f"{stem}-{written.checksum:08x}.{suffix}"
         partial.replace(path)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(target)
         partial.unlink(missing_ok=True)
         raise
-    present = checkpoint_files(directory, taken.trial)
-    older = [other for other in present if other.name[:13] < path.name[:13]]
-    for other in present:  # checkpoints of the same or a later step are damaged: training did not start from them
-        if other != path and other not in older[: _MAX_CHECKPOINTS - 1]:
-            other.unlink(missing_ok=True)
     return path
 
 
+def _delete_others(directory: Path, taken: CheckpointSnapshot, written: Sequence[Path]) -> None:
+    """Delete what `write` says. Files of the same or a later step that were not written are of a training that this
+    trial did not go on from, or damaged.
+    """
+    present, states = checkpoint_files(directory, taken.trial), state_files(directory, taken.trial)
+    stems = {path.name[:13] for path in states}
+    older = [path.name[:13] for path in present if path.name[:13] < taken.stem and path.name[:13] in stems][:1]
+    best = {checkpoint_stem(epoch, 0) for epoch in taken.kept}
+    new = {path.name[:13]: path for path in written if path.suffix == ".pt"}
+    for path in present:
+        stem = path.name[:13]
+        if new.get(stem, path) != path or (stem not in new and stem not in (*older, *best)) or stem > taken.stem:
+            path.unlink(missing_ok=True)
+    for path in states:
+        if path not in written and path.name[:13] not in older:
+            path.unlink(missing_ok=True)
+
+
 def load_newest(directory: Path, trial: int, oldest: str = "") -> Checkpoint | None:
-    """Return a trial's newest intact checkpoint, or None; wait for `oldest` if a network file system hides it."""
+    """Return a trial's newest intact checkpoint, or None; wait for `oldest` if a network file system hides it.
+
+    Weights of another trial, with which the trial begins, are a checkpoint even without an optimizer's state.
+    """
     if oldest and not wait_for_checkpoint(directory, trial, oldest):
         _log.warning("checkpoint %s of trial %d is not visible here; an older one is used", oldest, trial)
+    states = {path.name[:13]: path for path in reversed(state_files(directory, trial))}
     for path in checkpoint_files(directory, trial):
+        state = states.get(path.name[:13])
         try:
-            return _read(path, trial)
+            weights = _read_weights(path, trial)
+            if state is None and weights.trial == trial:
+                continue  # those of the best epoch
+            return _checkpoint(weights, None if state is None else _read(state, trial), trial)
         except (CheckpointError, FileNotFoundError) as damage:  # a newer one has taken the place of a missing file
             _log.warning("%s; the checkpoint before it is used", damage)
     return None
 
 
-def mismatch_message(what: str, checkpoint: Checkpoint, error: Exception) -> str:
+def load_weights(directory: Path, trial: int, epoch: int | None = None) -> Weights:
+    """Return a trial's weights as of its newest intact checkpoint, or as of the end of its best epoch.
+
+    While the weights of the best epoch are not on the disk, or if they are damaged, the result is of the best epoch as
+    of the newest checkpoint, or else of that checkpoint, and a warning says so.
+
+    Args:
+        epoch: The best epoch; None: those of the newest checkpoint.
+
+    Raises:
+        CheckpointError: there are no intact weights.
+    """
+    wanted = None if epoch is None else checkpoint_stem(epoch, 0)
+    files = checkpoint_files(directory, trial)
+    for path in sorted(files, key=lambda path: wanted is not None and not path.name.startswith(wanted)):
+        try:
+            found = _read_weights(path, trial)
+            break
+        except (CheckpointError, FileNotFoundError) as damage:
+            _log.warning("%s; other weights are used", damage)
+    else:
+        raise CheckpointError(f"trial {trial} has no intact checkpoint below {directory / 'checkpoints'}")
+    if wanted is None or found.stem == wanted:
+        return found
+    if found.best not in (0, epoch):
+        found = load_weights(directory, trial, found.best)
+    text = "trial %d has the weights after epoch %d, as those of its best epoch, %d, are not on the disk"
+    _log.warning(text, trial, found.epoch, epoch)
+    return found
+
+
+def _read_weights(path: Path, trial: int) -> Weights:
+    content = _read(path, trial)
+    carried = b"" if content["carried"] is None else content["carried"].numpy().tobytes()
+    return Weights(**content | {"carried": carried, "metrics": tuple(map(tuple, content["metrics"]))})
+
+
+def _checkpoint(weights: Weights, state: dict[str, Any] | None, trial: int) -> Checkpoint:
+    """Put together what a checkpoint's files hold; without a state the optimizer and the scheduler begin anew."""
+    if state is None:
+        state = {**dict.fromkeys(_STATE), "lost": "", "gradients": {}, "carried": None}
+        state["seconds"] = [0.0] * len(weights.metrics)
+    reports = tuple(
+        Report(trial, epoch, metrics, seconds)
+        for (epoch, metrics), seconds in zip(weights.metrics, state.pop("seconds"), strict=True)
+    )
+    own = state.pop("carried")
+    return Checkpoint(
+        *(weights.trial, weights.epoch, weights.step, weights.model),
+        **state,
+        reports=reports,
+        average=weights.average,
+        carried=weights.carried if own is None else own.numpy().tobytes(),
+        model_carries=own is None,
+        best_epoch=weights.best,
+    )
+
+
+def mismatch_message(what: str, checkpoint: Checkpoint | Weights, error: Exception) -> str:
     """Return the error message for a model or an optimizer that does not fit the checkpoint of its own trial."""
     return (
         f"the {what} that the task makes now does not fit the checkpoint of trial {checkpoint.trial}, saved after "
@@ -237,53 +421,16 @@ def mismatch_message(what: str, checkpoint: Checkpoint, error: Exception) -> str
     )
 
 
-@torch.no_grad()
-def host_copies(tensors: Sequence[Tensor], pinned: bool = True) -> tuple[list[Tensor], Callable[[], None]]:
-    """Copy tensors to host memory, each to a storage of its own; tensors of one memory have one copy.
-
-    The values are those at this place in the device's current stream, whatever later work of the stream changes.
-
-    Args:
-        pinned: Whether to copy up to `PINNED_BYTES` from a GPU into pinned memory, without waiting for it. Other
-            copies are complete on return.
-
-    Returns:
-        The copies, and a function that waits until they are complete.
-    """
-    keys = list(map(_memory, tensors))
-    distinct = {key: tensor.detach() for key, tensor in zip(keys, tensors, strict=True)}
-    bucketed = {key: tensor for key, tensor in distinct.items() if tensor.device.type != "cpu" and _is_plain(tensor)}
-    rest = ((key, tensor) for key, tensor in distinct.items() if key not in bucketed)
-    copies = {key: tensor.clone() if tensor.device.type == "cpu" else tensor.cpu() for key, tensor in rest}
-    devices: set[torch.device] = set()
-    size = 0
-    for bucket in _buckets(bucketed.items()):
-        size += sum(tensor.nbytes for tensor in bucket.values())
-        pinned = pinned and size <= PINNED_BYTES
-        copies.update(_copies_of_bucket(bucket, pinned))
-        devices.update(tensor.device for tensor in bucket.values() if pinned and tensor.device.type == "cuda")
-    events = [(device, _recorded_event(device)) for device in devices]
-
-    def wait() -> None:
-        for device, event in events:
-            with torch.cuda.device(device):  # a thread begins with the first GPU
-                event.synchronize()
-
-    return [copies[key] for key in keys], wait
-
-
-def _read(path: Path, trial: int) -> Checkpoint:
+def _read(path: Path, trial: int) -> dict[str, Any]:
     data = path.read_bytes()
-    match = CHECKPOINT_NAME.fullmatch(path.name)
+    match = CHECKPOINT_NAME.fullmatch(path.name) or STATE_NAME.fullmatch(path.name)
     if match is None or f"{zlib.crc32(data):08x}" != match.group(3):
         raise CheckpointError(f"checkpoint {path} of trial {trial} is damaged: its checksum differs")
     try:
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"checkpoint {path} of trial {trial} cannot be read: {error}") from error
-    reports = tuple(Report(trial, epoch, metrics, seconds) for epoch, metrics, seconds in content["reports"])
-    carried = b"" if content["carried"] is None else content["carried"].numpy().tobytes()
-    return Checkpoint(**content | {"reports": reports, "carried": carried})
+    return content
 
 
 class _ChecksumWriter:
@@ -322,65 +469,3 @@ def _storable(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())  # those that are read-only cannot be shared
     return pickle.loads(pickle.dumps(value))
-
-
-def _memory(tensor: Tensor) -> object:
-    """Return what is equal for tensors with the same elements of the same memory."""
-    if not _is_plain(tensor) or not tensor.data_ptr():
-        return id(tensor)
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
-        return False
-    return not (tensor.is_complex() or tensor.is_neg() or tensor.is_quantized)
-
-
-def _buckets(tensors: Iterable[tuple[object, Tensor]]) -> Iterator[dict[object, Tensor]]:
-    """Divide tensors by device and dtype into buckets of at most `BUCKET_BYTES`, or of one tensor."""
-    buckets: dict[object, dict[object, Tensor]] = {}
-    sizes: dict[object, int] = {}
-    for key, tensor in tensors:
-        kind = tensor.device, tensor.dtype
-        if sizes.get(kind, 0) + tensor.nbytes > BUCKET_BYTES and kind in buckets:
-            yield buckets.pop(kind)
-            sizes[kind] = 0
-        buckets.setdefault(kind, {})[key] = tensor
-        sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
-    yield from buckets.values()
-
-
-def _copies_of_bucket(bucket: dict[object, Tensor], pinned: bool) -> dict[object, Tensor]:
-    """Copy tensors of one device and dtype to the host, each by itself if the device lacks memory for the bucket."""
-    with suppress(torch.OutOfMemoryError):
-        return dict(_copied_at_once(bucket, pinned))
-    return {key: tensor.cpu() for key, tensor in bucket.items()}
-
-
-def _copied_at_once(bucket: dict[object, Tensor], pinned: bool) -> Iterator[tuple[object, Tensor]]:
-    """Copy tensors of one device and dtype by one copy of a flat tensor; yield each with its key, in its strides."""
-    orders = [sorted(range(each.dim()), key=each.stride, reverse=True) for each in bucket.values()]
-    permuted = [each.permute(order) for each, order in zip(bucket.values(), orders, strict=True)]
-    rows = [each.reshape(-1) for each in permuted]
-    flat = torch.cat(rows) if len(rows) > 1 else rows[0]
-    if pinned and flat.device.type == "cuda":
-        storage = _pinned_like(flat).copy_(flat, non_blocking=True).untyped_storage()
-    else:
-        storage = flat.cpu().untyped_storage()
-    begin = 0
-    for key, each, order in zip(bucket, permuted, orders, strict=True):
-        own = torch.empty(0, dtype=each.dtype).set_(storage[begin : begin + each.nbytes]).view(each.shape)
-        begin += each.nbytes
-        yield key, own.permute(sorted(range(each.dim()), key=order.__getitem__))
-
-
-def _pinned_like(flat: Tensor) -> Tensor:
-    return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-
-
-def _recorded_event(device: torch.device) -> torch.cuda.Event:
-    """Return an event after all work of the device's current stream; waiting for it takes no processor time."""
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event

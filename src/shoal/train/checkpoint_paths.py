@@ -1,7 +1,8 @@
 """Paths and names of checkpoint files; imports no torch.
 
-The two newest checkpoints of each trial are kept, as `checkpoints/<trial>/<epoch>-<step>-<crc32>.pt`. Checkpoints of a
-program are directories, `checkpoints/<trial>/<epoch>-000000-files`.
+A checkpoint of a trial is its weights, `checkpoints/<trial>/<epoch>-<step>-<crc32>.pt`, and what else training goes on
+from, `<epoch>-<step>-<crc32>.state`, which is there before the weights. The two newest checkpoints are kept, and the
+weights of the best epoch. Checkpoints of a program are directories, `checkpoints/<trial>/<epoch>-000000-files`.
 """
 
 import errno
@@ -19,6 +20,7 @@ from shoal.host.file_system import network_file_system
 
 __all__ = [
     "CHECKPOINT_NAME",
+    "STATE_NAME",
     "checkpoint_directory",
     "checkpoint_files",
     "checkpoint_stem",
@@ -27,6 +29,7 @@ __all__ = [
     "program_checkpoints",
     "program_directory",
     "remove_later_checkpoints",
+    "state_files",
     "wait_for_checkpoint",
 ]
 
@@ -35,7 +38,9 @@ VISIBLE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.5
 
 CHECKPOINT_NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.pt")
-"""Name of a checkpoint file: epochs finished, steps done of the next epoch, checksum."""
+"""Name of a file with weights: epochs finished, steps done of the next epoch, checksum."""
+STATE_NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.state")
+"""Name of the file with the state of optimizers, schedulers and reports of a checkpoint."""
 
 _study: tuple[Path, int] | None = None
 """Directory of the study that this process trains for, and a descriptor of it, which follows it when it is moved."""
@@ -70,9 +75,15 @@ def make_checkpoint_directory(directory: Path, trial: int) -> Path:
 
 
 def checkpoint_files(directory: Path, trial: int) -> list[Path]:
-    """Return a trial's checkpoint files, newest first."""
+    """Return a trial's files with weights, newest first: of its checkpoints, and of its best epoch."""
     found = checkpoint_directory(directory, trial).glob("*.pt")
     return sorted((path for path in found if CHECKPOINT_NAME.fullmatch(path.name)), reverse=True)
+
+
+def state_files(directory: Path, trial: int) -> list[Path]:
+    """Return a trial's files with the state of optimizers, newest first."""
+    found = checkpoint_directory(directory, trial).glob("*.state")
+    return sorted((path for path in found if STATE_NAME.fullmatch(path.name)), reverse=True)
 
 
 def checkpoint_stem(epoch: int, step: int) -> str:
@@ -82,7 +93,7 @@ def checkpoint_stem(epoch: int, step: int) -> str:
 
 def remove_later_checkpoints(directory: Path, trial: int, epoch: int, step: int) -> None:
     """Remove a trial's checkpoints of later steps than this one."""
-    for path in checkpoint_files(directory, trial):
+    for path in [*checkpoint_files(directory, trial), *state_files(directory, trial)]:  # else a state might be missing
         if path.name[:13] > checkpoint_stem(epoch, step):
             path.unlink(missing_ok=True)
 
@@ -112,10 +123,11 @@ def program_checkpoints(directory: Path, trial: int) -> list[Path]:
     return sorted(checkpoint_directory(directory, trial).glob("[0-9]*-000000-files"), reverse=True)
 
 
-def program_directory(directory: Path, trial: int) -> Path:
-    """Return the directory with a program's files as of the last report of the trial."""
-    newest = next(iter(program_checkpoints(directory, trial)), None)
-    return checkpoint_directory(directory, trial) / "live" if newest is None else newest / "files"
+def program_directory(directory: Path, trial: int, best: int | None = None) -> Path:
+    """Return the directory with a program's files as of the trial's best report, if they were kept, else its last."""
+    found = program_checkpoints(directory, trial)
+    chosen = [path for path in found if best is not None and path.name.startswith(f"{best:06d}-")] or found
+    return chosen[0] / "files" if chosen else checkpoint_directory(directory, trial) / "live"
 
 
 def copy_checkpoint(directory: Path, trial: Trial) -> None:
@@ -126,6 +138,9 @@ def copy_checkpoint(directory: Path, trial: Trial) -> None:
     begins = f"{origin.epoch:06d}-{0:06d}-"
     there = [*checkpoint_files(directory, origin.trial), *program_checkpoints(directory, origin.trial)]
     source = next((x for x in there if x.name.startswith(begins)), None)
+    states = [path for path in state_files(directory, origin.trial) if path.name.startswith(begins)]
+    if source is not None and not source.is_dir() and not states and not trial.is_added:
+        source = None  # weights of the best epoch alone: an algorithm's trial goes on with the optimizer's state
     live = checkpoint_directory(directory, origin.trial) / "live"
     if source is None and live.exists():
         why = (
@@ -149,8 +164,15 @@ def copy_checkpoint(directory: Path, trial: Trial) -> None:
         shutil.copytree(source, partial, symlinks=True)
         partial.replace(target)
         return
+    for path in (*states, source):  # the weights come last, as without them there is no checkpoint
+        _link(path, target.with_name(path.name))
+
+
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
+    except FileExistsError:  # an earlier attempt was cut short
+        return
     except OSError:  # a file system without hard links
         partial = target.with_suffix(".partial")
         shutil.copyfile(source, partial)

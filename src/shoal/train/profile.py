@@ -26,6 +26,7 @@ from shoal.fuse.race import RaceRules, choose_fastest
 from shoal.fuse.rows import bytes_of
 from shoal.host.processes import own_memory
 from shoal.plan.cost.cost import MIN_WORK_TO_MEASURE
+from shoal.train.best_epoch import best_bytes
 from shoal.train.data.batches import Batches
 from shoal.train.failures import outcome_of
 from shoal.train.fused_stepper import make_stepper
@@ -343,7 +344,7 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
         seconds=shortest,
         gains={members: run.stepper.gain for members, run in runs.items() if run.stepper.gain is not None},
         build_seconds=build_seconds,
-        member_memory=runs[max(runs)].member_memory,
+        member_memory=runs[max(runs)].member_memory + best_bytes(lone.model, bench.state.of_best),
         shared_memory=_shared_bytes(lone) + max(0, single.bytes - runs[max(runs)].bytes // max(runs)),
         cores=cpu / max(wall - delayed, cpu / torch.get_num_threads()),
         loads=runs[max(runs)].loads,

@@ -17,6 +17,7 @@ from torch import nn
 from shoal.core.activity import Activity
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Device
+from shoal.core.epoch_order import EpochOrder
 from shoal.core.errors import UnusableTaskError
 from shoal.core.event import (
     ArrayFailed,
@@ -353,7 +354,7 @@ def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState,
     if torch_device.type == "cuda":
         torch.cuda.set_device(torch_device)
     postpone_compiler()
-    return _cached_state(worker_context.task, torch_device, worker_context.directory)
+    return _cached_state(worker_context.task, torch_device, worker_context.directory, worker_context.of_best)
 
 
 def _torch_device(device: Device) -> torch.device:
@@ -377,11 +378,13 @@ def _compute_limit() -> float | None:
 
 
 @lru_cache(maxsize=1)
-def _cached_state(pickled: bytes, device: torch.device, directory: Path) -> tuple[WorkerState, SignatureBuilder]:
+def _cached_state(
+    pickled: bytes, device: torch.device, directory: Path, of_best: EpochOrder
+) -> tuple[WorkerState, SignatureBuilder]:
     """Return the worker state and signature builder of a study; its next job in this process gets the same ones."""
     try:
         task: Task = original_or_loaded(pickled)
     except (Exception, SystemExit) as error:
         raise UnusableTaskError(f"the task cannot be loaded in a worker: {why_not_loaded(error)}") from error
     sets = DataSets(task, device)
-    return WorkerState(task, sets, TrialCache(), device, directory), SignatureBuilder(task, sets)
+    return WorkerState(task, sets, TrialCache(), device, directory, of_best), SignatureBuilder(task, sets)

@@ -22,12 +22,11 @@ from shoal.core.trial import Report, Trial
 from shoal.fuse.generators import seed_all
 from shoal.fuse.optim.unfused_step import mode_setter, required_argument
 from shoal.fuse.scaler import LossScale
-from shoal.host.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
+from shoal.train.best_epoch import BestEpoch
 from shoal.train.carried_state import CarriedState, Lost
-from shoal.train.checkpoint import Checkpoint, CheckpointWriter, load_newest, mismatch_message
+from shoal.train.checkpoint import Checkpoint, CheckpointWriter, Weights, load_newest, metrics_of, mismatch_message
 from shoal.train.checkpoint_paths import checkpoint_directory, checkpoint_stem
-from shoal.train.failures import user_traceback
 from shoal.train.kept_gradients import KeptGradients, uncleared
 from shoal.train.step_settings import StepSettings
 
@@ -37,13 +36,13 @@ __all__ = [
     "check_model",
     "check_optimizer",
     "check_scalar",
+    "load_model",
     "optimizers_in",
     "parameter_warning",
     "sort_by_optimizer",
     "state_tensors",
     "synchronize",
     "train_modes_kept",
-    "trained_model",
 ]
 
 _log = logging.getLogger("shoal.train")
@@ -88,6 +87,7 @@ class TrialRuntime:
     carried: CarriedState | None = None
     lossy: bool = False
     """Whether a checkpoint lacked what could not be pickled."""
+    best: BestEpoch = field(default_factory=BestEpoch)
 
     @property
     def trial(self) -> Trial:
@@ -152,6 +152,15 @@ class TrialRuntime:
             if (method := mode_setter(one, train)) is not None:
                 method()
 
+    def keep_best(self) -> None:
+        """Copy the weights for the next save, as this is the best epoch."""
+        self._set_train_mode_of_optimizers(train=False)
+        carried = b"" if self.carried is None or self.carried.model_has_none() else self.carried.dump()[0]
+        metrics = metrics_of(self.reports)
+        now = Weights(self.trial.number, self.epoch, self.step, self.model.state_dict(), self.average, carried, metrics)
+        self.best.keep(now, self.model)
+        self._set_train_mode_of_optimizers(train=True)
+
     def save(self, writer: CheckpointWriter, outside: str = "") -> str:
         """Submit a checkpoint if the trial has trained since the last one; return a note for the user, mostly "".
 
@@ -189,10 +198,15 @@ class TrialRuntime:
             content,
             ", ".join(each.path for each in lost),
             self.gradients.read(),
+            self.carried is not None and not self.carried.model_has_none(),
+            self.best.epoch,
+            self.best.weights,
+            self.best.kept,
         )
         writer.submit(state)
         self._set_train_mode_of_optimizers(train=True)
         self.saved = (self.epoch, self.step)
+        self.best.mark_saved()
         return note
 
     def _check_restorable(self) -> None:
@@ -229,12 +243,14 @@ class TrialRuntime:
         self._check_restorable()
         self._set_train_mode_of_optimizers(train=False)  # in which checkpoints are saved
         try:
-            _load_model(self.model, state.model)
+            load_model(self.model, state.model)
         except RuntimeError as error:
             if own and not _same_shapes(self.model.state_dict(), state.model):
                 raise UnusableTaskError(mismatch_message("model", state, error)) from error
             raise
-        if own:
+        if state.optimizer is None:
+            _log.warning("trial %d goes on from weights without an optimizer's state", self.trial.number)
+        elif own:
             try:
                 _load_state(self.optimizer, state.optimizer)
             except ValueError as error:  # parameter groups differ
@@ -243,6 +259,7 @@ class TrialRuntime:
                 _load_state(self.scheduler, state.scheduler)
         else:
             _load_state(self.optimizer, _with_param_groups(state.optimizer, _state(self.optimizer)))
+        if not own:
             for report in state.reports:
                 self._replay_steps(epoch_steps)
                 self._end_epoch_of_schedulers(report.metrics)
@@ -260,6 +277,9 @@ class TrialRuntime:
         self._set_train_mode_of_optimizers(train=True)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = self.proven = (state.epoch, state.step)
+        for report in self.reports:
+            self.best.note(report, self.trial.start)
+        self.best.mark_saved()
 
 
 def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
@@ -316,30 +336,6 @@ def _check_not_float16(model: nn.Module) -> None:
                 f"the task's `model` returns a model whose {path!r} is float16, and its `precision` returns "
                 '"16-mixed", which keeps weights in float32; return model.float()'
             )
-
-
-def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
-    """Return a trial's model from its newest checkpoint, on the CPU in evaluation mode, averaged by `Task.ema`."""
-    checkpoint = load_newest(directory, trial.number)
-    if checkpoint is None:
-        raise CheckpointError(f"trial {trial.number} has no intact checkpoint below {directory / 'checkpoints'}")
-    try:
-        owner: Task = original_or_loaded(task)
-    except (Exception, SystemExit) as error:
-        message = f"the task of the study in {directory} cannot be loaded: {why_not_loaded(error)}"
-        raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error
-    with torch.random.fork_rng(devices=[]):
-        model = check_model(call(owner, "model", config=trial.config))
-    carried = CarriedState(owner, model, None, None, torch.device("cpu"))
-    try:
-        _load_model(model, checkpoint.model)
-        carried.restore(checkpoint.carried)
-    except (RuntimeError, CheckpointError) as error:
-        raise UnusableTaskError(mismatch_message("model", checkpoint, error)) from error
-    with torch.no_grad():
-        for name, average in checkpoint.average.items():  # a tied parameter is listed by one of its names
-            model.get_parameter(name).copy_(average)
-    return model.eval()
 
 
 def check_model(returned: Any) -> nn.Module:
@@ -471,7 +467,7 @@ def _state(owner: Any) -> Any:
     return None if owner is None else owner.state_dict()
 
 
-def _load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
+def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Load a state dict; a module may save names that it does not load, as bitsandbytes' quantization states."""
     model.load_state_dict(saved, strict=model.state_dict().keys() != saved.keys())
 

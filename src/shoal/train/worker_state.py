@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from shoal.core.array import FusionKey, Member
+from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.fuse.frozen import is_shared
 from shoal.fuse.rows import bytes_of
 from shoal.task import Task
-from shoal.train.checkpoint import CheckpointWriter, host_copies
+from shoal.train.checkpoint import CheckpointWriter
 from shoal.train.checkpoint_paths import checkpoint_files
 from shoal.train.data.datasets import DataSets
+from shoal.train.host_copies import host_copies
 from shoal.train.outside import OutsideState
 from shoal.train.proof import ProofCost, ProofRecord
 from shoal.train.trial_runtime import TrialRuntime, build, state_tensors
@@ -122,6 +124,7 @@ class WorkerState:
     """State that all arrays of a process share; `global_rng` is for `PlainStepper`.
 
     Args:
+        of_best: As in `WorkerContext`.
         plain_keys: Key of trials that train in plain PyTorch, because a step of an array was refused -> the reason.
     """
 
@@ -130,6 +133,7 @@ class WorkerState:
     trial_cache: TrialCache
     device: torch.device
     directory: Path
+    of_best: EpochOrder = LAST_EPOCHS
     plain_keys: dict[FusionKey, str] = field(default_factory=dict)
     proofs: dict[FusionKey, ProofRecord] = field(default_factory=dict)
     proof_cost: ProofCost = field(default_factory=lambda: ProofCost(time.perf_counter()))

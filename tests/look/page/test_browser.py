@@ -137,7 +137,7 @@ def test_the_table_is_sorted_searched_filtered_and_saved(browser, page) -> None:
         with tab.expect_download() as download:
             tab.click("#csv")
         lines = Path(download.value.path()).read_text().splitlines()
-        assert lines[0].startswith("trial,state,metric.accuracy,best.accuracy,epochs,seconds,config.lr")
+        assert lines[0].startswith("trial,state,metric.accuracy,best_epoch,last.accuracy,epochs,seconds,config.lr")
         assert len(lines) == 9
 
 

@@ -28,12 +28,12 @@ function parameterAxis(space, axis) {
 }
 
 function metricAxis(metric, trials, logarithmic) {
-  const log = logarithmic && trials.every((trial) => !(trial.metrics[metric] <= 0));
-  const values = trials.map((trial) => trial.metrics[metric]);
+  const log = logarithmic && trials.every((trial) => !(trial.ranked[metric] <= 0));
+  const values = trials.map((trial) => trial.ranked[metric]);
   const [low, high] = bounds([[[], values]], [], log).map((value) => (log ? Math.log(value) : value));
   const place = (value) => (typeof value === "number" ? Math.min(Math.max(((log ? Math.log(value) : value) - low) / (high - low), 0), 1) : null);
   const marks = [0, 1 / 3, 2 / 3, 1].map((at) => [at, number(log ? Math.exp(low + at * (high - low)) : low + at * (high - low))]);
-  return { name: metric, note: log ? "log" : "", read: (trial) => trial.metrics[metric], place, marks };
+  return { name: metric, note: log ? "log" : "", read: (trial) => trial.ranked[metric], place, marks };
 }
 
 export function spaceView(study) {
@@ -92,7 +92,7 @@ function drawParallel(study, chosen, plot, picked, redraw) {
   const best = ranked.filter((trial) => inside.includes(trial)).slice(0, 5), names = study.space.axes.map((axis) => axis.name);
   refill(picked, el("p", { class: "small", id: "picked" }, `${inside.length} of ${plural(trials.length, "trial")}${chosen.brushes.size ? " between the marks" : ""}`),
     best.length ? table([["trial", "number"], [chosen.metric, "number"], ...names.map((name) => [name, "number"])],
-      best.map((trial) => [trialLink(study, trial.trial), number(trial.metrics[chosen.metric]), ...names.map((name) => (name in trial.flat ? number(trial.flat[name]) : "–"))])) : "");
+      best.map((trial) => [trialLink(study, trial.trial), number(trial.ranked[chosen.metric]), ...names.map((name) => (name in trial.flat ? number(trial.flat[name]) : "–"))])) : "");
 }
 
 function drawnAxis(axis, x, y, chosen, redraw, last) {

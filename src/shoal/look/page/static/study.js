@@ -120,9 +120,9 @@ export class Shown {
   ranked(metric) {
     const mode = this.snapshot.objectives.find((goal) => goal.metric === metric)?.mode;
     const falls = mode ? mode === "min" : /(loss|error)$/.test(metric);
-    const value = (trial) => (falls ? trial.metrics[metric] : -trial.metrics[metric]);
+    const value = (trial) => (falls ? trial.ranked[metric] : -trial.ranked[metric]);
     const usable = [...this.trials.values()].filter(
-      (trial) => trial.state !== "failed" && typeof trial.metrics[metric] === "number");
+      (trial) => trial.state !== "failed" && typeof trial.ranked[metric] === "number");
     const beyond = (trial) => (trial.feasible ? 0 : trial.violation ?? Number.MAX_VALUE);
     return usable.sort((one, other) => beyond(one) - beyond(other) || value(one) - value(other) || one.trial - other.trial);
   }

@@ -64,9 +64,10 @@ function columnsOf(study) {
   return [
     { key: "trial", title: "trial", kind: "number", value: (row) => row.trial },
     { key: "state", title: "state", kind: "", value: (row) => row.state },
-    ...goals.map(metric),
+    ...goals.map((name) => ({ key: `metric.${name}`, title: name, kind: "number", value: (row) => row.ranked[name] })),
     ...(study.snapshot.constraints.length ? [{ key: "violation", title: "violation", kind: "number", value: violation }] : []),
-    ...goals.map((name) => ({ key: `best.${name}`, title: goals.length > 1 ? `best ${name}` : "best", kind: "number", value: (row) => row.best[name] })),
+    { key: "best_epoch", title: "best epoch", kind: "number", value: (row) => row.best_epoch ?? undefined },
+    ...goals.map((name) => ({ key: `last.${name}`, title: goals.length > 1 ? `last ${name}` : "last", kind: "number", value: (row) => row.metrics[name] })),
     { key: "epochs", title: study.snapshot.unit, kind: "number", value: (row) => row.epochs },
     { key: "seconds", title: "seconds", kind: "number", value: (row) => row.seconds },
     ...study.parameters.map((name) => ({ key: `config.${name}`, title: name, kind: "number", value: (row) => row.flat[name] })),

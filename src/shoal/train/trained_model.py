@@ -1,0 +1,43 @@
+"""The model of a trial with its trained weights."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from shoal.core.errors import CheckpointError, UnusableTaskError
+from shoal.core.trial import Trial
+from shoal.host.pickling import original_or_loaded, why_not_loaded
+from shoal.task import Task, call
+from shoal.train.carried_state import CarriedState
+from shoal.train.checkpoint import load_weights, mismatch_message
+from shoal.train.failures import user_traceback
+from shoal.train.trial_runtime import check_model, load_model
+
+__all__ = ["trained_model"]
+
+
+def trained_model(task: bytes, trial: Trial, directory: Path, best: int | None = None) -> nn.Module:
+    """Return a trial's model, on the CPU in evaluation mode, averaged by `Task.ema`.
+
+    Args:
+        best: Epoch with whose weights; None: those of the newest checkpoint.
+    """
+    weights = load_weights(directory, trial.number, best)
+    try:
+        owner: Task = original_or_loaded(task)
+    except (Exception, SystemExit) as error:
+        message = f"the task of the study in {directory} cannot be loaded: {why_not_loaded(error)}"
+        raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error
+    with torch.random.fork_rng(devices=[]):
+        model = check_model(call(owner, "model", config=trial.config))
+    carried = CarriedState(owner, model, None, None, torch.device("cpu"))
+    try:
+        load_model(model, weights.model)
+        carried.restore(weights.carried)
+    except (RuntimeError, CheckpointError) as error:
+        raise UnusableTaskError(mismatch_message("model", weights, error)) from error
+    with torch.no_grad():
+        for name, average in weights.average.items():  # a tied parameter is listed by one of its names
+            model.get_parameter(name).copy_(average)
+    return model.eval()
