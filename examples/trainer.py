@@ -52,7 +52,7 @@ def main():
         task, SPACE, metric="accuracy", mode="max", algorithm=shoal.Random(options.trials, epochs=options.epochs)
     )
     best = study.best_trial
-    print(f"Best: accuracy {best.metrics['accuracy']:.3f} by trial {best.number}")
+    print(f"Best: accuracy {best.ranked['accuracy']:.3f} by trial {best.number}")
     for name, value in best.config.items():
         print(f"  {name} = {value:.4g}")
     study.best_model().save_pretrained("best")

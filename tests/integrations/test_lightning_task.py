@@ -312,7 +312,7 @@ def test_trials_learn_what_trainer_fit_teaches(case: str, recorded: dict[int, li
         assert len(recorded[row.number]) == steps
         expected = [sum(of_step) for of_step in losses.steps.values()]
         torch.testing.assert_close(recorded[row.number], expected, rtol=1e-9, atol=1e-12)
-        trained = study.model(row.number).state_dict()
+        trained = study.model(row.number, "last").state_dict()
         torch.testing.assert_close(trained, model.state_dict(), rtol=1e-9, atol=1e-9)
         for name in {"val_loss", "accuracy", "val_error", "worst"} & losses.metrics.keys():
             assert row.metrics[name] == pytest.approx(losses.metrics[name], rel=1e-9)
@@ -355,7 +355,9 @@ def test_the_config_reaches_the_class_of_the_data_module(tmp_path: Path) -> None
     study = tune(LightningTask(Classifier, Data), space, tmp_path)
     for row in study.trials:
         model, _ = fit(row.trial, Classifier, Data(row.config["batch_size"]))
-        torch.testing.assert_close(study.model(row.number).state_dict(), model.state_dict(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            study.model(row.number, "last").state_dict(), model.state_dict(), rtol=1e-9, atol=1e-9
+        )
 
 
 def test_settings_of_the_trainer_may_come_from_the_config(tmp_path: Path) -> None:
@@ -363,7 +365,9 @@ def test_settings_of_the_trainer_may_come_from_the_config(tmp_path: Path) -> Non
     study = tune(LightningTask(Transformer, Data()), space, tmp_path)
     for row in study.trials:
         model, _ = fit(row.trial, Transformer, Data(), gradient_clip_val=row.config["gradient_clip_val"])
-        torch.testing.assert_close(study.model(row.number).state_dict(), model.state_dict(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            study.model(row.number, "last").state_dict(), model.state_dict(), rtol=1e-9, atol=1e-9
+        )
 
 
 def test_schedules_and_counts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
@@ -376,7 +380,9 @@ def test_schedules_and_counts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
         )  # fmt: skip
         (row,) = [study.trials[each] for each in study.dataframe().query(f"epochs == {EPOCHS}").trial]
         model, _ = fit(row.trial, module, data)
-        torch.testing.assert_close(study.model(row.number).state_dict(), model.state_dict(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            study.model(row.number, "last").state_dict(), model.state_dict(), rtol=1e-9, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize(

@@ -108,5 +108,5 @@ def test_what_a_model_carries_outlives_a_kill(tmp_path: Path) -> None:
         assert again.found.keys() == {1, 2, 3}
         for epoch, values in again.found.items():
             assert again.recorded[epoch]["valid_loss"] == pytest.approx(values["valid_loss"], rel=1e-9)
-        model = study.model(number)
+        model = study.model(number, "last")
         assert (type(model.state).__name__, model.state.count) == ("State", 24)

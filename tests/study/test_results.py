@@ -37,8 +37,8 @@ def test_the_best_model_is_the_one_that_was_reported(tmp_path: Path) -> None:
     model, best = study.best_model(), study.best_trial
     assert not model.training
     batch = tasks.Blobs().data(best.config)[1][:]
-    assert tasks.Blobs().loss(model, batch).item() == pytest.approx(best.metrics["valid_loss"], rel=RELATIVE)
-    assert tasks.Blobs().metrics(model, batch)["accuracy"].item() == pytest.approx(best.metrics["accuracy"])
+    assert tasks.Blobs().loss(model, batch).item() == pytest.approx(best.ranked["valid_loss"], rel=RELATIVE)
+    assert tasks.Blobs().metrics(model, batch)["accuracy"].item() == pytest.approx(best.ranked["accuracy"])
     assert best.objective == min(row.objective for row in study.trials if row.objective is not None)
 
 

@@ -231,7 +231,7 @@ def test_a_search_equals_plain_loops(
             assert task.reason in caplog.text
         model = study.best_model()
         with torch.no_grad():
-            assert task.loss(model, (X[:6], Y[:6])).item() == pytest.approx(study.best_trial.metrics["valid_loss"])
+            assert task.loss(model, (X[:6], Y[:6])).item() == pytest.approx(study.best_trial.ranked["valid_loss"])
 
 
 @pytest.mark.parametrize("name", ["coo", "class", "modal"])
