@@ -35,6 +35,7 @@ from shoal.callbacks.follower import callbacks_text
 from shoal.core.duration import parse_duration
 from shoal.core.errors import PackError, PolicyError, ShoalError, TaskChangedError
 from shoal.core.job import HANG_SECONDS
+from shoal.core.plain import plain
 from shoal.core.space import Space
 from shoal.core.trial import Config
 from shoal.host.paths import absolute, check_path
@@ -191,7 +192,7 @@ def tune(
             trial that reports after more is STOPPED. Its values count; the algorithm observes what it does when a user
             stops a trial. Not `time_limit`, which ends a function that reports nothing.
         max_concurrent: Most trials that train at a time, in all arrays of all devices; None: as many as the devices
-            take. The algorithm does not know of it: what it decides from all results of a rung stays the same.
+            take. An algorithm that is given does not know of it: what it decides from all results of a rung stays.
         loss: Reported value of a function that policies take as its loss; by default the metric, if it is minimised.
         callbacks: Callbacks that another process calls with what is recorded, such as trackers; `resume` continues with
             them. See `shoal.Callback`.
@@ -245,6 +246,7 @@ def _tune(
     """
     open_standard_streams()
     metric, mode = metric_arguments(metric, mode)
+    trials, epochs = plain(trials), plain(epochs)
     if measure:
         algorithm, trials, epochs, callbacks, stop = Random(measure, epochs=1), None, None, (), ()
         metric, mode = (x if isinstance(x, str) else x[0] for x in (metric, mode))
@@ -414,6 +416,7 @@ def resume(
         changed = [] if ended else _edits(journal, accept_changes)
         sys.path.extend(path for path in own.paths if path not in sys.path)
         search = load_algorithm(journal.blob("algorithm"), own)
+        trials = plain(trials)
         extends = trials is not None and _check_extension(journal, trials)
         with _another_named(directory):
             followed = make_policy(policy or load_strategy(journal.policy), own.objective)

@@ -174,6 +174,24 @@ def test_the_row_of_a_configuration(
     assert found.repeats == tuple(made)
 
 
+def test_a_repeat_that_ended_before_the_others_leaves_its_configuration_without_a_value() -> None:
+    rows = [_row(0, 0.1, TrialState.STOPPED, 1), _row(1, 5.0), _row(2, 5.0)]
+    (found,) = Repeats(3).rows(rows, LOSS)
+    assert found.objective is None
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ({"lr": 0.01, "width": 16, "fold": 1}, ""),
+        ({"lr": 0.01, "width": 16}, "`fold` must be the number of a fold, from 0 to 1, got None"),
+        ({"lr": 0.01, "width": 16, "fold": 2}, "`fold` must be the number of a fold, from 0 to 1, got 2"),
+    ],
+)
+def test_a_config_of_folds_names_its_fold(config: dict[str, object], fault: str) -> None:
+    assert "; ".join(Repeats(1, 2).faults(SPACE, config)) == fault
+
+
 def test_the_deviation_is_that_of_a_sample() -> None:
     (found,) = Repeats(3).rows([_row(0, 1.0), _row(1, 2.0), _row(2, 3.0)], LOSS)
     assert isinstance(found, ConfigurationRow)
@@ -182,7 +200,7 @@ def test_the_deviation_is_that_of_a_sample() -> None:
 
 def test_added_trials_are_no_repeats() -> None:
     added = _row(FIRST_ADDED + 4, 1.0)
-    assert Repeats(3).rows([_row(0, 1.0), _row(1, 2.0), _row(2, 3.0), added], LOSS)[1] is added
+    assert Repeats(3).rows([_row(0, 1.0), _row(1, 2.0), _row(2, 3.0), added], LOSS)[1] == added
 
 
 def test_the_curve_of_a_configuration_has_the_epochs_of_all_repeats() -> None:

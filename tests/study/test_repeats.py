@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tasks
 import torch
 from plain import array_sizes, check_plain, tune
@@ -18,6 +19,7 @@ import shoal
 from shoal.algorithms.successive_halving import SuccessiveHalving
 from shoal.api import resume
 from shoal.cli.app import app
+from shoal.core.errors import ShoalError
 from shoal.core.repeats import ConfigurationRow
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
@@ -86,6 +88,9 @@ def test_folds_are_arrays_of_their_own(tmp_path: Path) -> None:
     study = tune(Folded(), SPACE, tmp_path / "study", algorithm=shoal.Grid(1), folds=3)
     assert array_sizes(tmp_path / "study") == [3, 3, 3]
     check_plain(study, Folded())
+    assert study.clone(4, {"lr": 0.01}, anew=True)[0]["fold"] == 1
+    with pytest.raises(ShoalError, match="`fold` must be the number of a fold, from 0 to 2, got None"):
+        study.add({"lr": 0.01, "width": 6}, 1)
 
 
 def test_a_study_that_is_killed_amid_its_repeats_goes_on(

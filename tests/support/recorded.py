@@ -62,8 +62,11 @@ class RecordedJournal(Journal):
     def record_reports(self, job: str, reports: Iterable[Report]) -> list[Report]:
         new = [report for report in reports if self.table.reported(report)]
         now = self.clock()
-        self._write(*(ReportRow(self._next(), now, job, x, self.table.improvement(x)) for x in new))
+        self._write(*(ReportRow(self._next(), now, job, x, self._improvement(x)) for x in new))
         return new
+
+    def _improvement(self, report: Report) -> float | None:
+        return self.table.improvement(report.metrics.get(self.objectives[0].metric))
 
     def record_decisions(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:

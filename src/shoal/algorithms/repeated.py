@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from shoal.algorithms.base import Algorithm, Problem, Totals, call_text
+from shoal.algorithms.base import Algorithm, Problem, Totals, call_text, check_integer
 from shoal.algorithms.wrapper import WrapperAlgorithm
 from shoal.core.constraint import with_directions
 from shoal.core.errors import AlgorithmError
@@ -66,6 +66,7 @@ class Repeated(WrapperAlgorithm):
 
     def extend(self, trials: int) -> None:
         """Extend the algorithm, whose trials count."""
+        check_integer("trials", trials)
         self._check_size(trials * self._repeats.size)
         super().extend(trials)
 

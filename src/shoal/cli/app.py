@@ -307,7 +307,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     several = len(found.objectives) > 1
     rows = found.pareto if several else found.pareto[:1]
     if not rows:
-        raise ShoalError(f"no trial of the study in {directory} {why_no_best(found.trials, found.objectives)}")
+        raise ShoalError(f"no trial of the study in {directory} {why_no_best(found.configurations, found.objectives)}")
     checkpoints = [_checkpoint(directory, row) for row in rows]
     following = None if several else next_best(found.configurations, found.objectives)
     if as_json:

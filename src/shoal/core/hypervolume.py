@@ -7,6 +7,7 @@ from math import isfinite
 
 from shoal.core.errors import AlgorithmError
 from shoal.core.objective import Objective
+from shoal.core.plain import plain
 
 __all__ = ["MAX_METRICS", "REFERENCE_KEY", "Hypervolume", "dominated_volume", "hypervolume", "reference_point"]
 
@@ -66,7 +67,7 @@ def hypervolume(
     names = [goal.metric for goal in objectives]
     if not 2 <= len(names) <= MAX_METRICS:
         raise AlgorithmError(f"the hypervolume is measured of 2 to {MAX_METRICS} metrics; this study has {len(names)}")
-    point = tuple(reference)
+    point = tuple(map(plain, reference))
     if len(point) != len(names) or not all(isinstance(each, int | float) and isfinite(each) for each in point):
         raise AlgorithmError(f"`reference` must be a finite value of each of the metrics {names}, got {reference!r}")
     losses = [tuple(goal.loss(x) for goal, x in zip(objectives, each, strict=True)) for each in values]

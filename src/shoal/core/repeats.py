@@ -10,6 +10,7 @@ from shoal.core.constraint import Constraint, violation, with_directions
 from shoal.core.errors import AlgorithmError
 from shoal.core.objective import Objective, first_objective, lower_is_better
 from shoal.core.rows import TrialRow
+from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Config, Report, TrialState
 
 __all__ = ["AGGREGATES", "FOLD", "ConfigurationRow", "Repeats", "p_value"]
@@ -105,6 +106,13 @@ class Repeats:
         """The config of a configuration: that of a trial without the number of its fold, which the space lacks."""
         return config if self.folds == 1 else {name: value for name, value in config.items() if name != FOLD}
 
+    def faults(self, space: Space, config: Config) -> tuple[str, ...]:
+        """Reasons why a config does not belong to a trial of the study, one line for each value."""
+        fold = config.get(FOLD)
+        valid = self.folds == 1 or (type(fold) is int and 0 <= fold < self.folds)
+        missing = () if valid else (f"`{FOLD}` must be the number of a fold, from 0 to {self.folds - 1}, got {fold!r}",)
+        return (*space.faults(self.searched(config)), *missing)
+
     def aggregated(self, metrics: Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> dict[str, float]:
         """The values of a configuration, of the metrics that all repeats have; NaN where a repeat has NaN.
 
@@ -130,7 +138,9 @@ class Repeats:
         for row in rows:
             members.setdefault(self.configuration(row.number), []).append(row)
         return [
-            self._row(number, found, objectives, constraints) if number < FIRST_ADDED else found[0]
+            self._row(number, found, objectives, constraints)
+            if number < FIRST_ADDED
+            else replace(found[0], trial=replace(found[0].trial, config=self.searched(found[0].config)))
             for number, found in members.items()
         ]
 
@@ -141,11 +151,13 @@ class Repeats:
         objectives: Sequence[Objective],
         constraints: Sequence[Constraint],
     ) -> ConfigurationRow:
-        """A configuration without all its trials, or with a failed one, has no objective."""
+        """A configuration has no objective without all its trials, or if one has failed or ended before the others."""
         first, states = objectives[0], {row.state for row in rows}
         failed = next((row for row in rows if row.state is TrialState.FAILED), None)
         valued = sorted((first.loss(row.objective), row.number, row) for row in rows if row.objective is not None)
-        whole = failed is None and len(valued) == len(self.trials(number))
+        latest = max(row.epoch for row in rows)
+        behind = any(row.state.final and row.epoch < latest for row in rows)
+        whole = failed is None and not behind and len(valued) == len(self.trials(number))
         shown = valued[(len(valued) - 1) // 2][2] if whole else failed or rows[0]
         open_state = next((state for state in _OPEN if state in states), None)
         directions = with_directions(objectives, constraints)

@@ -130,7 +130,7 @@ def _clone(
 def _check(journal: JournalView, config: Config, epochs: int, outside: bool) -> None:
     check_integer("epochs", epochs)
     encode(config, "the config of the trial")
-    faults = journal.space.faults(config)
+    faults = journal.spec.repetition.faults(journal.space, config)
     if faults and not outside:
         raise ShoalError(
             f"the config lies outside the space of the study in {journal.directory}: {'; '.join(faults)}. Correct it, "

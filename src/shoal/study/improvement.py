@@ -3,7 +3,7 @@
 import math
 
 from shoal.algorithms.rules import Plateau
-from shoal.core.constraint import violation, with_directions
+from shoal.core.trial import TrialState
 from shoal.spec import StudySpec
 from shoal.study.trials import TrialTable
 
@@ -11,16 +11,13 @@ __all__ = ["ImprovementTracker", "best_value"]
 
 
 def best_value(trials: TrialTable, configuration: int, spec: StudySpec) -> float | None:
-    """The best value of the first metric of a configuration, an aggregate if it is repeated; None if one of its trials
-    has none or has failed. With constraints it is the last value, and None unless it is feasible.
-    """
+    """The value of the first metric that ranks a configuration; None if it has none, has failed or is infeasible."""
     records = [trials.get(number) for number in spec.repetition.trials(configuration)]
-    sound = [record for record in records if record is not None and not record.has_failed]
-    valued = [record.metrics if spec.constraints else record.best for record in sound]
-    if len(valued) < len(records):
+    rows = [record.row for record in records if record is not None]
+    if len(rows) < len(records):
         return None
-    metrics = spec.repetition.aggregated(valued, with_directions(spec.objectives, spec.bounds))
-    return None if violation(spec.bounds, metrics) else metrics.get(spec.objectives[0].metric)
+    (row,) = spec.repetition.rows(rows, spec.objectives, spec.bounds)
+    return None if row.violation or row.state is TrialState.FAILED else row.objective
 
 
 class ImprovementTracker:
@@ -44,7 +41,8 @@ class ImprovementTracker:
             records = [trials.get(number) for number in self._spec.repetition.trials(self._next)]
             if not all(record is not None and record.state.final for record in records):
                 return ""
-            best = best_value(trials, self._next, self._spec)
+            retried = any(number in trials.without_algorithm for number in self._spec.repetition.trials(self._next))
+            best = None if retried else best_value(trials, self._next, self._spec)  # it had failed when it was counted
             loss = math.inf if best is None else objective.loss(best)
             self._plateau = self._plateau.followed_by(loss, self._next, rule.min_delta)
             self._next += 1

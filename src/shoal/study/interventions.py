@@ -129,7 +129,7 @@ def _policy(state: StudyState, request: Request) -> Intervention:
 def _add(state: StudyState, request: Request) -> Intervention:
     given, problem = request.arguments, state.config.algorithm.problem
     origin = Origin(**given["origin"]) if given.get("origin") else None
-    outside = problem.space.faults(given["config"])
+    outside = state.config.spec.repetition.faults(problem.space, given["config"])
     refused = () if given.get("outside") else outside
     if origin is not None and state.trials.get(origin.trial) is None:
         refused = (*refused, f"there is no trial {origin.trial}")

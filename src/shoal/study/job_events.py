@@ -113,8 +113,8 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
 
 
 def end_at_target(state: StudyState, numbers: Iterable[int]) -> None:
-    """End the study, unless it is to end already, if one of these trials has not failed and has reached the target with
-    its best value; with constraints, with its last one while it is feasible.
+    """End the study, unless it is to end already, if the configuration of one of these trials has reached the target
+    with the value by which it ranks.
     """
     if (target := state.config.spec.target) is None or state.lifecycle.ended or state.lifecycle.ended_because:
         return
@@ -126,7 +126,7 @@ def end_at_target(state: StudyState, numbers: Iterable[int]) -> None:
 
 
 def equal_repeats(state: StudyState, reports: Iterable[Report]) -> str:
-    """A note for the user if the seeds of a configuration have ended with equal values; else ""."""
+    """A note for the user if the seeds of a configuration have reached their budget with equal values; else ""."""
     repetition = state.config.spec.repetition
     if repetition.seeds == 1:
         return ""
@@ -136,7 +136,7 @@ def equal_repeats(state: StudyState, reports: Iterable[Report]) -> str:
         seeds = [state.trials[number] for number in repetition.seeds_of(report.trial)]
         if all(seed.epoch == report.epoch and seed.metrics == seeds[0].metrics for seed in seeds):
             numbers = numbers_text([seed.number for seed in seeds])
-            return f"trials {numbers} are equal: nothing in the task depends on the seed, so repeats tell nothing"
+            return f"trials {numbers} have equal values; repeats tell nothing if no number of the task is random"
     return ""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from shoal.algorithms.base import Algorithm
 from shoal.core.array import FusionKey
 from shoal.core.command import Step
+from shoal.core.constraint import violation
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
 from shoal.core.hypervolume import REFERENCE_KEY, reference_point
@@ -26,7 +27,7 @@ from shoal.plan.shares import CrowdingMeter
 from shoal.spec import StudySpec
 from shoal.study.checks import Checks
 from shoal.study.devices import DeviceTracker
-from shoal.study.improvement import ImprovementTracker
+from shoal.study.improvement import ImprovementTracker, best_value
 from shoal.study.jobs import RunningJobs
 from shoal.study.lifecycle import Lifecycle
 from shoal.study.retries import RetryPolicy
@@ -176,10 +177,18 @@ class StudyState:
     def write_reports(self, job: str, reports: Iterable[Report]) -> None:
         """Write new reports of a job; `job` is "" if the study itself fails a trial."""
         for report in reports:
-            improvement = self.trials.improvement(report)
+            improvement = self.trials.improvement(self._value(report))
             self.step.write(ReportRow(self.next_seq(), self.step.time, job, report, improvement))
         if not self._has_reference:
             self._fix_reference()
+
+    def _value(self, report: Report) -> float | None:
+        """The value of the first metric in a report, if feasible; of a repeated trial that of its configuration."""
+        spec = self.config.spec
+        if spec.repetition.size > 1:
+            return best_value(self.trials, spec.repetition.configuration(report.trial), spec)
+        value = report.metrics.get(spec.objectives[0].metric)
+        return None if value is None or violation(spec.bounds, report.metrics) else value
 
     def _fix_reference(self) -> None:
         """Fix the reference of the hypervolume once enough trials have values, so that later ones can be compared."""

@@ -296,13 +296,10 @@ class TrialTable:
             self.clear_failures(record)
         return True
 
-    def improvement(self, report: Report) -> float | None:
-        """The value of the first metric in a report if it is feasible and better than all before, else None."""
+    def improvement(self, value: float | None) -> float | None:
+        """A value of the first metric if it is better than all before, else None."""
         first = self._objectives[0]
-        value = report.metrics.get(first.metric)
         if value is None or not first.loss(value) < self.least_loss:  # NaN is not less
-            return None
-        if violation(self._constraints, report.metrics):
             return None
         self.least_loss = first.loss(value)
         return value
