@@ -33,6 +33,7 @@ from shoal.arguments import (
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text
 from shoal.core.duration import parse_duration
+from shoal.core.epoch_order import LAST_EPOCHS
 from shoal.core.errors import PackError, PolicyError, ShoalError, TaskChangedError
 from shoal.core.job import HANG_SECONDS
 from shoal.core.plain import plain
@@ -44,6 +45,7 @@ from shoal.host.processes import open_standard_streams
 from shoal.host.remedy import command
 from shoal.host.sources import Edit, edits, project_files, sources
 from shoal.journal.check import check_not_paused, check_study
+from shoal.journal.earlier import earlier_trials, no_effect
 from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.writer import Journal
@@ -99,6 +101,7 @@ def tune(
     seed: int = 0,
     data_seed: int | Literal["trial"] | None = None,
     initial: Sequence[Config] = (),
+    warm_start: Sequence[Path | str] = (),
     repeats: int = 1,
     folds: int = 1,
     aggregate: Literal["mean", "median", "worst"] = "mean",
@@ -168,6 +171,10 @@ def tune(
             trial its own, and so an array of its own.
         initial: Whole or partial configurations to try first, as trials 0, 1, 2 ...; the values that they leave out are
             those that these trials have without them.
+        warm_start: Directories of earlier studies with the same metrics and modes. The values of their finished trials
+            whose configurations are in the space enter the model of `OptunaSearch`, of `ASHA` with a sampler ("tpe",
+            "gp" or your own) or of `BOHB`, where they were measured at one of its budgets. The study keeps a copy. They
+            are no trials of the study: they have no number and no rank. Other algorithms ignore them, which is said.
         repeats: Number of seeds with which each configuration is trained, as trials that are members of one array.
             The algorithm, the ranking and `target` take the aggregate of their values; numbers of trials in the
             algorithm's settings count configurations.
@@ -228,6 +235,7 @@ def _tune(
     directory: Path | str | None,
     time_limit: float,
     initial: Sequence[Config],
+    warm_start: Any,
     timeout: str | float | None,
     trial_timeout: str | float | None,
     callbacks: Sequence[Callback],
@@ -248,7 +256,7 @@ def _tune(
     metric, mode = metric_arguments(metric, mode)
     trials, epochs = plain(trials), plain(epochs)
     if measure:
-        algorithm, trials, epochs, callbacks, stop = Random(measure, epochs=1), None, None, (), ()
+        algorithm, trials, epochs, callbacks, stop, warm_start = Random(measure, epochs=1), None, None, (), (), ()
         metric, mode = (x if isinstance(x, str) else x[0] for x in (metric, mode))
     space = space if isinstance(space, Space) else Space(space)
     check_arguments(directory, show_progress, page)
@@ -293,6 +301,11 @@ def _tune(
         algorithm, spec = chosen.algorithm, replace(spec, chosen_because=chosen.why)
     algorithm = with_stop_rules(algorithm, stop, None if measure else task, spec.objectives)
     spec = replace(spec, algorithm=call_text(algorithm))
+    of_best = spec.of_best if algorithm.models_best_epochs else LAST_EPOCHS
+    earlier, lines = earlier_trials(warm_start, spec, algorithm.modelled_budgets, of_best)
+    spec = replace(spec, earlier=earlier, earlier_from=lines)
+    if warm_start and not earlier:
+        _log.warning("%s", no_effect(spec.algorithm, warm_start))
     return _begin(place, spec, config, task, training, algorithm, called, show_progress=show_progress, page=page)
 
 

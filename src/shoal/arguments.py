@@ -130,7 +130,7 @@ def load_algorithm(pickled_algorithm: bytes, spec: StudySpec, original: Algorith
     if spec.repetition.size > 1:
         algorithm = Repeated(algorithm, spec.repetition)
     problem = {"metric": spec.metric, "mode": spec.mode, "seed": spec.seed, "data_seed": spec.shared_data_seed}
-    limits = {"initial": spec.initial, "constraints": spec.constraints}
+    limits = {"initial": spec.initial, "constraints": spec.constraints, "earlier": spec.earlier}
     algorithm.bind(space, **problem, **limits, of_best=spec.of_best)  # type: ignore[arg-type]
     return algorithm
 

@@ -1,5 +1,6 @@
 """The class `Study`: results of a study in its directory, and requests to it, while it runs or afterwards."""
 
+import json
 import logging
 import sys
 import time
@@ -7,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from shoal.algorithms.base import check_integer
 from shoal.core.errors import ShoalError
 from shoal.core.hypervolume import Hypervolume
+from shoal.core.plain import plain
 from shoal.core.rows import CheckRow, TrialRow
-from shoal.core.trial import TrialState
+from shoal.core.trial import Config, TrialState
 from shoal.host.paths import absolute, check_path
 from shoal.host.process_settings import applied
 from shoal.host.sources import edits
@@ -22,7 +25,7 @@ from shoal.look.importance import Importance, importance
 from shoal.look.optuna_study import journal_optuna_study
 from shoal.look.overview import notebook_html, overview
 from shoal.look.plots import plot
-from shoal.look.ranking import front, front_volume, ranked, why_no_best
+from shoal.look.ranking import front, front_volume, ranked, values, why_no_best
 from shoal.look.rerun import Rerun, find_rerun
 from shoal.look.snapshot import how_ended, trial_verdicts
 from shoal.look.table import dataframe
@@ -107,6 +110,21 @@ class Study(StudyRequests):
         rows = self.configurations
         best = front(rows, self.objectives)
         return ranked([row for row in rows if row.number in best], self.objectives)
+
+    def top(self, k: int) -> list[Config]:
+        """The configurations of the `k` best trials with values, the best first, for `tune(initial=...)`.
+
+        They are ranked as in tables: feasible ones first; with several metrics the front before the others.
+        With `repeats` or `folds`, configurations are ranked. Equal configurations are one. There may be fewer than `k`.
+
+        Raises:
+            AlgorithmError: `k` is not an integer of at least 1.
+        """
+        k = plain(k)
+        check_integer("k", k)
+        rows = [row for row in ranked(self.configurations, self.objectives) if values(row, self.objectives)]
+        configs = {json.dumps(row.config, sort_keys=True): row.config for row in rows}
+        return list(configs.values())[:k]
 
     def hypervolume(self, reference: Sequence[float] | None = None) -> Hypervolume | None:
         """The volume between the front and a reference point; None while a metric has no finite value.

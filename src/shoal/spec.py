@@ -23,7 +23,7 @@ from shoal.core.plain import plain_fields
 from shoal.core.repeats import Repeats
 from shoal.core.resources import parse_bytes
 from shoal.core.space import Space
-from shoal.core.trial import Config, derive_seed
+from shoal.core.trial import Config, EarlierTrial, derive_seed
 from shoal.core.version import VERSION
 
 __all__ = ["StudySpec"]
@@ -46,6 +46,8 @@ class StudySpec:
         chosen_because: Why Shoal chose the algorithm; "" if the caller did.
         policy: Name of a policy, or a text of `strategy_text`.
         packing: The same of a packing.
+        earlier: Trials of earlier studies that the algorithm's model uses, a copy.
+        earlier_from: Where they come from, and what could not be used, for people: a line for each study.
         callbacks: Name and pickle of each callback.
         task: Name of the task's class, or of the function or command.
         opaque: Key of the function or command in the profile history; "" for a `Task`.
@@ -86,6 +88,8 @@ class StudySpec:
     seed: int = 0
     data_seed: int | Literal["trial"] | None = None
     initial: Sequence[Config] = field(default_factory=list)
+    earlier: Sequence[EarlierTrial] = field(default_factory=list)
+    earlier_from: Sequence[str] = field(default_factory=list)
     repeats: int = 1
     folds: int = 1
     aggregate: str = "mean"
@@ -128,7 +132,7 @@ class StudySpec:
         given = dict(values)
         for name, (kind, expected) in _OBJECTS.items():
             try:
-                given[name] = convert(values[name], kind | None)
+                given[name] = convert(values[name], kind | None, str_keys=True)
             except ValidationError as error:
                 text = reprlib.repr(values[name])
                 raise ShoalError(f"`{name}` must be {expected}, or None, got {text}") from error
@@ -229,9 +233,10 @@ def _one_or_more(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _is_setting = _is(bool, int, str)
 
-_OBJECTS: dict[str, tuple[type, str]] = {
+_OBJECTS: dict[str, tuple[Any, str]] = {
     "totals": (Totals, "numbers of trials and epochs"),
     "stop_after": (NoImprovement, "a number of trials and a delta"),
+    "earlier": (list[EarlierTrial], "a list of trials with their values"),
 }
 """Name of a field -> its type, of which JSON has the settings, and what is valid in words."""
 
@@ -275,6 +280,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "callbacks": (_list_of(_is_callback), "a list of names with pickles"),
     "initial": (_list_of(_is(dict)), "a list of configurations, each a dict of some or all values"),
+    "earlier": (_list_of(_is(EarlierTrial)), "a list of trials of earlier studies"),
+    "earlier_from": (_list_of(_is(str)), "a list of texts"),
     "paths": (_list_of(_is(str)), "a list of paths"),
     "settings": (_are_settings, "names of settings of torch with their values"),
 }

@@ -11,7 +11,7 @@ from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.bracket import Rung, check_halving, milestones, totals_of
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
-from shoal.algorithms.sampler import check_sampler
+from shoal.algorithms.sampler import check_sampler, learns_from_others
 from shoal.core.errors import AlgorithmError
 from shoal.core.plain import plain_fields
 from shoal.core.score import Score, order
@@ -186,10 +186,20 @@ class ASHA(ConcurrentAlgorithm):
             AlgorithmError: the sampler cannot be used for another reason.
         """
         super().begin(problem)
-        budgets = milestones(self.min_epochs, self.max_epochs, self.eta)
+        budgets = self._budgets
         self._rungs = [(_SetRung if problem.other_objectives else _AsyncRung)(epochs) for epochs in budgets]
         self._projection = None if self.sampler is None else projection(problem, self.sampler, budgets, self.n)
         self._has_final_value = False  # whether a trial has a metric other than NaN at `max_epochs`
+
+    @property
+    def _budgets(self) -> list[int]:
+        """Epochs of the rungs."""
+        return milestones(self.min_epochs, self.max_epochs, self.eta)
+
+    @property
+    def modelled_budgets(self) -> Sequence[int]:
+        """Epochs of the rungs, for a sampler that models trials of others."""
+        return self._budgets if self.sampler is not None and learns_from_others(self.sampler) else ()
 
     @property
     def totals(self) -> Totals | None:
@@ -199,7 +209,7 @@ class ASHA(ConcurrentAlgorithm):
         first eta - 1 trials of each rung are sure to be promoted, since they are not compared.
         """
         rungs: list[Rung] = []
-        for epochs in milestones(self.min_epochs, self.max_epochs, self.eta):
+        for epochs in self._budgets:
             before = rungs[-1].trials if rungs else 0
             promoted = min(before, self.eta - 1) if self.variant == "stopping" else max(1, before // self.eta)
             rungs.append(Rung(promoted if rungs else self.n, epochs))

@@ -18,7 +18,17 @@ from shoal.core.errors import AlgorithmError, SpaceError, TaskError
 from shoal.core.objective import Objective, check_reported, objectives
 from shoal.core.score import Score, score_of, worst_score
 from shoal.core.space import Space, flatten
-from shoal.core.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
+from shoal.core.trial import (
+    Config,
+    Decision,
+    EarlierTrial,
+    Origin,
+    Report,
+    Trial,
+    TrialGroup,
+    TrialState,
+    derive_seed,
+)
 
 __all__ = [
     "Algorithm",
@@ -81,6 +91,8 @@ class Problem:
         initial: Configurations of the first trials; values that they leave out are those of `sample`.
         constraints: Bounds that reported values must keep.
         of_best: Which epoch of a trial is its best, by which it ranks; for samplers that learn from ended trials.
+        earlier: Finished trials of earlier studies, for the model of an algorithm that has one. They have no numbers in
+            the study.
 
     Raises:
         AlgorithmError: `mode` is neither "min" nor "max", or `group_by` is not a list of names or has a name that no
@@ -98,6 +110,7 @@ class Problem:
     constraints: tuple[Constraint, ...] = ()
     initial: Sequence[Config] = ()
     of_best: EpochOrder = LAST_EPOCHS
+    earlier: Sequence[EarlierTrial] = ()
 
     def __post_init__(self) -> None:
         Objective(self.metric, self.mode)  # checks the mode
@@ -273,6 +286,8 @@ class Algorithm(ABC):
     """Whether the algorithm can compare trials by more than one metric."""
     copies_trials: bool = False
     """Whether new trials may start from the checkpoints of others."""
+    models_best_epochs: bool = False
+    """Whether the value of a trial at a modelled budget is that of its best epoch until then, see `Problem.of_best`."""
     group_by: Sequence[str] = ()
     """Names of parameters, see `Problem`; a setting of algorithms with random configurations or a grid."""
 
@@ -289,6 +304,7 @@ class Algorithm(ABC):
         initial: Sequence[Config] = (),
         constraints: Mapping[str, str] = MappingProxyType({}),
         of_best: EpochOrder = LAST_EPOCHS,
+        earlier: Sequence[EarlierTrial] = (),
     ) -> None:
         """Set the search problem.
 
@@ -301,6 +317,7 @@ class Algorithm(ABC):
             initial: Whole or partial configurations to try first, see `Problem`.
             constraints: Names of reported values with their bounds, as `tune` takes them.
             of_best: As in `Problem`.
+            earlier: Finished trials of earlier studies, with their values at the `modelled_budgets`.
 
         Raises:
             AlgorithmError: `mode`, a constraint or a name in `group_by` is invalid, the algorithm does not support so
@@ -316,7 +333,7 @@ class Algorithm(ABC):
             )
         problem = Problem(
             *(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by),
-            *(parse_constraints(constraints), initial, of_best),
+            *(parse_constraints(constraints), initial, of_best, earlier),
         )
         self.begin(problem)
         self._problem = problem
@@ -364,6 +381,11 @@ class Algorithm(ABC):
         """Epochs of the longest trials, the setting `max_epochs` or `epochs`; None if they are unknown."""
         longest = getattr(self, "max_epochs", getattr(self, "epochs", None))
         return longest if isinstance(longest, int) else None
+
+    @property
+    def modelled_budgets(self) -> Sequence[int]:
+        """Epochs at which values of `Problem.earlier` enter the model; empty, by default, if there is no such model."""
+        return ()
 
     @abstractmethod
     def begin(self, problem: Problem) -> None:

@@ -12,7 +12,7 @@ from shoal.algorithms.hyperband import deepest_bracket, rungs
 from shoal.core.domain import Choice, Domain
 from shoal.core.errors import AlgorithmError
 from shoal.core.plain import plain_fields
-from shoal.core.score import Score, order
+from shoal.core.score import Score, order, score_of
 from shoal.core.trial import Config, Trial, derive_seed
 
 if TYPE_CHECKING:
@@ -113,6 +113,11 @@ class SyncBOHB(BracketedAlgorithm):
             yield Bracket(f"bracket {len(table) - 1}", table, trials, problem)
 
     @property
+    def modelled_budgets(self) -> Sequence[int]:
+        """Epochs of all rungs of a round."""
+        return sorted({rung.epochs for table in self._tables(range(self._deepest + 1)) for rung in table})
+
+    @property
     def totals(self) -> Totals | None:
         """Sums over all brackets: the model decides their first configurations, not their sizes."""
         return totals_of(self._tables(range(self._count)))
@@ -158,6 +163,13 @@ class SyncBOHB(BracketedAlgorithm):
         for bracket in began:
             for epochs, results in bracket.results.items():
                 measured.setdefault(epochs, {}).update(results)
+        for number, earlier in enumerate(problem.earlier, start=1):  # -1, -2 ...: numbers that no trial has
+            configs[-number] = earlier.config
+            for epochs in earlier.metrics.keys() & set(self.modelled_budgets):
+                metrics = earlier.metrics[epochs]
+                values = [metrics[goal.metric] for goal in problem.objectives]
+                score = score_of(values, metrics, problem.objectives, problem.constraints)
+                measured.setdefault(epochs, {})[-number] = score
         known = {epochs: trials for epochs, trials in measured.items() if len(trials) >= least + 2}
         if not known:
             return None

@@ -1,13 +1,13 @@
 """Search with any of Optuna's samplers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
-from shoal.algorithms.sampler import check_sampler
+from shoal.algorithms.sampler import check_sampler, learns_from_others
 from shoal.core.plain import plain_fields
 from shoal.core.score import Score
 from shoal.core.trial import Decision, Report, TrialState
@@ -39,6 +39,7 @@ class OptunaSearch(ConcurrentAlgorithm):
     """
 
     takes_several_metrics = True
+    models_best_epochs = True
 
     n: int
     epochs: int
@@ -67,6 +68,11 @@ class OptunaSearch(ConcurrentAlgorithm):
     def totals(self) -> Totals | None:
         """`n` trials, each trained to the end."""
         return Totals(self.n, self.n * self.epochs, self.n * self.epochs)
+
+    @property
+    def modelled_budgets(self) -> Sequence[int]:
+        """The budget of all trials, for a sampler that models trials of others."""
+        return (self.epochs,) if learns_from_others(self.sampler) else ()
 
     def next_training(self) -> tuple[int, int] | None:
         """A new trial that the sampler proposes."""

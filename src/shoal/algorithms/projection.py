@@ -18,7 +18,7 @@ from shoal.algorithms.sampler import (
 )
 from shoal.core.domain import Domain
 from shoal.core.errors import AlgorithmError, ShoalError
-from shoal.core.trial import Config, Report, derive_seed
+from shoal.core.trial import Config, EarlierTrial, Report, derive_seed
 
 if TYPE_CHECKING:
     import optuna
@@ -64,6 +64,9 @@ class Projection:
 
     The study gets no other input, so the same seed and the same observations in the same order give the same proposals.
 
+    Finished trials of earlier studies count as those of this one, by their values at its budgets; one that was not
+    stopped, and has no value at the modelled budget, is WAITING.
+
     Constraints are shown with the values: each by its excess, a violated one above 0.
 
     Args:
@@ -83,8 +86,10 @@ class Projection:
         with without_optuna_info():
             self._id = self._storage.create_new_study(directions(problem.objectives), "projection")
         self._study = ProjectedStudy("projection", self._storage, sampler)
-        self._numbers: list[int] = []  # of each trial in the Optuna study, where refused proposals have numbers, too
-        self._results: list[dict[int, Sequence[float]]] = []  # for each trial, epochs -> values
+        self._budgets = frozenset(budgets)
+        self._begun = 0  # trials of this study; those of earlier ones have the numbers -1, -2 ...
+        self._numbers: dict[int, int] = {}  # number in the Optuna study, where refused proposals have numbers, too
+        self._results: dict[int, dict[int, Sequence[float]]] = {}  # for each trial, epochs -> values
         self._excesses: dict[int, dict[str, float]] = {}  # number of a trial -> its newest excesses by constraint
         self._failed: set[int] = set()
         self._training: set[int] = set()  # trials in training beyond their last value
@@ -100,27 +105,37 @@ class Projection:
 
     def propose(self) -> Config:
         """The configuration of the next trial, its parameters named by their paths."""
-        number = len(self._results)
+        number = self._begun
+        self._begun += 1
         if number < len(self._problem.initial):
-            return self._add_config(number)
+            return self._add_config(number, self._problem.sample(number))
         try:
             with log_optuna_warnings(self._logged):
                 for _ in range(_MOST_ATTEMPTS):
                     proposal = self._study.ask()
                     config = self._problem.draw(number, lambda path, domain: _suggest(proposal, path, domain))  # noqa: B023
                     if config is not None:
-                        self._add(proposal.number)
+                        self._add(number, proposal.number)
                         return config
                     self._refuse(proposal.number)
         except ShoalError:
             raise
         except Exception as error:
             raise self._search_error(error) from error
-        return self._add_config(number)
+        return self._add_config(number, self._problem.sample(number))
 
-    def _add(self, optuna_number: int) -> None:
-        self._numbers.append(optuna_number)
-        self._results.append({})
+    def add_earlier(self, earlier: EarlierTrial) -> None:
+        """Add a trial of an earlier study, before the first proposal."""
+        number = -len(self._results) - 1
+        self._add_config(number, earlier.config)
+        for epochs in sorted(earlier.metrics.keys() & self._budgets):
+            self.add_report(Report(number, epochs, earlier.metrics[epochs]))
+        if not earlier.stopped and number not in self._failed:
+            self.mark_training(number)
+
+    def _add(self, number: int, optuna_number: int) -> None:
+        self._numbers[number] = optuna_number
+        self._results[number] = {}
 
     def _refuse(self, optuna_number: int) -> None:
         """Tell the sampler of a proposal that the conditions of the space refuse: by the worst value of each metric at
@@ -136,14 +151,13 @@ class Projection:
         self._study.sampler.after_trial(self._study, self._optuna_trial(optuna_number), state, values)
         self._storage.show(self._optuna_trial(optuna_number), state, values, excesses)
 
-    def _add_config(self, number: int) -> Config:
-        """The configuration of a trial that the sampler does not propose but sees: an initial point, or a random one in
-        place of proposals that are all refused.
+    def _add_config(self, number: int, config: Config) -> Config:
+        """The configuration of a trial that the sampler does not propose but sees: an initial point, a random one in
+        place of proposals that are all refused, or one of an earlier study.
         """
         from optuna.trial import TrialState as OptunaState
         from optuna.trial import create_trial
 
-        config = self._problem.sample(number)
         parameters = self._problem.space.parameters(config)
         trial = create_trial(
             state=OptunaState.RUNNING,
@@ -151,7 +165,7 @@ class Projection:
             distributions={path: domain.to_optuna() for path, (domain, _) in parameters.items()},
         )
         created = self._storage.create_new_trial(self._id, trial)
-        self._add(self._storage.get_trial_number_from_id(created))
+        self._add(number, self._storage.get_trial_number_from_id(created))
         return config
 
     def add_report(self, report: Report) -> None:
@@ -177,15 +191,15 @@ class Projection:
             self._worst = _worse(self._worst, self._losses(values))
         elif epochs > self._modelled_budget and self._reached[epochs] >= self._min_observations:
             self._modelled_budget = epochs
-            reached = (self._losses(seen[epochs]) for seen in self._results if epochs in seen)
+            reached = (self._losses(seen[epochs]) for seen in self._results.values() if epochs in seen)
             self._worst = functools.reduce(_worse, reached, self._no_worst)
-            self._not_promoted = {other for other, seen in enumerate(self._results) if seen and epochs not in seen}
+            self._not_promoted = {other for other, seen in self._results.items() if seen and epochs not in seen}
         if self._modelled_budget in self._results[number]:
             self._not_promoted.discard(number)
         else:
             self._not_promoted.add(number)
         if previous_budget != self._modelled_budget:
-            changed: Iterable[int] = range(len(self._results))
+            changed: Iterable[int] = self._results
         else:
             changed = {number} if worst == self._worst else {number, *self._not_promoted}
         for other in changed:
@@ -262,7 +276,9 @@ def projection(
     budgets: Sequence[int],
     n: int,
 ) -> Projection:
-    """Make an empty projection; a user's sampler must first repeat its proposals for a seed, with random values."""
+    """Make a projection of the trials of earlier studies; a user's sampler must first repeat its proposals for a seed,
+    with random values.
+    """
     check_searchable(sampler, problem)
     name, seed = sampler_text(sampler), problem.seed % 2**32
     own = make_sampler(sampler, seed)
@@ -278,7 +294,10 @@ def projection(
                 f"{name} does not propose the same again for the same seed, so that the study could not be resumed; "
                 f"pass the seed on: lambda seed: {kind}(seed=seed)"
             )
-    return Projection(problem, own, name, budgets)
+    found = Projection(problem, own, name, budgets)
+    for earlier in problem.earlier:
+        found.add_earlier(earlier)
+    return found
 
 
 def _worse(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ __all__ = [
     "check_sampler",
     "check_searchable",
     "directions",
+    "learns_from_others",
     "log_optuna_warnings",
     "make_sampler",
     "sampler_text",
@@ -58,6 +59,13 @@ def check_sampler(sampler: object) -> None:
 def sampler_text(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]") -> str:
     """The name of a sampler in error messages."""
     return f"sampler {sampler!r}" if isinstance(sampler, str) else f"the sampler of {sampler!r}"
+
+
+def learns_from_others(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]") -> bool:
+    """Whether a sampler models trials that it did not propose. Of the named ones "tpe" and "gp" do; "nsga2" and "cmaes"
+    know only their own generations. A user's sampler may.
+    """
+    return not isinstance(sampler, str) or sampler in ("tpe", "gp")
 
 
 def make_sampler(

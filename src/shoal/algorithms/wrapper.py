@@ -1,5 +1,6 @@
 """The base class of algorithms that stand between a study and another algorithm."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
@@ -21,6 +22,7 @@ class WrapperAlgorithm(Algorithm):
     def __init__(self, inner: Algorithm) -> None:
         self.inner = inner
         self.copies_trials = inner.copies_trials
+        self.models_best_epochs = inner.models_best_epochs
         self.takes_several_metrics = inner.takes_several_metrics
 
     def check_new(self) -> None:
@@ -38,6 +40,11 @@ class WrapperAlgorithm(Algorithm):
     def longest_budget(self) -> int | None:
         """Epochs of the longest trials of the inner algorithm."""
         return self.inner.longest_budget
+
+    @property
+    def modelled_budgets(self) -> Sequence[int]:
+        """Epochs at which values of earlier trials enter the model of the inner algorithm."""
+        return self.inner.modelled_budgets
 
     def extend(self, trials: int) -> None:
         """Extend the inner algorithm, whose trials count."""

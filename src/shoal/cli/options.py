@@ -41,7 +41,8 @@ __all__ = [
         "Folds",
     ),
     *("MemoryLimit", "Oversubscription", "Packing", "Page", "Policy", "Program", "RankBy", "RayAddress", "Repeats"),
-    *("Sbatch", "Script", "Sharing", "StopAfter", "StudyDirectory", "Timeout", "Trackers", "stop_arguments"),
+    *("Sbatch", "Script", "Sharing", "StopAfter", "StudyDirectory", "Timeout", "Trackers", "WarmStart"),
+    "stop_arguments",
     *("beginning", "device_list", "named_option", "one_of"),
     *("print_json", "print_message", "print_request", "print_table"),
 ]
@@ -196,6 +197,14 @@ MemoryLimit = Annotated[
 Timeout = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="How long the study may run, as 90s, 20m, 2h, 1d or 1h30m; then it can go on."),
+]
+WarmStart = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--warm-start",
+        metavar="DIR",
+        help="Directory of an earlier study, whose values enter the model of the algorithm. Repeatable.",
+    ),
 ]
 Trackers = Annotated[
     list[str] | None, named_option(TRACKERS, "Where to track the trials, too", "--tracker", repeatable=True)

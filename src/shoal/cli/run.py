@@ -57,6 +57,7 @@ from shoal.cli.options import (
     Target,
     Timeout,
     Trackers,
+    WarmStart,
     device_list,
     print_json,
     print_message,
@@ -135,6 +136,7 @@ def run(
     tracker: Trackers = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     initial: Initial = None,
+    warm_start: WarmStart = None,
     repeats: Repeats = None,
     folds: Folds = None,
     aggregate: Aggregate = None,
@@ -167,7 +169,7 @@ def run(
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy, "seed": seed}
     given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sbatch": sbatch, "sharing": sharing}
     given |= {"objective": objective, "target": target, "oversubscription": oversubscription}
-    given |= {"initial": None if initial is None else read_initial(initial)}
+    given |= {"initial": None if initial is None else read_initial(initial), "warm_start": warm_start or None}
     given |= {"repeats": repeats, "folds": folds, "aggregate": aggregate}
     given |= stop_arguments(patience, stop_below, stop_above, stop_after)
     given |= {"timeout": timeout, "trial_timeout": trial_timeout, "max_concurrent": max_concurrent}

@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 __all__ = [
-    *("FIRST_ADDED", "Budget", "Check", "Config", "Decision", "Origin", "Report", "Trial", "TrialGroup", "TrialState"),
+    *("FIRST_ADDED", "Budget", "Check", "Config", "Decision", "EarlierTrial", "Origin", "Report", "Trial"),
+    *("TrialGroup", "TrialState"),
     *("derive_seed", "numbers_text", "state_name", "step_seed"),
 ]
 
@@ -133,6 +134,21 @@ class Report:
     state: TrialState = TrialState.RUNNING
     reason: str = ""
     checkpoint: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTrial:
+    """A finished trial of an earlier study, of which the model of a search takes the values.
+
+    Args:
+        config: Its configuration, which is in the space of the search.
+        metrics: Epochs -> the values reported then, of the metrics and of the constraints of the search.
+        stopped: Whether it was stopped; else it was to end at its last epoch, whatever its values.
+    """
+
+    config: Config
+    metrics: Mapping[int, Mapping[str, float]]
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -395,6 +395,7 @@ def summary(
     return [
         f"{spec.task}:{amount} {spec.algorithm}; {goals}",
         *chosen,
+        *(f"warm start: {line}" for line in spec.earlier_from),
         f"{batches}{', '.join(devices) or 'no device'}; {resumed}{timeout}directory {directory}",
     ]
 

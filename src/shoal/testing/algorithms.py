@@ -1,9 +1,9 @@
 """Conformance suite for search algorithms: runs one on invented results and checks its contract."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from typing import Any
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.rules import Patience, Percentile, StopRule, Threshold
@@ -11,11 +11,12 @@ from shoal.algorithms.stop_rules import StopRules
 from shoal.algorithms.wrapper import WrapperAlgorithm
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.space import Space
-from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
+from shoal.core.trial import Budget, Decision, EarlierTrial, Report, Trial, TrialGroup, TrialState, derive_seed
 
 __all__ = [
     "check_algorithm",
     "check_constraints",
+    "check_earlier",
     "check_extension",
     "check_failures",
     "check_order_does_not_matter",
@@ -34,6 +35,7 @@ _Objective = Callable[[int, int], float | None]
 _METRIC = "score"
 _COST = "cost"
 _BOUNDS = {_COST: "<= 0.5"}
+_EARLIER_TRIALS = 12
 _MAX_EPOCHS = 100_000
 """Most epochs of all trials together; an algorithm that needs more is taken for one that never ends."""
 
@@ -60,6 +62,7 @@ def check_algorithm(make: Callable[[], Algorithm], space: Space, *, synchronous:
     check_stop_rules(make, space, synchronous=synchronous)
     check_extension(make, space, synchronous=synchronous)
     check_constraints(make, space, synchronous=synchronous)
+    check_earlier(make, space, synchronous=synchronous)
     check_several_metrics(make, space, synchronous=synchronous)
 
 
@@ -211,6 +214,17 @@ def check_constraints(make: Callable[[], Algorithm], space: Space, *, synchronou
     _check_resumable(lambda: _bound(make, space, constraints=_BOUNDS), synchronous)
 
 
+def check_earlier(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
+    """A study that begins with trials of earlier ones ends by the rules, and goes on after a replay."""
+    budgets = make().modelled_budgets
+    earlier = []
+    for number in range(_EARLIER_TRIALS):
+        metrics = {epoch: {_METRIC: _noisy(number, epoch)} for epoch in budgets}
+        earlier.append(EarlierTrial(space.sample(number), metrics, stopped=number % 2 > 0))
+    if budgets:
+        _check_resumable(lambda: _bound(make, space, earlier=earlier), synchronous)
+
+
 def check_several_metrics(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
     """A study of two metrics ends by the rules, and goes on after a replay; or the algorithm refuses two."""
     if make().takes_several_metrics:
@@ -301,10 +315,10 @@ def _bound(
     mode: str | list[str] = "min",
     seed: int = 0,
     data_seed: int | None = None,
-    constraints: Mapping[str, str] = MappingProxyType({}),
+    **further: Any,
 ) -> Algorithm:
     algorithm = make()
-    algorithm.bind(space, metric=metric, mode=mode, seed=seed, data_seed=data_seed, constraints=constraints)
+    algorithm.bind(space, metric=metric, mode=mode, seed=seed, data_seed=data_seed, **further)
     return algorithm
 
 
