@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib
+import inspect
 import re
 import tomllib
 from collections.abc import Iterator
@@ -128,6 +129,26 @@ def test_names_links_files_and_make_targets_of_all_pages_exist():
         for name, link in set(re.findall(r"\[`([\w.]+)`\]\(([^)#]+\.py)\)", text)):
             within = defined((page.parent / link).read_text())
             missing += [f"{page}: {name} of {link}"] * (not within.issuperset(name.split(".")))
+    assert missing == []
+
+
+def test_arguments_and_methods_that_pages_name_exist():
+    """Keywords of `tune` and `resume`, and methods of `study` and `Study(...)`, wherever they stand in prose."""
+    keywords = {name: set(inspect.signature(getattr(shoal, name)).parameters) for name in ("tune", "resume")}
+    methods = {*dir(shoal.Study), "optimize"}  # that of an Optuna study
+    missing = []
+    for page, text in PAGES.items():
+        for code in re.findall(r"`([^`]+)`", text):
+            try:
+                tree = ast.parse(f"({code})" if "=" not in code else f"f({code})", mode="eval")
+            except SyntaxError:
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call) and (name := ast.unparse(node.func).removeprefix("shoal.")) in keywords:
+                    given = {keyword.arg for keyword in node.keywords if keyword.arg}
+                    missing += [f"{page}: {code}: {argument}" for argument in given - keywords[name]]
+                if isinstance(node, ast.Attribute) and re.match(r"study$|(shoal\.)?Study\(", ast.unparse(node.value)):
+                    missing += [f"{page}: {code}"] * (node.attr not in methods)
     assert missing == []
 
 

@@ -141,7 +141,7 @@ def tune(
             and keeps the constraints. Not with several metrics.
         constraints: Bounds of further reported values, {"latency_ms": "<= 10", "fairness": ">= 0.8"}. Trials are
             compared by their violation first, at the epoch at which they are compared: the sum of how far each value is
-            beyond its bound, in units of max(|bound|, 1), infinite for NaN and for a value not reported then.
+            beyond its bound, in units of `max(|bound|, 1)`, infinite for NaN and for a value not reported then.
         stop: Rules that end trials, each of which suffices: `shoal.Patience(epochs=10)`, `shoal.Threshold(above=5.0)`,
             `shoal.Percentile(25)`. They see each report before the algorithm does.
         stop_after: `shoal.NoImprovement(trials=30)`: the study ends when its best value has not improved for that many

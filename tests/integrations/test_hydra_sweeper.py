@@ -1,6 +1,7 @@
 """Multiruns of Hydra as studies, by the distribution hydra-shoal-sweeper."""
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -263,6 +264,20 @@ def test_the_example(way: str, script: Any, tmp_path: Path) -> None:
     trials = Study(tmp_path / "study").trials
     assert [trial.epoch for trial in trials] == [1 if way == "called" else 3] * 2
     assert all(trial.metrics["accuracy"] > 0.05 and trial.config["width"] in (64, 128) for trial in trials)
+
+
+def test_the_search_of_the_page_for_those_who_come_from_hydra(script: Any, tmp_path: Path) -> None:
+    page = (ROOT / "docs/coming_from.md").read_text().partition("## Hydra")[2]
+    lines, code = (re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL)[1] for kind in ("sh", "python"))
+    (command,) = [line for line in lines.replace("\\\n", "").splitlines() if "sweeper=shoal" in line]
+    path = tmp_path / "train.py"
+    path.write_text(f"import sys\nsys.path.append({str(SWEEPER)!r})\n{code}")
+    arguments = shlex.split(command.replace("n=8", "n=2"))[2:]
+    status, _, errors = script(path, *arguments, "hydra.sweeper.devices=cpu:1", cwd=tmp_path)
+    assert status == 0, errors
+    trials = Study(tmp_path / "runs/hydra").trials
+    assert [set(trial.config) for trial in trials] == [{"lr", "momentum"}] * 2
+    assert all(trial.objective >= 0 for trial in trials)
 
 
 def test_its_version_is_that_of_shoal() -> None:
