@@ -206,10 +206,10 @@ class Study(StudyRequests):
         """Draw the study with matplotlib; in a script: `study.plot("curves").savefig("curves.png")`.
 
         Args:
-            kind: "history": the last value of each trial, and the best so far; "curves": the learning curves; "slice":
-                the value by each parameter; "parallel": parallel coordinates; "importance": see `importance`; "front":
-                the Pareto front of two or three metrics. All but "front" show the first metric. All but "curves" and
-                "importance" are Optuna's plots.
+            kind: "history": the value that ranks each trial, and the best so far; "curves": the learning curves;
+                "slice": the value by each parameter; "parallel": parallel coordinates; "importance": see `importance`;
+                "front": the Pareto front of two or three metrics. All but "front" show the first metric. All but
+                "curves" and "importance" are Optuna's plots.
             budget: As in `importance`, for "slice", "parallel" and "importance", which compare trials at one budget.
 
         Raises:

@@ -9,6 +9,7 @@ from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from report_samples import row
 
+from shoal.core.constraint import parse_constraints
 from shoal.core.errors import ShoalError
 from shoal.core.objective import objectives
 from shoal.core.space import Space, choice, loguniform, randint
@@ -85,6 +86,13 @@ def test_trials_of_several_metrics_have_no_curve():
     study = optuna_study(rows, SPACE, objectives(["a", "b"], ["max", "min"]), "mine")
     assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"]
     assert [(each.values, each.intermediate_values) for each in study.trials] == [([0.5, 2.0], {})]
+
+
+def test_constraints_are_those_of_the_epoch_that_ranks():
+    values = {"metrics": {"loss": 0.7, "size": 12.0}, "ranked": {"loss": 0.5, "size": 8.0}, "objective": 0.5}
+    rows = [(row(0, TrialState.COMPLETE, trial=Trial(0, config(0), 0, 7), best_epoch=2, **values), [])]
+    study = optuna_study(rows, SPACE, objectives("loss", "min"), "mine", None, parse_constraints({"size": "<= 10"}))
+    assert (study.best_value, list(study.trials[0].constraints.values())) == (0.5, [-0.2])
 
 
 class Locked(InMemoryStorage):

@@ -162,7 +162,7 @@ def _frozen_trial(
         values=None if final_values is None else list(final_values),
         **({} if outside else _parameters(space, row.config, space.domains())),
         intermediate_values=curve,
-        constraints={str(each): each.excess(row.metrics.get(each.metric)) for each in constraints},
+        constraints={str(each): each.excess(row.ranked.get(each.metric)) for each in constraints},
         user_attrs={
             "number": row.number,
             "state": str(row.state),

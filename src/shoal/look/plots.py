@@ -71,9 +71,9 @@ def _history(journal: JournalView) -> "Figure":
     from optuna.visualization.matplotlib import plot_optimization_history
 
     goal = journal.objectives[0]
-    study = _of_last_values(journal, [goal])
+    study = _with_stopped(journal, [goal])
     axes = plot_optimization_history(study, target_name=goal.metric)
-    axes.set_title(f"Last {goal.metric} of each trial, and the best so far")
+    axes.set_title(f"{goal.metric} of each trial, and the best so far")
     axes.legend()
     ended = [row for row in journal.configurations() if row.state.final]
     _bars(axes, enumerate(row.objective for row in ended), _deviations(ended, goal))
@@ -114,7 +114,7 @@ def _front(journal: JournalView) -> "Figure":
     goals = journal.objectives
     if len(goals) not in (2, 3):
         raise ShoalError(f"plot 'front' needs 2 or 3 metrics; the study compares trials by {len(goals)}")
-    axes = plot_pareto_front(_of_last_values(journal, goals), target_names=[goal.metric for goal in goals])
+    axes = plot_pareto_front(_with_stopped(journal, goals), target_names=[goal.metric for goal in goals])
     axes.set_title("Pareto front of the last values")
     return _figure(axes)
 
@@ -181,7 +181,7 @@ PLOTS = ("history", "curves", "slice", "parallel", "importance", "front")
 """The kinds of pictures."""
 
 
-def _of_last_values(journal: JournalView, goals: Sequence[Objective]) -> "optuna.Study":
+def _with_stopped(journal: JournalView, goals: Sequence[Objective]) -> "optuna.Study":
     """The ended trials as an Optuna study in which stopped ones are COMPLETE, as its plots show no others."""
     import optuna
 
