@@ -75,6 +75,11 @@ def test_a_parameter_that_is_none_of_wandb_is_refused_by_name(parameter, words):
     assert "`x" in str(error.value)
 
 
+def test_a_sweep_with_a_bare_value_is_refused() -> None:
+    with pytest.raises(SpaceError, match=r"`w`: a parameter of a W&B sweep is a dict, .* or {'value': 3}, got 3"):
+        Space({"method": "random", "parameters": {"lr": {"min": 0.1, "max": 1.0}, "w": 3}})
+
+
 def test_a_space_with_names_of_a_sweep_is_none():
     space = Space({"method": choice(["grid", "random"]), "parameters": {"lr": {"min": 1}}})
     assert space.sample(0)["parameters"] == {"lr": {"min": 1}}

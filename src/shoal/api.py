@@ -18,6 +18,8 @@ from shoal.algorithms.rules import NoImprovement, StopRule
 from shoal.arguments import (
     batch_size_override,
     check_arguments,
+    check_kind,
+    check_memory_limit,
     initial_points,
     is_pickled_by_value,
     load_algorithm,
@@ -262,7 +264,7 @@ def _tune(
     check_arguments(directory, show_progress, page)
     longest = longest_budget(algorithm, trials, epochs)
     training = opaque(task, space, time_limit, longest)
-    _check_kind(training, described["loss"], measure)
+    check_kind(training, described, measure)
     if training is not None and algorithm is None and epochs is None:
         raise ShoalError(f"give `epochs`, the number of reports of the longest trials of {training.name}")
     spec = StudySpec(
@@ -283,12 +285,12 @@ def _tune(
         trial_timeout=parse_duration("trial_timeout", trial_timeout),
         **described,
     )
-    _check_memory_limit(training, spec.memory_limit)
+    check_memory_limit(training, spec.memory_limit)
     check_objective_of_study(policy, objective, spec.target, len(spec.objectives))
     place = absolute(directory or _new_directory(spec.task))
     if restarted():
         if directory is None:
-            raise ShoalError("Slurm has started this job again, and its study has no name to go on by; set `directory`")
+            raise ShoalError("Slurm has started this job again, and its study has no name; set `directory`")
         if (place / FILE_NAME).exists():
             return resume(place, show_progress=show_progress, page=page)
     config = engine_config(spec, make_policy(policy, spec.objective), make_packing(packing), measure=bool(measure))
@@ -307,27 +309,6 @@ def _tune(
     if warm_start and not earlier:
         _log.warning("%s", no_effect(spec.algorithm, warm_start))
     return _begin(place, spec, config, task, training, algorithm, called, show_progress=show_progress, page=page)
-
-
-def _check_kind(training: Opaque | None, loss: object, measure: int) -> None:
-    if measure and training is not None:
-        why = "which cannot be tried for a few steps; a study measures its cost while it runs"
-        raise ShoalError(f"{training.name} is a program of yours, {why}. Only a shoal.Task can be fused and packed")
-    if loss is not None and training is None:
-        raise ShoalError("`loss` names a reported value of a function or command; a Task has its own `loss`")
-
-
-def _check_memory_limit(training: Opaque | None, limit: object) -> None:
-    """Refuse a number of bytes where nothing enforces it; `StudySpec` checks the value."""
-    if limit in ("auto", None):
-        return
-    if training is None:
-        raise ShoalError(
-            f"`memory_limit` {limit!r} is for a process of its own, of a function or command; trials of a Task share "
-            "processes. Leave it out: beside others on a GPU each job is limited to what it has reserved"
-        )
-    if sys.platform != "linux":
-        raise ShoalError(f"`memory_limit` {limit!r} needs Linux, whose kernel enforces it; leave it out here")
 
 
 def _begin(

@@ -4,6 +4,7 @@ import base64
 import copy
 import functools
 import reprlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -25,12 +26,15 @@ from shoal.host.process_settings import unheld
 from shoal.host.sources import is_importable
 from shoal.plan.packing.base import Packing
 from shoal.plan.schedule.base import Policy
+from shoal.programs.opaque import Command, Opaque
 from shoal.spec import StudySpec
 from shoal.train.failures import user_traceback
 
 __all__ = [
     "batch_size_override",
     "check_arguments",
+    "check_kind",
+    "check_memory_limit",
     "initial_points",
     "is_pickled_by_value",
     "load_algorithm",
@@ -215,3 +219,27 @@ def check_arguments(directory: object, show_progress: object, page: object) -> N
             raise ShoalError(f"`{name}` must be True or False, got {reprlib.repr(value)}")
     if directory is not None:
         check_path(directory)
+
+
+def check_kind(training: Opaque | None, described: Mapping[str, Any], measure: int) -> None:
+    """Refuse arguments of `tune` that do not fit what is trained."""
+    if measure and training is not None:
+        why = "which cannot be tried for a few steps; a study measures its cost while it runs"
+        raise ShoalError(f"{training.name} is a program of yours, {why}. Only a shoal.Task can be fused and packed")
+    if isinstance(training, Command) and described["folds"] != 1:
+        raise ShoalError("`folds` need a function or a Task, to which config['fold'] says the fold; a command has none")
+    if described["loss"] is not None and training is None:
+        raise ShoalError("`loss` names a reported value of a function or command; a Task has its own `loss`")
+
+
+def check_memory_limit(training: Opaque | None, limit: object) -> None:
+    """Refuse a number of bytes where nothing enforces it; `StudySpec` checks the value."""
+    if limit in ("auto", None):
+        return
+    if training is None:
+        raise ShoalError(
+            f"`memory_limit` {limit!r} is for a process of its own, of a function or command; trials of a Task share "
+            "processes. Leave it out: beside others on a GPU each job is limited to what it has reserved"
+        )
+    if sys.platform != "linux":
+        raise ShoalError(f"`memory_limit` {limit!r} needs Linux, whose kernel enforces it; leave it out here")

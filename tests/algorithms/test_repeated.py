@@ -118,7 +118,7 @@ def test_a_failed_repeat_fails_the_configuration_once_the_others_have_ended() ->
     assert not repeated.finished
     decisions = repeated.observe(Report(2, 2, {"loss": 1.0}, state=TrialState.PAUSED))
     assert [(each.trial, each.state) for each in decisions] == [(0, TrialState.STOPPED), (2, TrialState.STOPPED)]
-    assert "trial 1, a repeat of the same configuration, has failed" in decisions[0].reason
+    assert "trial 1, a repeat of the same configuration, has failed or was stopped" in decisions[0].reason
     assert repeated.finished
 
 
@@ -243,6 +243,7 @@ def test_a_p_value_is_a_probability_and_symmetric(one: list[float], other: list[
         ({"seeds": 0}, "`repeats` must be an integer of at least 1, got 0"),
         ({"seeds": 2.0}, "`repeats` must be an integer of at least 1, got 2.0"),
         ({"folds": True}, "`folds` must be an integer of at least 1, got True"),
+        ({"aggregate": "worst"}, "`aggregate='worst'` needs `repeats` or `folds` above 1"),
         ({"aggregate": "best"}, "`aggregate` must be one of mean, median, worst, got 'best'"),
     ],
 )

@@ -643,7 +643,7 @@ def test_a_kill_while_trials_are_added_changes_nothing(
         (lambda study: study.add({"x": 1.0}, 0), "`epochs` must be an integer of at least 1, got 0"),
         (
             lambda study: study.add({"x": {1.0}}, 2, outside=True),
-            "the config of the trial cannot be stored in the journal",
+            "`x`: a value must be None, bool, int, float or str, .* got {1.0} of type set",
         ),
         (lambda study: study.clone([1, 9], anew=True), "has no trial 9; its trials are 0-3"),
         (lambda study: study.clone(1, {"x": 7}), "`x` is 7, and the space has choice"),

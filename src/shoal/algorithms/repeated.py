@@ -152,7 +152,7 @@ class Repeated(WrapperAlgorithm):
 
     def _fail(self, number: int, own: _Configuration, epoch: int) -> list[Decision]:
         own.ended = True
-        reason = f"trial {min(own.failed)}, a repeat of the same configuration, has failed"
+        reason = f"trial {min(own.failed)}, a repeat of the same configuration, has failed or was stopped"
         others = [trial.number for trial in own.trials if trial.number not in own.failed]
         failed = self.inner.observe(Report(number, epoch, state=TrialState.FAILED, reason=reason))
         return [*(Decision(other, TrialState.STOPPED, reason) for other in others), *self._of_all(failed)]

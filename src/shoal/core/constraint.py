@@ -65,7 +65,7 @@ def _constraint(metric: object, text: object) -> Constraint:
         bound = math.nan if found is None else float(found[2])
     except ValueError:
         bound = math.nan
-    if not isinstance(metric, str) or found is None or not math.isfinite(bound):
+    if not isinstance(metric, str) or not metric or found is None or not math.isfinite(bound):
         raise AlgorithmError(
             f'`constraints` must give each reported value "<=" or ">=" and a finite number, {_EXAMPLE}, '
             f"got {{{metric!r}: {text!r}}}"

@@ -79,13 +79,10 @@ def from_ray(value: Any) -> Domain | None:
 
 
 def is_wandb_sweep(value: Mapping[Any, Any]) -> bool:
-    """Whether a mapping has the shape of a sweep of W&B: a method, and parameters that are mappings each."""
+    """Whether a mapping has the shape of a sweep of W&B: a method, and parameters one of which is a mapping."""
     parameters = value.get("parameters")
-    return (
-        value.get("method") in _METHODS
-        and isinstance(parameters, Mapping)
-        and all(isinstance(parameter, Mapping) for parameter in parameters.values())
-    )
+    named = isinstance(parameters, Mapping) and any(isinstance(each, Mapping) for each in parameters.values())
+    return named and value.get("method") in _METHODS
 
 
 def from_wandb(parameters: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -103,7 +100,8 @@ def from_wandb(parameters: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def _wandb_parameter(parameter: Any, path: str) -> Any:
     if not isinstance(parameter, Mapping):
         raise SpaceError(
-            f"`{path}`: a parameter of a W&B sweep is a dict, such as {{'min': 0, 'max': 1}}, got {parameter!r}"
+            f"`{path}`: a parameter of a W&B sweep is a dict, such as {{'min': 0, 'max': 1}} or {{'value': 3}}, got "
+            f"{parameter!r}"
         )
     if unknown := [key for key in parameter if key not in _PARAMETER_KEYS]:
         raise SpaceError(

@@ -67,7 +67,7 @@ def hypervolume(
     names = [goal.metric for goal in objectives]
     if not 2 <= len(names) <= MAX_METRICS:
         raise AlgorithmError(f"the hypervolume is measured of 2 to {MAX_METRICS} metrics; this study has {len(names)}")
-    point = tuple(map(plain, reference))
+    point = tuple(map(plain, reference)) if isinstance(reference, Iterable) else ()
     if len(point) != len(names) or not all(isinstance(each, int | float) and isfinite(each) for each in point):
         raise AlgorithmError(f"`reference` must be a finite value of each of the metrics {names}, got {reference!r}")
     losses = [tuple(goal.loss(x) for goal, x in zip(objectives, each, strict=True)) for each in values]

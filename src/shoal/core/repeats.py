@@ -77,6 +77,8 @@ class Repeats:
                 raise AlgorithmError(f"`{argument}` must be an integer of at least 1, got {value!r}")
         if self.aggregate not in AGGREGATES:
             raise AlgorithmError(f"`aggregate` must be one of {', '.join(AGGREGATES)}, got {self.aggregate!r}")
+        if self.size == 1 and self.aggregate != "mean":
+            raise AlgorithmError(f"`aggregate={self.aggregate!r}` needs `repeats` or `folds` above 1, or leave it out")
 
     @property
     def size(self) -> int:
@@ -151,13 +153,12 @@ class Repeats:
         objectives: Sequence[Objective],
         constraints: Sequence[Constraint],
     ) -> ConfigurationRow:
-        """A configuration has no objective without all its trials, or if one has failed or ended before the others."""
+        """A configuration has no objective without all its trials, with a failed one, or at different epochs."""
         first, states = objectives[0], {row.state for row in rows}
         failed = next((row for row in rows if row.state is TrialState.FAILED), None)
         valued = sorted((first.loss(row.objective), row.number, row) for row in rows if row.objective is not None)
-        latest = max(row.epoch for row in rows)
-        behind = any(row.state.final and row.epoch < latest for row in rows)
-        whole = failed is None and not behind and len(valued) == len(self.trials(number))
+        level = len({row.epoch for row in rows}) == 1
+        whole = failed is None and level and len(valued) == len(self.trials(number))
         shown = valued[(len(valued) - 1) // 2][2] if whole else failed or rows[0]
         open_state = next((state for state in _OPEN if state in states), None)
         directions = with_directions(objectives, constraints)

@@ -48,7 +48,7 @@ def plot(directory: Path, kind: str, budget: int | None) -> "Figure":
     from optuna.exceptions import ExperimentalWarning
 
     with JournalView.read(directory) as journal:
-        rows = journal.trials()
+        rows = journal.configurations()
         if not any(values(row, journal.objectives) for row in rows):
             raise ShoalError(f"no trial of the study in {directory} {why_no_best(rows, journal.objectives)}")
         found = budget_values(journal, budget)
