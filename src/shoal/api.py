@@ -198,8 +198,8 @@ def tune(
             while the study is paused or not run, no time passes. Then all open trials are saved, and `tune` returns:
             `Study.ended` is "timeout". `resume` goes on to what the study would have found without it.
         trial_timeout: Time that each trial may train; of an array, each member counts an equal part of its seconds. A
-            trial that reports after more is STOPPED. Its values count; the algorithm observes what it does when a user
-            stops a trial. Not `time_limit`, which ends a function that reports nothing.
+            trial that reports after more, and not at its budget, is STOPPED. Its values count; the algorithm observes
+            what it does when a user stops a trial. Not `time_limit`, which ends a function that reports nothing.
         max_concurrent: Most trials that train at a time, in all arrays of all devices; None: as many as the devices
             take. An algorithm that is given does not know of it: what it decides from all results of a rung stays.
         loss: Reported value of a function that policies take as its loss; by default the metric, if it is minimised.
