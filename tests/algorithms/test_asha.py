@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.algorithms.asha import ASHA
+from shoal.algorithms.asha import ASHA, _SetRung
 from shoal.algorithms.successive_halving import SuccessiveHalving
 from shoal.core.errors import AlgorithmError
+from shoal.core.score import Score, order, worst_score
 from shoal.core.space import Space, uniform
 from shoal.core.trial import Decision, Report, TrialState
 
@@ -194,6 +195,31 @@ def test_promotions_are_those_of_the_paper(losses, order, eta, concurrency):
     assert jobs[: len(expected)] == expected
     rest = jobs[len(expected) :]
     assert not rest or max_epochs not in {epochs for _, epochs in expected}, "more only where none got to the end"
+
+
+_SCORE = st.tuples(st.booleans(), st.sampled_from([0.0, 0.0, 0.5, 1.0]), *[st.integers(0, 3).map(float)] * 2)
+
+
+@given(st.lists(_SCORE, min_size=1, max_size=16), st.lists(st.booleans(), min_size=16, max_size=16))
+def test_a_rung_of_several_metrics_is_ranked_as_the_order_of_all_its_trials(scores, pops):
+    rung, known, waiting = _SetRung(1), {}, set()
+    for number, (is_nan, violation, *losses) in enumerate(scores):
+        known[number] = worst_score(2) if is_nan else Score(False, violation, tuple(losses))
+        rung.add(number, known[number])
+        if not is_nan:
+            rung.pause(number)
+            waiting.add(number)
+        ranking = order(known)
+        best = next(((rank, each) for rank, each in enumerate(ranking) if each in waiting), None)
+        assert rung.best_paused == best
+        assert [rung.rank(each) for each in ranking] == list(range(rung.count))
+        if best is not None and pops[number]:
+            assert rung.pop_best() == best[1]
+            waiting.remove(best[1])
+        assert rung.has_paused == bool(waiting)
+    assert rung.pop_all() == [number for number in order(known) if number in waiting]
+    assert not rung.has_paused
+    assert rung.best_paused is None
 
 
 HALVINGS = {

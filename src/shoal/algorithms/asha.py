@@ -13,6 +13,7 @@ from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
 from shoal.algorithms.sampler import check_sampler, learns_from_others
 from shoal.core.errors import AlgorithmError
+from shoal.core.fronts import SortedFronts
 from shoal.core.plain import plain_fields
 from shoal.core.score import Score, order
 from shoal.core.trial import Config, Decision, Report, TrialState
@@ -54,9 +55,9 @@ class _AsyncRung:
         heappush(self._paused, (self.scores[number], number))
 
     @property
-    def best_paused(self) -> int | None:
-        """The best waiting trial; None if none waits."""
-        return self._paused[0][1] if self._paused else None
+    def best_paused(self) -> tuple[int, int] | None:
+        """The rank of the best waiting trial, and its number; None if none waits."""
+        return (self.rank(self._paused[0][1]), self._paused[0][1]) if self._paused else None
 
     def pop_best(self) -> int:
         """Let the best waiting trial wait no more."""
@@ -74,42 +75,57 @@ class _AsyncRung:
 
 
 class _SetRung(_AsyncRung):
-    """The trials on a rung, ranked by several metrics: ranks follow from all trials, and change with each new one."""
+    """The trials on a rung, ranked by several metrics as `shoal.core.score.order` does: each new one changes ranks."""
 
     def __init__(self, epochs: int) -> None:
         super().__init__(epochs)
-        self._ranks: dict[int, int] = {}  # without the trials that came since
-        self._waiting: set[int] = set()
+        self._classes: list[tuple[bool, float]] = []  # of all trials, ascending; the front is compared within a class
+        self._fronts: dict[tuple[bool, float], SortedFronts] = {}  # by class
+        self._waiting: dict[tuple[bool, float], set[int]] = {}  # by class
+        self._best: tuple[int, int] | None = None  # without the changes since
 
     def add(self, number: int, score: Score) -> None:
         """Rank a trial."""
         self.scores[number] = score
+        insort(self._classes, score[:2])
+        self._fronts.setdefault(score[:2], SortedFronts()).add(number, score.losses)
+        self._best = None
 
     def rank(self, number: int) -> int:
         """Number of better trials on the rung."""
-        if len(self._ranks) < len(self.scores):
-            self._ranks = {each: rank for rank, each in enumerate(order(self.scores))}
-        return self._ranks[number]
+        group = self.scores[number][:2]
+        return bisect_left(self._classes, group) + self._fronts[group].rank(number)
 
     def pause(self, number: int) -> None:
         """Let a ranked trial wait for its promotion."""
-        self._waiting.add(number)
+        self._waiting.setdefault(self.scores[number][:2], set()).add(number)
+        self._best = None
 
     @property
-    def best_paused(self) -> int | None:
-        """The best waiting trial; None if none waits."""
-        return min(self._waiting, key=self.rank, default=None)
+    def best_paused(self) -> tuple[int, int] | None:
+        """The rank of the best waiting trial, and its number; None if none waits."""
+        if self._best is None and self._waiting:
+            group = min(self._waiting)
+            rank, number = self._fronts[group].best_of(self._waiting[group])
+            self._best = bisect_left(self._classes, group) + rank, number
+        return self._best
 
     def pop_best(self) -> int:
         """Let the best waiting trial wait no more."""
-        number = min(self._waiting, key=self.rank)
-        self._waiting.remove(number)
-        return number
+        if (best := self.best_paused) is None:
+            raise IndexError("no trial waits")
+        group = self.scores[best[1]][:2]
+        self._waiting[group].remove(best[1])
+        if not self._waiting[group]:
+            del self._waiting[group]
+        self._best = None
+        return best[1]
 
     def pop_all(self) -> list[int]:
         """Let no trial wait any more; return those that did, the best first."""
-        waiting, self._waiting = self._waiting, set()
-        return sorted(waiting, key=self.rank)
+        waiting = set().union(*self._waiting.values())
+        self._waiting, self._best = {}, None
+        return [number for number in order(self.scores) if number in waiting]
 
     @property
     def has_paused(self) -> bool:
@@ -235,7 +251,7 @@ class ASHA(ConcurrentAlgorithm):
 
     def _may_promote(self, rung: _AsyncRung) -> bool:
         places = rung.count // self.eta
-        return places > 0 and (best := rung.best_paused) is not None and rung.rank(best) < places
+        return places > 0 and (best := rung.best_paused) is not None and best[0] < places
 
     def reached(self, report: Report, score: Score) -> list[Decision]:
         """Decide on the trial; when no trial can be promoted any more, decide on all that are left."""
