@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.core import fronts
 from shoal.core.errors import AlgorithmError
 from shoal.core.hypervolume import Hypervolume, dominated_volume, hypervolume, reference_point
 from shoal.core.objective import objectives
@@ -24,6 +25,9 @@ BOTH = objectives(["accuracy", "latency"], ["max", "min"])
         pytest.param([(0, 5), (5, 0), (3, 3)], (3, 3), 0.0, id="beyond the reference"),
         pytest.param([(0, 0, 0)], (1, 2, 3), 6.0, id="three losses"),
         pytest.param([(0, 1, 1), (1, 0, 1), (1, 1, 0)], (2, 2, 2), 4.0, id="three corners"),
+        pytest.param([(-math.inf, 3), (0, 0)], (3, 3), 9.0, id="an infinite strip of no height is beyond"),
+        pytest.param([(-math.inf, 0), (-math.inf, 1), (0, -math.inf)], (3, 3), math.inf, id="infinitely good"),
+        pytest.param([(0, 0, -math.inf), (1, 1, -math.inf)], (3, 3, 3), math.inf, id="infinitely good in the third"),
     ],
 )
 def test_volumes(points: list[tuple[float, ...]], reference: tuple[float, ...], volume: float) -> None:
@@ -36,6 +40,16 @@ def test_it_counts_the_unit_cells_that_are_dominated(points: list[tuple[int, ...
     cells = product(range(4), repeat=size)
     dominated = sum(any(all(x <= c for x, c in zip(p, cell, strict=True)) for p in points) for cell in cells)
     assert dominated_volume(points, (4,) * size) == dominated
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_point_is_added_once_to_a_staircase(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rectangles: list[float] = []
+    area = fronts._area
+    monkeypatch.setattr(fronts, "_area", lambda *sides: (rectangles.append(area(*sides)), rectangles[-1])[1])
+    points = [(k, 500 - k, k * 7 % 500)[:size] for k in range(500)]
+    assert dominated_volume(points, (501,) * size) > 0
+    assert 500 <= len(rectangles) <= 2 * 500
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,13 @@ def test_a_terminal_is_drawn_at_most_four_times_a_second(study, terminal):
     assert "12 trials (3, 4, 5, …): its model is being measured" in terminal.file.getvalue()
 
 
-def test_a_table_that_takes_long_is_drawn_less_often(study, terminal):
+@pytest.mark.parametrize("display", [LiveProgress, LineProgress])
+def test_a_display_that_takes_long_is_updated_less_often(display, study, terminal):
     def take():
         study.now += 0.5
         return study.take()
 
-    with LiveProgress(take, terminal, study.clock) as live:
+    with display(take, terminal, study.clock) as live:
         drawn = []
         for second in range(1, 31):
             study.now = float(second)

@@ -119,7 +119,9 @@ def test_the_best_trial_is_feasible_and_the_others_are_marked(tmp_path: Path) ->
     assert theirs.best_trial.user_attrs["number"] == study.best_trial.number
 
 
-def test_without_a_feasible_trial_the_least_violating_one_is_named(tmp_path: Path) -> None:
+def test_without_a_feasible_trial_the_least_violating_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = tune(
         tasks.Blobs(), SPACE, tmp_path / "study", algorithm=shoal.Random(3, 1), constraints={"accuracy": ">= 2"}
     )
@@ -129,8 +131,9 @@ def test_without_a_feasible_trial_the_least_violating_one_is_named(tmp_path: Pat
         _ = study.best_trial
     assert study.pareto == []
     with JournalView.read(study.directory) as journal:
-        found = snapshot(journal, 0.0)
         html = notebook_html(overview(journal, 0.0))
+        monkeypatch.delattr(JournalView, "configurations")  # a snapshot reads one row of many
+        found = snapshot(journal, 0.0)
     assert found.best is None
     assert f"none is feasible; trial {least.number} violates the constraints least" in best_text(found)
     assert "accuracy &gt;= 2" in html

@@ -1,4 +1,4 @@
-"""Fronts of points by several losses: non-dominated sorting, of all points or one by one, and the epsilon-net."""
+"""Fronts of points by several losses: non-dominated sorting, of all or one by one, staircase and epsilon-net."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["SortedFronts", "epsilon_net", "fronts"]
+__all__ = ["SortedFronts", "Staircase", "epsilon_net", "fronts"]
 
 
 class SortedFronts:
@@ -123,6 +123,41 @@ class _Front:
                     break
             place = len(self._ranking) - 1
         return place, self._ranking[place]
+
+
+class Staircase:
+    """The points of two losses that no other is nowhere worse than: the first loss rises, and the second falls."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._second: list[float] = []
+
+    def covers(self, first: float, second: float) -> bool:
+        """Whether one of the points is nowhere worse than another point."""
+        place = bisect_right(self._first, first)
+        return place > 0 and self._second[place - 1] <= second
+
+    def add(self, first: float, second: float, reference: Sequence[float] = (inf, inf)) -> float:
+        """Add a point that is not covered, in place of those that it covers.
+
+        Returns:
+            The area within a reference point that is covered now and was not before.
+        """
+        low = high = bisect_left(self._first, first)
+        left, top = first, self._second[low - 1] if low else reference[1]
+        area = 0.0
+        while high < len(self._first) and self._second[high] >= second:
+            area += _area(left, self._first[high], second, top)
+            left, top = self._first[high], self._second[high]
+            high += 1
+        area += _area(left, self._first[high] if high < len(self._first) else reference[0], second, top)
+        self._first[low:high], self._second[low:high] = [first], [second]
+        return area
+
+
+def _area(left: float, right: float, low: float, high: float) -> float:
+    """The area of a rectangle, 0 where one side is 0 and the other infinite."""
+    return (right - left) * (high - low) if left < right and low < high else 0.0
 
 
 def fronts(losses: Mapping[int, tuple[float, ...]]) -> list[list[int]]:

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
+from operator import itemgetter
 
 from shoal.core.errors import AlgorithmError
+from shoal.core.fronts import Staircase
 from shoal.core.objective import Objective
 from shoal.core.plain import plain
 
 __all__ = ["MAX_METRICS", "REFERENCE_KEY", "Hypervolume", "dominated_volume", "hypervolume", "reference_point"]
 
 MAX_METRICS = 3
-"""Most metrics of which the hypervolume is measured: the time of the exact one grows with n^(metrics - 1)."""
+"""Most metrics of which the hypervolume is measured: a sweep finds that of three, and of more the time grows fast."""
 
 REFERENCE_KEY = "hypervolume_reference"
 """Key of a study's value: its reference, once enough trials have values; see `StudyState.fix_reference`."""
@@ -78,26 +79,17 @@ def hypervolume(
 def dominated_volume(losses: Iterable[Sequence[float]], reference: Sequence[float]) -> float:
     """The volume of all points that one of the given points dominates and that dominate the reference.
 
-    Exact, by slices along the last loss; each slice is a volume of one loss less, the last ones are swept.
+    Exact: a sweep along the third loss, with the area that the points so far cover of the others. Two losses are
+    three, of which the third is 0 and its reference 1.
     """
-    inside = [point for point in losses if all(x < bound for x, bound in zip(point, reference, strict=True))]
-    if not inside:
-        return 0.0
-    if len(reference) == 2:
-        return _swept_area(inside, reference)
-    inside.sort(key=lambda point: point[-1])
-    ends = [*(point[-1] for point in inside), reference[-1]]
-    return sum(
-        (above - below) * dominated_volume([point[:-1] for point in inside[:count]], reference[:-1])
-        for count, (below, above) in enumerate(pairwise(ends), start=1)
-        if above > below
-    )
-
-
-def _swept_area(points: Iterable[Sequence[float]], reference: Sequence[float]) -> float:
-    area, least = 0.0, reference[1]
-    for first, second in sorted(map(tuple, points)):
-        if second < least:
-            area += (reference[0] - first) * (least - second)
-            least = second
-    return area
+    bounds = (*reference, 1.0)[:3]
+    points = ((*point, 0.0)[:3] for point in losses)
+    inside = [point for point in points if all(x < bound for x, bound in zip(point, bounds, strict=True))]
+    staircase, volume, area, below = Staircase(), 0.0, 0.0, inf
+    for first, second, third in sorted(inside, key=itemgetter(2)):
+        if third > below:
+            volume += area * (third - below)
+        below = third
+        if not staircase.covers(first, second):
+            area += staircase.add(first, second, bounds[:2])
+    return volume + area * (bounds[2] - below) if area else 0.0

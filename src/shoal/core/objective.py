@@ -4,8 +4,10 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from shoal.core.errors import AlgorithmError, TaskError
+from shoal.core.fronts import Staircase
 from shoal.core.space import is_number
 
 __all__ = [
@@ -146,18 +148,22 @@ def pareto_front(losses: Mapping[int, Iterable[float]]) -> set[int]:
         losses: Number of a point -> its losses, less is better, none of them NaN.
     """
     # In this order no point is dominated by a later one, and each dominated point is dominated by one of the front.
-    ordered = sorted((tuple(values), number) for number, values in losses.items())
-    best: list[tuple[float, ...]] = []
-    numbers: set[int] = set()
-    for values, number in ordered:
-        # With two objectives the second falls along the front: its last point dominates all that any of it dominates.
-        rivals = best if len(values) > 2 else best[-1:]
-        if any(_dominates(other, values) for other in rivals):
-            continue
-        numbers.add(number)
-        if not best or best[-1] != values:
-            best.append(values)
-    return numbers
+    points = {number: tuple(values) for number, values in losses.items()}
+    ordered = groupby(sorted(points, key=points.__getitem__), key=points.__getitem__)
+    staircase, others = Staircase(), list[tuple[float, ...]]()
+    found: set[int] = set()
+    for values, numbers in ordered:
+        if len(values) <= 3:  # the first loss never falls, so that the others decide
+            second, third = (*values[1:], 0.0, 0.0)[:2]
+            if staircase.covers(second, third):
+                continue
+            staircase.add(second, third)
+        else:
+            if any(_dominates(other, values) for other in others):
+                continue
+            others.append(values)
+        found.update(numbers)
+    return found
 
 
 def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

@@ -251,11 +251,17 @@ class JournalView(OpenJournal):
         Of several metrics only the first counts; see `shoal.look.ranking.front`.
         """
         direction = "ASC" if self.objectives[0].mode == "min" else "DESC"
+        return self._first("AND violation = 0", f"objective {direction}")
+
+    def least_violating(self) -> TrialRow | None:
+        """The trial with a value, of those not FAILED, that violates the constraints least; the first of equal ones."""
+        return self._first("", "violation")
+
+    def _first(self, condition: str, order: str) -> TrialRow | None:
         rows = self.tables.read(
             "trial",
             trial_row,
-            f"{_TRIAL} WHERE objective IS NOT NULL AND violation = 0 AND state <> ? "
-            f"ORDER BY objective {direction}, number LIMIT 1",
+            f"{_TRIAL} WHERE objective IS NOT NULL AND state <> ? {condition} ORDER BY {order}, number LIMIT 1",
             TrialState.FAILED,
         )
         return rows[0] if rows else None

@@ -40,7 +40,7 @@ _MAX_DEVICES = 4
 """Most devices whose use is shown one by one in a line."""
 
 _PAUSE = 20
-"""Least time between two drawings of a table, relative to that of a drawing: that of a large study reads it whole."""
+"""Least time between two updates, relative to that of an update: that of a large study reads it whole."""
 
 _PHASES = {
     Purpose.SIGNATURE: "looking at the models of",
@@ -232,7 +232,8 @@ class NotebookProgress(Progress):
 
 
 class LineProgress(_ConsoleProgress):
-    """Prints plain lines to a file or a pipe; for the arguments see the base class.
+    """Prints plain lines to a file or a pipe, at most once a second, of a large study less often; for the arguments see
+    the base class.
 
     It prints one line at the start, one for each kind of job when it first runs, one for a new best at most every ten
     seconds, one each minute for the time left, the use of the devices and the waiting trials, one for each new cause of
@@ -266,8 +267,10 @@ class LineProgress(_ConsoleProgress):
         """Take a snapshot if it is due, and print changes."""
         if (now := self._clock()) < self._due:
             return
-        self._due = now + self._PERIOD
-        snapshot = self._take_snapshot()
+        self._print_changes(now, self._take_snapshot())
+        self._due = now + max(self._PERIOD, _PAUSE * (self._clock() - now))
+
+    def _print_changes(self, now: float, snapshot: Snapshot) -> None:
         self._print_phases(snapshot)
         if not self._started and snapshot.trials:
             self._started = True
