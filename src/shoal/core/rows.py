@@ -5,7 +5,7 @@ trials, jobs, verdicts and values of the study replace earlier ones; all others 
 which comes before its first `TrialRow`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from shoal.core.activity import Activity
 from shoal.core.cause import cause_of, log_of
 from shoal.core.event import NOT_TRIAL_FAILURES, Outcome, TurnStats
 from shoal.core.job import Purpose
+from shoal.core.objective import Objective
 from shoal.core.request import requester
 from shoal.core.trial import Config, Report, Trial, TrialGroup, TrialState
 
@@ -36,6 +37,7 @@ __all__ = [
     "Telemetry",
     "TrialRow",
     "Verdict",
+    "values",
 ]
 
 NOT_FAILED = ("", Outcome.SUSPENDED, *NOT_TRIAL_FAILURES)
@@ -434,3 +436,10 @@ Row = (
     | CheckRow
     | Verdict
 )
+
+
+def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
+    """Return the values of a study's metrics that rank a trial; None if it lacks one, or has failed."""
+    if row.objective is None or row.state is TrialState.FAILED:
+        return None
+    return (row.objective, *(row.ranked[other.metric] for other in objectives[1:]))

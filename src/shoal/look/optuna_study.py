@@ -12,13 +12,12 @@ from shoal.core.constraint import Constraint
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.repeats import ConfigurationRow
-from shoal.core.rows import TrialRow
+from shoal.core.rows import TrialRow, values
 from shoal.core.space import Space
 from shoal.core.trial import Config, Report, TrialState
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.view import JournalView
 from shoal.look.budget_values import BudgetValues
-from shoal.look.ranking import values
 
 if TYPE_CHECKING:
     import optuna

@@ -6,9 +6,8 @@ from typing import Any
 from shoal.core.hypervolume import REFERENCE_KEY, Hypervolume, hypervolume, reference_point
 from shoal.core.objective import Objective, pareto_front
 from shoal.core.repeats import ConfigurationRow, p_value
-from shoal.core.rows import TrialRow
+from shoal.core.rows import TrialRow, values
 from shoal.core.score import Score, order
-from shoal.core.trial import TrialState
 
 __all__ = [
     "all_nan",
@@ -17,16 +16,8 @@ __all__ = [
     "least_violating",
     "next_best",
     "ranked",
-    "values",
     "why_no_best",
 ]
-
-
-def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
-    """Return the values of a study's metrics that rank a trial; None if it lacks one, or has failed."""
-    if row.objective is None or row.state is TrialState.FAILED:
-        return None
-    return (row.objective, *(row.ranked[other.metric] for other in objectives[1:]))
 
 
 def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]:

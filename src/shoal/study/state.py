@@ -1,6 +1,6 @@
 """The state of a study, which only its events change."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -12,8 +12,8 @@ from shoal.core.command import Step
 from shoal.core.constraint import violation
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
-from shoal.core.hypervolume import REFERENCE_KEY, reference_point
-from shoal.core.rows import ReportRow, StudyValue
+from shoal.core.hypervolume import REFERENCE_KEY
+from shoal.core.rows import ReportRow
 from shoal.core.trial import Report, Trial
 from shoal.host.fleet import Fleet
 from shoal.plan.array_packer import ArrayPacker
@@ -27,6 +27,7 @@ from shoal.plan.shares import CrowdingMeter
 from shoal.spec import StudySpec
 from shoal.study.checks import Checks
 from shoal.study.devices import DeviceTracker
+from shoal.study.hypervolume_reference import ReferenceTracker
 from shoal.study.improvement import ImprovementTracker, best_value
 from shoal.study.jobs import RunningJobs
 from shoal.study.lifecycle import Lifecycle
@@ -78,10 +79,6 @@ class CoreConfig:
     trains: bool = True
 
 
-_REFERENCE_TRIALS = 10
-"""Number of trials with values from which the reference of the hypervolume follows."""
-
-
 class StudyState:
     """State of a study. Only functions of `shoal.study` change it, and only during a step.
 
@@ -115,7 +112,8 @@ class StudyState:
         self.requests: set[str] = set()
         self.unsaved_jobs: list[str] = []
         self._seq = config.seq
-        self._has_reference = len(config.spec.objectives) == 1 or REFERENCE_KEY in config.study
+        is_fixed = REFERENCE_KEY in config.study
+        self._reference = ReferenceTracker(config.spec.objectives, self.trials, is_fixed=is_fixed)
 
     @property
     def fleet(self) -> Fleet:
@@ -174,13 +172,12 @@ class StudyState:
         self._seq += 1
         return self._seq
 
-    def write_reports(self, job: str, reports: Iterable[Report]) -> None:
+    def write_reports(self, job: str, reports: Collection[Report]) -> None:
         """Write new reports of a job; `job` is "" if the study itself fails a trial."""
         for report in reports:
             improvement = self.trials.improvement(self._value(report))
             self.step.write(ReportRow(self.next_seq(), self.step.time, job, report, improvement))
-        if not self._has_reference:
-            self._fix_reference()
+        self.step.write(*self._reference.rows({report.trial for report in reports}))
 
     def _value(self, report: Report) -> float | None:
         """The value of the first metric in a report, if feasible; of a repeated trial that of its configuration."""
@@ -189,14 +186,6 @@ class StudyState:
             return best_value(self.trials, spec.repetition.configuration(report.trial), spec)
         value = report.metrics.get(spec.objectives[0].metric)
         return None if value is None or violation(spec.bounds, report.metrics) else value
-
-    def _fix_reference(self) -> None:
-        """Fix the reference of the hypervolume once enough trials have values, so that later ones can be compared."""
-        goals = self.config.spec.objectives
-        values = [[x.metrics[goal.metric] for goal in goals] for x in self.trials if x.objective is not None]
-        if len(values) >= _REFERENCE_TRIALS and (point := reference_point(values, goals)) is not None:
-            self.step.write(StudyValue(REFERENCE_KEY, list(point)))
-            self._has_reference = True
 
     def write_changes(self) -> None:
         """Write the rows that the step has changed."""
