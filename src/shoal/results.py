@@ -12,7 +12,7 @@ from shoal.algorithms.base import check_integer
 from shoal.core.errors import ShoalError
 from shoal.core.hypervolume import Hypervolume
 from shoal.core.plain import plain
-from shoal.core.rows import CheckRow, TrialRow
+from shoal.core.rows import CheckRow, TrialRow, values
 from shoal.core.trial import Config, TrialState
 from shoal.host.paths import absolute, check_path
 from shoal.host.process_settings import applied
@@ -25,7 +25,7 @@ from shoal.look.importance import Importance, importance
 from shoal.look.optuna_study import journal_optuna_study
 from shoal.look.overview import notebook_html, overview
 from shoal.look.plots import plot
-from shoal.look.ranking import front, front_volume, ranked, values, why_no_best
+from shoal.look.ranking import front, front_volume, ranked, why_no_best
 from shoal.look.rerun import Rerun, find_rerun
 from shoal.look.snapshot import how_ended, trial_verdicts
 from shoal.look.table import dataframe

@@ -179,7 +179,7 @@ def test_a_function_sees_its_device_and_its_trial(tmp_path: Path) -> None:
 
 def test_there_is_no_model_but_a_directory(counted: tuple[shoal.Study, Profiles]) -> None:
     with pytest.raises(ShoalError, match=r"a program of yours.* trial 0 is in .*000004-000000-files/files"):
-        counted[0].best_model()
+        counted[0].best_model("last")
 
 
 def test_a_function_of_a_script_is_carried_along(tmp_path: Path) -> None:
