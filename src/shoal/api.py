@@ -91,6 +91,7 @@ def tune(
     constraints: Mapping[str, str] | None = None,
     rank_by: Literal["best", "last"] = "best",
     best_by: str | None = None,
+    keep: int | Literal["best", "all"] = "all",
     packing: str | Packing = "cost",
     fuse: bool = True,
     devices: str | Sequence[str] = "auto",
@@ -153,6 +154,9 @@ def tune(
             samplers of `OptunaSearch` get the value that ranks. The best of more epochs is more optimistic: compare
             trials of equal budgets, or by data that chose no epoch.
         best_by: Of several metrics the one that decides which epoch of a trial is its best; by default the first.
+        keep: Which ended trials keep their weights: "all", "best" (the best one, of several metrics the front) or the
+            number of best configurations. Trials that may go on, that failed or that are pinned (`Study.pin`) keep
+            theirs. The state of the optimizer of an ended trial is always deleted.
         packing: Rule for arrays that share a process: a name in `shoal.plan.packing.PACKINGS` or a `Packing`.
         fuse: Whether trials of one structure are trained as one model.
         devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`. On

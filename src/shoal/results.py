@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shoal.algorithms.base import check_integer
-from shoal.core.errors import ShoalError
+from shoal.core.errors import CheckpointError, ShoalError
 from shoal.core.hypervolume import Hypervolume
 from shoal.core.plain import plain
+from shoal.core.ranking import front, front_volume, ranked, why_no_best
 from shoal.core.rows import CheckRow, TrialRow, values
 from shoal.core.trial import Config, TrialState
 from shoal.host.paths import absolute, check_path
 from shoal.host.process_settings import applied
+from shoal.host.remedy import command
 from shoal.host.sources import edits
 from shoal.journal.check import check_study
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.budget_values import budget_values
 from shoal.look.grid import StudyGrid, journal_grid
@@ -25,7 +28,6 @@ from shoal.look.importance import Importance, importance
 from shoal.look.optuna_study import journal_optuna_study
 from shoal.look.overview import notebook_html, overview
 from shoal.look.plots import plot
-from shoal.look.ranking import front, front_volume, ranked, why_no_best
 from shoal.look.rerun import Rerun, find_rerun
 from shoal.look.snapshot import how_ended, trial_verdicts
 from shoal.look.table import dataframe
@@ -257,13 +259,14 @@ class Study(StudyRequests):
 
         Raises:
             ShoalError: there is no such trial, `which` is unknown, or no `Task` was trained.
-            CheckpointError: the trial has no intact checkpoint.
+            CheckpointError: the trial has no intact checkpoint, or it was deleted by the rule `keep` of the study.
         """
         if which not in ("best", "last"):
             raise ShoalError(f'`which` must be "best" or "last", got {which!r}')
         with JournalView.read(self.directory) as journal:
             row = _row(journal, number)
             best = row.best_epoch if which == "best" else None
+            _check_weights(journal, number)
             if journal.spec.opaque:
                 raise ShoalError(
                     f"the study in {self.directory} trained a program of yours, whose model Shoal cannot build; what "
@@ -324,3 +327,19 @@ def _row(journal: JournalView, number: int) -> TrialRow:
     if number not in rows:
         raise ShoalError(f"the study in {journal.directory} has no trial {number}; it has {len(rows)} trials, from 0")
     return rows[number]
+
+
+def _check_weights(journal: JournalView, number: int) -> None:
+    """Raise a CheckpointError if the weights of a trial were deleted."""
+    if not StudyStatistics(journal).deleted().get(number):
+        return
+    repetition, rows = journal.spec.repetition, ranked(journal.configurations(), journal.objectives)
+    configuration = repetition.configuration(number)
+    rank = next(i for i, row in enumerate(rows, 1) if repetition.configuration(row.number) == configuration)
+    keep, place = journal.study.get("keep", journal.spec.keep), journal.directory
+    raise CheckpointError(
+        f"the weights of trial {number}, which ranks {rank} of {len(rows)}, were deleted by the rule of the study in "
+        f"{place}, now keep={keep!r}. A trial that is pinned before keeps them: {command('pin', place, str(number))}. "
+        f"Train this one again with: {command('rerun', place, str(number))}; with another seed, and weights, with: "
+        f"{command('trial clone', place, str(number), '--anew')}"
+    )

@@ -26,7 +26,7 @@ from shoal.core.space import Space
 from shoal.core.trial import Config, EarlierTrial, derive_seed
 from shoal.core.version import VERSION
 
-__all__ = ["StudySpec"]
+__all__ = ["StudySpec", "check_keep"]
 
 MIN_HANG_SECONDS = 3.0
 MIN_PROCESS_MEMORY = 32 << 20
@@ -77,6 +77,7 @@ class StudySpec:
     constraints: Mapping[str, str] = field(default_factory=dict)
     rank_by: str = "best"
     best_by: str | None = None
+    keep: int | str = "all"
     packing: str = "cost"
     fuse: bool = True
     devices: str | Sequence[str] = "auto"
@@ -120,6 +121,7 @@ class StudySpec:
         check_integer("retries", self.retries, least=0)
         if self.max_concurrent is not None:
             check_integer("max_concurrent", self.max_concurrent)
+        check_keep(self.keep)
         _ = self.repetition
         metrics = len(self.objectives)
         if self.stop_after is not None and metrics > 1:
@@ -185,6 +187,15 @@ class StudySpec:
     def unit(self) -> str:
         """Unit of budgets: "epochs", or "reports" of a function or command."""
         return "reports" if self.opaque else "epochs"
+
+
+def check_keep(keep: object) -> None:
+    """Check which ended trials shall keep their weights."""
+    if keep in ("best", "all"):
+        return
+    if isinstance(keep, str):
+        raise ShoalError(f'`keep` must be a number of trials, "best" or "all", got {keep!r}')
+    check_integer("keep", keep)
 
 
 def _is(*kinds: type) -> Callable[[Any], bool]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shoal.core.trial import Config
 from shoal.journal import client
@@ -96,6 +96,35 @@ class StudyRequests:
         """
         client.policy(self.directory, name)
 
+    def keep(self, keep: int | Literal["best", "all"]) -> None:
+        """Change which ended trials keep their weights, now and later: in the process that runs the study, or else once
+        it is resumed, also if it has ended. Deleted weights do not come back.
+
+        Args:
+            keep: As in `tune`.
+
+        Raises:
+            ShoalError: `keep` is neither a positive integer nor "best" or "all".
+            JournalError: as in `pause`.
+        """
+        client.keep(self.directory, keep)
+
+    def pin(self, numbers: int | Iterable[int]) -> list[int]:
+        """Keep the checkpoints of trials whatever `keep` says, of an open trial also its optimizer's state: in the
+        process that runs the study, or else once it is resumed.
+
+        Args:
+            numbers: Numbers of the trials, one or several.
+
+        Returns:
+            Numbers of the trials.
+
+        Raises:
+            ShoalError: a trial does not exist, or its weights were deleted; or no trial is named.
+            JournalError: as in `pause`.
+        """
+        return client.pin(self.directory, numbers)
+
     def add(self, config: Config, epochs: int, *, outside: bool = False) -> Config:
         """Add a trial of your own: in the process that runs the study, or else once it is resumed.
 
@@ -129,7 +158,8 @@ class StudyRequests:
         """Add clones of trials with some values changed, as in `add`.
 
         A clone begins with the original's newest checkpoint of the end of an epoch, with the optimizer's state as far
-        as it fits.
+        as it fits. Of an ended trial that was not pinned before only the weights are left, and the clone begins with a
+        new optimizer.
 
         Args:
             numbers: Numbers of the trials to clone, one or several.

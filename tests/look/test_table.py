@@ -13,9 +13,9 @@ from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
+from shoal.core.ranking import ranked
 from shoal.core.trial import Trial, TrialState
 from shoal.look.failures import cause_lines, failing_json, failing_text
-from shoal.look.ranking import ranked
 from shoal.look.savings import Savings
 from shoal.look.snapshot import Best, DeviceUse, Failing, JobUse, TaskEdit
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table

@@ -12,8 +12,8 @@ import shoal
 from shoal.algorithms import ALGORITHMS
 from shoal.algorithms.base import Algorithm
 from shoal.cli.app import app
+from shoal.core import ranking
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
-from shoal.look import ranking
 
 SPACE = {"lr": shoal.loguniform(0.001, 0.3), "width": shoal.choice([6, 8])}
 BOTH = {"metric": ("accuracy", "valid_loss"), "mode": ("max", "min")}

@@ -251,7 +251,8 @@ class Algorithm(ABC):
     1. `tune` calls `bind` once, which calls `begin`; then it reads `totals` once.
     2. The engine reads `finished` and, while it is false, calls `next_groups` in each turn of its loop.
     3. It calls `extend` when a user asks for more trials.
-    4. The engine calls `observe` with every report of a trial of the algorithm, in the order of the journal. It
+    4. It calls `may_return` of an algorithm that copies trials, about trials that have ended, until `finished`.
+    5. The engine calls `observe` with every report of a trial of the algorithm, in the order of the journal. It
        withholds reports of trials that users added, or that failed and were retried.
 
     What an algorithm may return:
@@ -262,7 +263,8 @@ class Algorithm(ABC):
     - Every trial that is PAUSED is, in the end, either in a later group or decided on, once, as COMPLETE or STOPPED.
     - A trial that FAILED ends without a decision and never comes again.
     - A new trial may start from the checkpoint of another trial (`Trial.origin`) that is PAUSED when the new one is
-      proposed, or was ended then; the algorithm then sets `copies_trials`.
+      proposed, or was ended then; the algorithm then sets `copies_trials`. No group names a trial, as a member or as an
+      origin, of which `may_return` was false.
     - While no trial is in training and `finished` is false, `next_groups` returns at least one group.
 
     Legal exceptions: `bind` raises `AlgorithmError` or `SpaceError`, before the study exists; `observe` raises
@@ -420,6 +422,14 @@ class Algorithm(ABC):
     @abstractmethod
     def finished(self) -> bool:
         """Whether no trial is outstanding and no further trial will come."""
+
+    def may_return(self, number: int) -> bool:
+        """Whether a later group may name a trial that was proposed, as a member or as an origin; by default always.
+
+        The checkpoint of an ended trial may be deleted once the answer is false; it then stays false. A trial that has
+        ended and is no origin needs no checkpoint anyway, so only an algorithm that `copies_trials` is asked.
+        """
+        return True
 
     def extend(self, trials: int) -> None:
         """Continue the search to `trials` trials in all, or a few more if they come in rounds; `totals` and `finished`

@@ -126,6 +126,12 @@ class PBT(Algorithm):
         """The last epoch of the generation."""
         return min(self._epoch + self.interval, self.epochs)
 
+    def may_return(self, number: int) -> bool:
+        """Whether the trial is of the newest generation, which the next one continues and copies."""
+        if any(trial.number == number for trial in self._next):
+            return True
+        return self._target < self.epochs and (number in self._training or number in self._scores)
+
     def observe(self, report: Report) -> list[Decision]:
         """Process a report, and select when the last member of a generation has reported.
 

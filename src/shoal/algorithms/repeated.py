@@ -80,6 +80,10 @@ class Repeated(WrapperAlgorithm):
         own, size = self.inner.totals, self._repeats.size
         return own and Totals(own.trials * size, own.least * size, own.most * size)
 
+    def may_return(self, number: int) -> bool:
+        """Whether the algorithm may name the configuration of the trial."""
+        return self.inner.may_return(self._repeats.configuration(number))
+
     def next_groups(self, free: int) -> list[TrialGroup]:
         """The groups of the algorithm, with all repeats of each trial."""
         return [

@@ -46,6 +46,10 @@ class WrapperAlgorithm(Algorithm):
         """Epochs at which values of earlier trials enter the model of the inner algorithm."""
         return self.inner.modelled_budgets
 
+    def may_return(self, number: int) -> bool:
+        """Whether the inner algorithm may name the trial."""
+        return self.inner.may_return(number)
+
     def extend(self, trials: int) -> None:
         """Extend the inner algorithm, whose trials count."""
         self.inner.extend(trials)

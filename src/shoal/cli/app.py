@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.history import history_app
-from shoal.cli.interventions import devices_app, policy, study_app, trial_app
+from shoal.cli.interventions import devices_app, keep, pin, policy, study_app, trial_app
 from shoal.cli.options import AsJson, StudyDirectory, named_option, print_json, print_message, print_table
 from shoal.cli.profile import profile
 from shoal.cli.run import new_app, resume, run
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError
 from shoal.core.hypervolume import MAX_METRICS
+from shoal.core.ranking import front, next_best, ranked, why_no_best
 from shoal.core.rows import TrialRow
 from shoal.core.trial import numbers_text
 from shoal.host.remedy import command
@@ -23,7 +24,6 @@ from shoal.journal.view import JournalView
 from shoal.look.grid import HeatMap, StudyGrid, grid_json, journal_grid
 from shoal.look.importance import METHODS, importance_json
 from shoal.look.page.server import serve
-from shoal.look.ranking import front, next_best, ranked, why_no_best
 from shoal.look.snapshot import snapshot
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.look.text import hypervolume_text, request_text
@@ -213,6 +213,8 @@ app.command()(rerun)
 app.add_typer(history_app, name="history")
 app.add_typer(trial_app, name="trial")
 app.command()(policy)
+app.command()(keep)
+app.command()(pin)
 app.add_typer(study_app, name="study")
 app.command()(resume)
 

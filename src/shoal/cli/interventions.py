@@ -1,4 +1,4 @@
-"""`shoal trial`, `shoal study`, `shoal policy` and `shoal devices`: requests to a study, which may be running."""
+"""`shoal trial`, `study`, `policy`, `keep`, `pin` and `devices`: requests to a study, which may be running."""
 
 import json
 import re
@@ -13,6 +13,7 @@ from shoal.cli.options import (
     StudyDirectory,
     beginning,
     device_list,
+    keep_argument,
     one_of,
     print_json,
     print_message,
@@ -26,7 +27,7 @@ from shoal.look.text import config_text
 from shoal.plan.schedule.registry import POLICIES
 from shoal.results import Study
 
-__all__ = ["devices_app", "policy", "study_app", "trial_app"]
+__all__ = ["devices_app", "keep", "pin", "policy", "study_app", "trial_app"]
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -200,6 +201,22 @@ def policy(
     """Change the policy of a study, from its next plan on, also when it is resumed."""
     Study(directory).policy(name)
     print_request(directory, f"policy {name} will be followed", {"policy": name}, as_json)
+
+
+def keep(
+    directory: StudyDirectory,
+    keep: Annotated[str, typer.Argument(metavar="K", help="Number of the best trials; best (one, or the front); all.")],
+    as_json: AsJson = False,
+) -> None:
+    """Change which ended trials keep their weights, from now on; deleted ones do not come back."""
+    kept = keep_argument(keep)
+    Study(directory).keep(kept)  # type: ignore[arg-type]  # it is checked
+    print_request(directory, f"weights will be kept by the rule {kept}", {"keep": kept}, as_json)
+
+
+def pin(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
+    """Keep the checkpoints of trials, whatever their ranks."""
+    _print_trials(directory, Study(directory).pin(numbers), "pinned", as_json)
 
 
 _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")

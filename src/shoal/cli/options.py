@@ -39,6 +39,8 @@ __all__ = [
         "EpochsOfPatience",
         "File",
         "Folds",
+        "Keep",
+        "keep_argument",
     ),
     *("MemoryLimit", "Oversubscription", "Packing", "Page", "Policy", "Program", "RankBy", "RayAddress", "Repeats"),
     *("Sbatch", "Script", "Sharing", "StopAfter", "StudyDirectory", "Timeout", "Trackers", "WarmStart"),
@@ -137,6 +139,12 @@ BestBy = Annotated[
     str | None,
     typer.Option("--best-by", metavar="METRIC", help="Of several metrics the one that decides the best epoch."),
 ]
+Keep = Annotated[
+    str | None,
+    typer.Option(
+        metavar="K", help="Ended trials that keep their weights: the K best ones, best (of several the front) or all."
+    ),
+]
 Repeats = Annotated[
     int | None,
     typer.Option(min=1, help="Seeds with which each configuration is trained; what counts is the aggregate."),
@@ -211,6 +219,11 @@ Trackers = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Page = Annotated[bool, typer.Option("--page", help="Serve the page of the study while it runs; see shoal page.")]
+
+
+def keep_argument(text: str) -> int | str:
+    """Return the argument `keep` of `tune`."""
+    return int(text) if text.isdecimal() else text
 
 
 def stop_arguments(patience: int | None, below: float | None, above: float | None, after: int | None) -> dict[str, Any]:

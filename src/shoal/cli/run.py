@@ -39,6 +39,7 @@ from shoal.cli.options import (
     Devices,
     EpochsOfPatience,
     Folds,
+    Keep,
     MemoryLimit,
     Oversubscription,
     Packing,
@@ -59,6 +60,7 @@ from shoal.cli.options import (
     Trackers,
     WarmStart,
     device_list,
+    keep_argument,
     print_json,
     print_message,
     stop_arguments,
@@ -121,6 +123,7 @@ def run(
     constraint: Constraints = None,
     rank_by: RankBy = None,
     best_by: BestBy = None,
+    keep: Keep = None,
     packing: Packing = None,
     backend: Backend = None,
     ray_address: RayAddress = None,
@@ -174,7 +177,7 @@ def run(
     given |= stop_arguments(patience, stop_below, stop_above, stop_after)
     given |= {"timeout": timeout, "trial_timeout": trial_timeout, "max_concurrent": max_concurrent}
     given |= {"constraints": dict(map(constraint_argument, constraint or ())) or None}
-    given |= {"rank_by": rank_by, "best_by": best_by}
+    given |= {"rank_by": rank_by, "best_by": best_by, "keep": None if keep is None else keep_argument(keep)}
     given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}
     given |= {"show_progress": False if as_json else None}
     chosen = {name: value for name, value in given.items() if value is not None}

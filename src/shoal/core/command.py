@@ -4,7 +4,7 @@ The rows of a step are committed together, before any of its commands is execute
 ends the process and all jobs. So after it no job runs, trials that the rows call RUNNING wait again, and each trial
 that waits gets its copy of a checkpoint again before any job starts; an existing copy is kept. A job that is about to
 be killed has its kill in its row, since a job that hangs fails its trials, and a job that ends with the process does
-not. A pending request whose result is a row is only closed.
+not. A pending request whose result is a row is only closed. The deletions of the last step that has some are repeated.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ __all__ = [
     "CloseRequest",
     "Command",
     "CopyCheckpoint",
+    "DeleteCheckpoints",
     "KillJob",
     "ReleaseDevice",
     "StartJob",
@@ -73,6 +74,14 @@ class CopyCheckpoint:
 
 
 @dataclass(frozen=True)
+class DeleteCheckpoints:
+    """Delete checkpoints of an ended trial, as `Deletion` records them; what is gone already is no error."""
+
+    trial: int
+    weights: bool
+
+
+@dataclass(frozen=True)
 class CloseRequest:
     """Delete a user's request that is carried out or refused."""
 
@@ -80,7 +89,7 @@ class CloseRequest:
 
 
 BackendCommand = StartJob | UpdateJob | StopJob | KillJob | ReleaseDevice
-Command = BackendCommand | CopyCheckpoint | CloseRequest
+Command = BackendCommand | CopyCheckpoint | DeleteCheckpoints | CloseRequest
 
 
 @dataclass

@@ -20,6 +20,8 @@ Verb = Literal[
     "resume study",
     "end study",
     "extend",
+    "keep",
+    "pin",
 ]
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "NOT_FAILED",
     "REFUSED",
     "CheckRow",
+    "Deletion",
     "DeviceRow",
     "Extension",
     "Intervention",
@@ -304,6 +305,20 @@ class Intervention:
 
 
 @dataclass(frozen=True, slots=True)
+class Deletion:
+    """Checkpoints of an ended trial that are deleted once this row is committed.
+
+    Args:
+        weights: Whether all of its checkpoints go; else only the state of its optimizers.
+        time: Time of the step, in seconds since 1970.
+    """
+
+    trial: int
+    weights: bool
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
     """Outcome that a job has once its kill has ended it, and the reason of the kill."""
 
@@ -435,6 +450,7 @@ Row = (
     | Telemetry
     | CheckRow
     | Verdict
+    | Deletion
 )
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from shoal.callbacks.base import Callback, EpochReport, StudyInfo, TrialResult
 from shoal.core.errors import ShoalError
 from shoal.core.plain import plain
+from shoal.core.ranking import ranked
 from shoal.core.space import flatten
 from shoal.core.trial import Config
 from shoal.host.paths import absolute
 from shoal.integrations.open_runs import OpenRuns, run_name
 from shoal.integrations.optional import check_installed
 from shoal.journal.view import JournalView
-from shoal.look.ranking import ranked
 
 __all__ = ["TensorBoardCallback"]
 

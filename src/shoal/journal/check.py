@@ -3,7 +3,7 @@
 import reprlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, ValidationError, convert
 
@@ -94,6 +94,8 @@ _VALUES: dict[str, tuple[object, str]] = {
     "note": _NAME,
     "sources": (dict[str, _Source], "files and their digests"),
     "paused_trials": _TRIAL_NUMBERS,
+    "pins": _TRIAL_NUMBERS,
+    "keep": (Annotated[int, Meta(ge=1)] | Literal["best", "all"], 'a number of at least 1, "best" or "all"'),
     "common_failure_trials": _TRIAL_NUMBERS,
     "fleet": (_FleetSpec, "devices, with those that were added and removed"),
     "edits": (list[_EditSpec], "a list of edits of the task"),

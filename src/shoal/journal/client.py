@@ -23,14 +23,17 @@ from shoal.core.space import flatten
 from shoal.core.space_tree import constant
 from shoal.core.trial import Config, TrialState, numbers_text, state_name
 from shoal.host.fleet import REMOVED, Fleet
+from shoal.host.remedy import command
 from shoal.journal.codec import encode
 from shoal.journal.requests import delete_request, pending_requests, write_request
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.plan.schedule.registry import make_policy
+from shoal.spec import check_keep
 from shoal.train.checkpoint_paths import checkpoint_files, program_checkpoints
 
 __all__ = [
-    *("add", "change_devices", "changed", "clone", "pause", "policy", "resume", "retry", "stop"),
+    *("add", "change_devices", "changed", "clone", "keep", "pause", "pin", "policy", "resume", "retry", "stop"),
     *("end_study", "pause_study", "resume_study"),
 ]
 
@@ -78,6 +81,29 @@ def policy(directory: Path, name: str) -> None:
     """Request another policy; see `Study.policy`."""
     make_policy(name)
     write_request(directory, "policy", arguments={"policy": name})
+
+
+def keep(directory: Path, keep: int | str) -> None:
+    """Request that other numbers of trials keep their weights; see `Study.keep`."""
+    kept = plain(keep)
+    check_keep(kept)
+    with JournalView.read(directory):  # a study must be there
+        write_request(directory, "keep", arguments={"keep": kept})
+
+
+def pin(directory: Path, numbers: int | Iterable[int]) -> list[int]:
+    """Request that the checkpoints of trials stay; see `Study.pin`."""
+    asked = _trial_numbers(numbers)
+    with JournalView.read(directory) as journal:
+        rows, deleted = _rows(journal, asked), StudyStatistics(journal).deleted()
+    for row in rows:
+        if deleted.get(row.number):
+            raise ShoalError(
+                f"the weights of trial {row.number} of the study in {directory} were deleted; train it again with: "
+                f"{command('rerun', directory, str(row.number))}"
+            )
+    write_request(directory, "pin", trials=asked)
+    return asked
 
 
 def add(directory: Path, config: Config, epochs: int, *, outside: bool) -> Config:

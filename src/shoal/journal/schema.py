@@ -77,6 +77,11 @@ _MEASUREMENTS = (
     "CREATE TABLE telemetry (time REAL NOT NULL, device TEXT NOT NULL, utilisation INTEGER, memory INTEGER)",
 )
 
+_DELETIONS = (
+    # Ended trials without the state of optimizers, or (`weights`) without any checkpoint, in the order of deletion.
+    "CREATE TABLE deletions (trial INTEGER NOT NULL, weights INTEGER NOT NULL, time REAL NOT NULL)",
+)
+
 _SCHEMA = (
     # "spec" -> specification of the study, which never changes, and values that do change, by key; all are JSON.
     "CREATE TABLE study (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -123,6 +128,7 @@ _SCHEMA = (
         healthy INTEGER NOT NULL, reason TEXT NOT NULL)""",
     *_CHECKS,
     *_MEASUREMENTS,
+    *_DELETIONS,
     f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {VERSION}",
 )

@@ -101,3 +101,13 @@ class StudyStatistics:
             f"AND outcome NOT IN ({', '.join('?' * len(NOT_FAILED))}) ORDER BY trial",
             *(Purpose.PROFILE, since, *NOT_FAILED),
         )
+
+    def deleted(self) -> dict[int, bool]:
+        """Number of each trial of which checkpoints were deleted -> whether its weights were."""
+        rows = self._tables.rows("SELECT trial, max(weights) AS weights FROM deletions GROUP BY trial")
+        return {trial: bool(weights) for trial, weights in rows}
+
+    def last_deleted(self) -> list[int]:
+        """Numbers of the trials of the last step that deleted checkpoints."""
+        newest = "SELECT time FROM deletions ORDER BY rowid DESC LIMIT 1"
+        return [number for (number,) in self._tables.rows(f"SELECT trial FROM deletions WHERE time = ({newest})")]

@@ -65,6 +65,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     name: kinds
     for kinds, names in (
         ((int,), "number seed data_seed start epoch target failures seq trial pid epochs free step members checks"),
+        ((int,), "weights"),
         ((int, float), "seconds started violation"),
         ((str,), "config state reason device metrics best ranked id purpose trials outcome request verb"),
         (
@@ -248,7 +249,7 @@ class JournalView(OpenJournal):
         """The feasible trial with the best value of the study's metric, of those not FAILED; of equal trials the one
         with the lowest number.
 
-        Of several metrics only the first counts; see `shoal.look.ranking.front`.
+        Of several metrics only the first counts; see `shoal.core.ranking.front`.
         """
         direction = "ASC" if self.objectives[0].mode == "min" else "DESC"
         return self._first("AND violation = 0", f"objective {direction}")

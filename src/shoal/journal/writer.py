@@ -14,6 +14,7 @@ from typing import Any, Self
 from shoal.core.errors import JournalError, StudyMovedError
 from shoal.core.rows import (
     CheckRow,
+    Deletion,
     DeviceRow,
     Intervention,
     JobRow,
@@ -331,6 +332,7 @@ _TABLES: Mapping[type[Row], tuple[str, Callable[[Any], tuple[object, ...]]]] = {
     ),
     Quantum: (_insert("quanta", "job number time highest lowest last steps seconds"), _quantum),
     Telemetry: (_insert("telemetry", "time device utilisation memory"), astuple),
+    Deletion: (_insert("deletions", "trial weights time"), astuple),
     CheckRow: (_insert("checks", "job key trial members epoch step what difference reason"), _check),
     Verdict: (
         _insert(

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
+from shoal.core.ranking import ranked
 from shoal.core.rows import DeviceRow, JobRow, Reservation, Run, Telemetry, TrialRow
 from shoal.core.space import flatten
 from shoal.core.trial import TrialState
 from shoal.journal.lock import LockOwner
 from shoal.journal.view import JournalView
 from shoal.look.failures import failing_json
-from shoal.look.ranking import ranked
 from shoal.look.snapshot import Snapshot, snapshot
 from shoal.look.table import verdict_json
 from shoal.look.text import (

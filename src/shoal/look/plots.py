@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.algorithms.sampler import directions, varying_domains, without_optuna_info
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
+from shoal.core.ranking import ranked, why_no_best
 from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import TrialRow, values
 from shoal.journal.view import JournalView
@@ -18,7 +19,6 @@ from shoal.look.budget_values import BudgetValues, budget_values
 from shoal.look.importance import importance
 from shoal.look.optuna_study import optuna_study, optuna_study_at
 from shoal.look.page.views import curves_view
-from shoal.look.ranking import ranked, why_no_best
 
 if TYPE_CHECKING:
     import optuna

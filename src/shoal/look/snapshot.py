@@ -11,13 +11,13 @@ from shoal.core.cause import Cause, causes
 from shoal.core.hypervolume import MAX_METRICS, Hypervolume
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
+from shoal.core.ranking import all_nan, front, front_volume, least_violating, ranked
 from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict, values
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_values
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.look.ranking import all_nan, front, front_volume, least_violating, ranked
 from shoal.look.savings import Savings
 
 __all__ = [

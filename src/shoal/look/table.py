@@ -16,6 +16,7 @@ from rich.text import Text
 
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
+from shoal.core.ranking import front, ranked
 from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import Intervention, TrialRow, Verdict
 from shoal.core.space import flatten
@@ -29,7 +30,6 @@ from shoal.look.failures import (
     failing_lines,
     unmeasured_lines,
 )
-from shoal.look.ranking import front, ranked
 from shoal.look.snapshot import Best, Snapshot, TaskEdit
 from shoal.look.text import (
     best_texts,

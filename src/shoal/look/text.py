@@ -318,7 +318,11 @@ def request_text(request: Request) -> str:
         text += f"to {given['trials']} trials"
     if "config" in given:
         text += f"with {config_text(given['config'])} to epoch {given['epochs']}"
-    return _action_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))
+    return _action_text(
+        request.verb,
+        request.trials,
+        text or str(given.get("policy", given.get("keep", ""))) or " ".join(request.devices),
+    )
 
 
 def intervention_text(each: Intervention) -> str:

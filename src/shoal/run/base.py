@@ -29,7 +29,7 @@ from shoal.core.trial import Trial
 from shoal.host.discover import discover
 from shoal.host.monitor import Monitor
 from shoal.host.nvml import NvmlMonitor
-from shoal.train.checkpoint_paths import copy_checkpoint
+from shoal.train.checkpoint_paths import copy_checkpoint, delete_checkpoints
 from shoal.train.control import JobControl
 
 __all__ = [
@@ -70,8 +70,8 @@ class Backend(ABC):
     The engine calls, from one thread; only `poll` may wait for a job:
 
     1. The constructor, once for each run of a study; it must not wait for workers.
-    2. `start` for every `StartJob`, and between two turns of the loop `change`, `stop`, `kill`, `release_device` and
-       `copy_checkpoint` for the other commands. A call for a job that has ended does nothing.
+    2. `start` for every `StartJob`, and between two turns of the loop `change`, `stop`, `kill`, `release_device`,
+       `copy_checkpoint` and `delete_checkpoints` for the other commands. A call for a job that has ended does nothing.
     3. `poll` in each turn of the loop, until each job has `Ended`.
     4. `close`, also after an exception.
 
@@ -197,6 +197,15 @@ class Backend(ABC):
             CheckpointError: The origin has no checkpoint at the end of that epoch.
         """
         copy_checkpoint(directory, trial)
+
+    def delete_checkpoints(self, directory: Path, trial: int, *, weights: bool) -> None:
+        """Delete the checkpoints of an ended trial, or only the state of its optimizers; twice has no further effect.
+
+        Args:
+            directory: Directory of the study.
+            weights: Whether its weights go, too.
+        """
+        delete_checkpoints(directory, trial, weights=weights)
 
     @abstractmethod
     def poll(self, timeout: float) -> list[Event]:

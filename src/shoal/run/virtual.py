@@ -177,6 +177,11 @@ class Virtual(Backend):
             )
         self._checkpoints[trial.number] = origin.epoch
 
+    def delete_checkpoints(self, directory: Path, trial: int, *, weights: bool) -> None:
+        """Forget the checkpoint of an ended trial with its weights."""
+        if weights:
+            self._checkpoints.pop(trial, None)
+
     def poll(self, timeout: float) -> list[Event]:
         """Return pending events, or else advance the clock by at most the timeout to the next events.
 

@@ -72,6 +72,8 @@ class StudyCore:
         state.step = Step(now if time is None else time)
         try:
             (_handle if state.lifecycle.shutdown is None else _handle_during_shutdown)(state, event, now)
+            if state.lifecycle.shutdown is None or state.lifecycle.shutdown.record:
+                state.retention.delete(state)
         finally:
             state.write_changes()
             if (shutdown := state.lifecycle.shutdown) is not None and not shutdown.record:

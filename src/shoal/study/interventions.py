@@ -129,6 +129,8 @@ def _policy(state: StudyState, request: Request) -> Intervention:
 def _add(state: StudyState, request: Request) -> Intervention:
     given, problem = request.arguments, state.config.algorithm.problem
     origin = Origin(**given["origin"]) if given.get("origin") else None
+    if origin is not None:
+        state.retention.repeat(origin.trial)  # it was not deleted before this request was handled
     outside = state.config.spec.repetition.faults(problem.space, given["config"])
     refused = () if given.get("outside") else outside
     if origin is not None and state.trials.get(origin.trial) is None:
@@ -142,6 +144,22 @@ def _add(state: StudyState, request: Request) -> Intervention:
     text += [f"from its weights at epoch {origin.epoch}"] if origin is not None else []
     text += [f"outside the space: {'; '.join(outside)}"] if outside else []
     return Intervention(request.name, request.verb, (trial.number,), text=", ".join(text))
+
+
+def _keep(state: StudyState, request: Request) -> Intervention:
+    keep = request.arguments["keep"]
+    state.retention.change(keep)
+    state.step.write(StudyValue("keep", keep))
+    return Intervention(request.name, request.verb, text=str(keep))
+
+
+def _pin(state: StudyState, request: Request) -> Intervention:
+    trials, refused = _split_valid(
+        state, request, lambda x: "" if state.retention.has_weights(x.number) else "has no weights any more"
+    )
+    state.retention.pins.update(x.number for x in trials)
+    state.step.write(StudyValue("pins", sorted(state.retention.pins)))
+    return Intervention(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
 
 def _unknown(state: StudyState, request: Request) -> Intervention:
@@ -244,4 +262,6 @@ _HANDLERS: Mapping[str, Callable[[StudyState, Request], Intervention]] = {
     "resume study": _resume_study,
     "end study": _end_study,
     "extend": _extend,
+    "keep": _keep,
+    "pin": _pin,
 }

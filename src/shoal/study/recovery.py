@@ -23,6 +23,7 @@ from shoal.core.event import NOT_TRIAL_FAILURES, Outcome
 from shoal.core.job import Purpose
 from shoal.core.rows import Extension, JobRow, Proposal, Quantum
 from shoal.core.trial import Decision, TrialGroup, TrialState
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.plan.job_history import EarlierJob
 from shoal.study.job_events import apply_decisions, end_at_target, stop_overdue
@@ -74,6 +75,8 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     end_at_target(state, numbers)
     stop_overdue(state, numbers)
     step.command(*(CopyCheckpoint(record.trial) for record in trials.waiting()))
+    statistics = StudyStatistics(journal)
+    state.retention.restore(statistics.deleted(), statistics.last_deleted())
     state.write_changes()
     return step
 

@@ -31,6 +31,7 @@ from shoal.study.hypervolume_reference import ReferenceTracker
 from shoal.study.improvement import ImprovementTracker, best_value
 from shoal.study.jobs import RunningJobs
 from shoal.study.lifecycle import Lifecycle
+from shoal.study.retention import Retention
 from shoal.study.retries import RetryPolicy
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
@@ -106,6 +107,7 @@ class StudyState:
         self.cache = PlanCache()
         self.crowding = CrowdingMeter()
         self.retries = RetryPolicy(self.trials, config.spec.retries)
+        self.retention = Retention(config.study.get("keep", config.spec.keep), config.study.get("pins", ()))
         self.wake = inf
         self.last_plan: object = None
         self.last_plan_time = 0.0

@@ -128,8 +128,12 @@ class TrialTable:
         """Numbers of trials whose common failure ended earlier runs; they wait behind all other trials."""
         self.paused: set[int] = set()
         """Numbers of trials that a user has paused."""
+        self.ended: set[int] = set()
+        """Numbers of trials that have become COMPLETE or STOPPED, until `Retention` takes them."""
         self.arrived: dict[int, float] = {}
         """Number of a trial in a class -> time of the first call of `classes` since it is in one."""
+        self.copies: dict[int, list[TrialRecord]] = {}
+        """Number of a trial -> the trials that begin with its checkpoint."""
         self.changes = 0
         self.unexplained: set[int] = set()
         """Numbers of waiting trials without a recorded reason."""
@@ -180,6 +184,8 @@ class TrialTable:
         """Set the state of a trial, which may be new, and the reason for it."""
         if record.number not in self._all:
             self._new.append(record.trial)
+            if record.trial.origin is not None:
+                self.copies.setdefault(record.trial.origin.trial, []).append(record)
         self._all[record.number] = record
         self._changed.add(record.number)
         self._present.pop(record.job, None)
@@ -200,6 +206,7 @@ class TrialTable:
         self._reclassify([number])
         if state.final and state is not TrialState.FAILED:  # a failed trial may be retried
             record.reported_states.clear()
+            self.ended.add(number)
 
     def restore(self, records: Iterable[TrialRecord], failed_jobs: Collection[str]) -> None:
         """Add trials in the states that they had when their engine ended; RUNNING ones wait again, with one failure

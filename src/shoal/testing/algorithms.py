@@ -19,6 +19,7 @@ __all__ = [
     "check_earlier",
     "check_extension",
     "check_failures",
+    "check_may_return",
     "check_order_does_not_matter",
     "check_repeated_reports",
     "check_replay",
@@ -54,6 +55,7 @@ def check_algorithm(make: Callable[[], Algorithm], space: Space, *, synchronous:
     check_failures(make, space)
     check_seeds(make, space)
     check_totals(make, space)
+    check_may_return(make, space)
     if synchronous:
         check_order_does_not_matter(make, space)
     check_repeated_reports(make, space)
@@ -104,6 +106,14 @@ def check_totals(make: Callable[[], Algorithm], space: Space) -> None:
             assert driver.algorithm.totals == announced, (
                 f"{announced} was announced, {driver.algorithm.totals} is returned afterwards"
             )
+
+
+def check_may_return(make: Callable[[], Algorithm], space: Space) -> None:
+    """No group names a trial, as a member or as an origin, that could not return before."""
+    for objective in (_noisy, _rarely_fails):
+        driver = _AlgorithmDriver(_bound(make, space), objective, gone=set())
+        asked = driver.run()
+        assert asked == _AlgorithmDriver(_bound(make, space), objective).run(), "`may_return` changes the study"
 
 
 def check_order_does_not_matter(make: Callable[[], Algorithm], space: Space) -> None:
@@ -354,6 +364,8 @@ class _AlgorithmDriver:
     failed: set[int] = field(default_factory=set)
     decisions: dict[int, Decision] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
+    gone: set[int] | None = None
+    """Trials that may not return, as the algorithm says before each proposal; None: it is not asked."""
     calls: list[Report | list[TrialGroup] | int] = field(default_factory=list)
     """What a journal has: reports, groups that were returned, and the arguments of `extend`."""
 
@@ -415,6 +427,8 @@ class _AlgorithmDriver:
             self.ask()
 
     def ask(self) -> None:
+        if self.gone is not None:
+            self.gone |= {number for number in self.trials if not self.algorithm.may_return(number)}
         if groups := self.algorithm.next_groups(free=4):
             self.calls.append(groups)
         for group in groups:
@@ -439,6 +453,7 @@ class _AlgorithmDriver:
         assert group.trials, f"the group {group.name!r} is empty"
         for trial in group.trials:
             number = trial.number
+            assert number not in (self.gone or ()), f"trial {number} came again, and `may_return` was false"
             if number not in self.trials and trial.origin is not None:
                 self._check_origin(trial)
                 self.epochs[number] = trial.start
@@ -461,6 +476,8 @@ class _AlgorithmDriver:
         other = self.trials.get(origin.trial)
         assert other is not None, f"trial {trial.number} starts from {origin}, which was never proposed"
         assert origin.trial not in self.failed, f"trial {trial.number} starts from {origin}, which failed"
+        gone = origin.trial in (self.gone or ())
+        assert not gone, f"trial {trial.number} starts from {origin}, and `may_return` was false"
         origin_epoch = self.epochs.get(origin.trial, other.start)
         assert origin_epoch == origin.epoch, (
             f"trial {trial.number} starts from {origin}, which is at epoch {origin_epoch}"

@@ -25,6 +25,7 @@ __all__ = [
     "checkpoint_files",
     "checkpoint_stem",
     "copy_checkpoint",
+    "delete_checkpoints",
     "make_checkpoint_directory",
     "program_checkpoints",
     "program_directory",
@@ -166,6 +167,21 @@ def copy_checkpoint(directory: Path, trial: Trial) -> None:
         return
     for path in (*states, source):  # the weights come last, as without them there is no checkpoint
         _link(path, target.with_name(path.name))
+
+
+def delete_checkpoints(directory: Path, trial: int, *, weights: bool) -> None:
+    """Delete the state files of a trial; with `weights` also its weights, and all that a program has kept.
+
+    The state goes last, as weights without it are those of a best epoch, which no training goes on from.
+    """
+    if weights:
+        for path in checkpoint_files(directory, trial):
+            path.unlink(missing_ok=True)
+        for folder in (*program_checkpoints(directory, trial), checkpoint_directory(directory, trial) / "live"):
+            if folder.exists():
+                shutil.rmtree(folder)
+    for path in state_files(directory, trial):
+        path.unlink(missing_ok=True)
 
 
 def _link(source: Path, target: Path) -> None:
