@@ -1,5 +1,7 @@
 """Which checkpoints of ended trials go, when, and that a kill in between leaves none of them."""
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from shoal.spec import StudySpec
 from shoal.study.retention import below_rank
 from shoal.train.checkpoint_paths import checkpoint_directory, checkpoint_stem, make_checkpoint_directory
 
+USAGE = type(shutil.disk_usage("."))
 SPACE = {"lr": shoal.loguniform(0.01, 0.3)}
 
 
@@ -203,3 +206,18 @@ def test_a_real_study_frees_the_disk_and_names_what_is_gone(algorithm: Algorithm
     assert not any(checkpoint_directory(study.directory, other).iterdir())
     shoal.resume(study.directory, show_progress=False)
     assert left(study.directory) == {kept: {".pt"}}
+
+
+def test_status_says_what_checkpoints_take_and_warns_of_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, runner = Stage(tmp_path / "study", lambda: PBT(4, epochs=4)), CliRunner()
+    stage.run(saving(stage))
+    sizes = {path.stat().st_ino: path.stat().st_size for path in (stage.directory / "checkpoints").rglob("*.pt")}
+    shown = json.loads(runner.invoke(app, ["status", str(stage.directory), "--json"]).stdout)["disk"]
+    assert shown["checkpoints"] == sum(sizes.values()) > 0
+    for free, warns in ((9 * 10**9, True), (11 * 10**9, False)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: USAGE(100 * 10**9, 100 * 10**9 - free, free))
+        said = runner.invoke(app, ["status", str(stage.directory)])
+        assert f"checkpoints: 0 MB; {free / 1e9:.1f} GB free of 100.0 GB" in said.stdout
+        assert ("the disk is nearly full" in said.stderr) is warns

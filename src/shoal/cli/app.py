@@ -1,5 +1,6 @@
 """The commands of `shoal`: they print results on standard output, everything else on standard error."""
 
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError
 from shoal.core.hypervolume import MAX_METRICS
 from shoal.core.ranking import front, next_best, ranked, why_no_best
+from shoal.core.resources import bytes_text
 from shoal.core.rows import TrialRow
 from shoal.core.trial import numbers_text
 from shoal.host.remedy import command
@@ -28,7 +30,7 @@ from shoal.look.snapshot import snapshot
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.look.text import hypervolume_text, request_text
 from shoal.results import Study
-from shoal.train.checkpoint_paths import checkpoint_files, checkpoint_stem, program_checkpoints
+from shoal.train.checkpoint_paths import checkpoint_bytes, checkpoint_files, checkpoint_stem, program_checkpoints
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,6 +46,9 @@ from shoal.look.page.files import check_page_file, frozen_page, write_page
 from shoal.look.rerun import find_rerun, rerun_json, rerun_notes, rerun_table
 
 __all__ = ["app", "export", "page", "report", "rerun"]
+
+_LEAST_FREE = 0.1
+"""Fraction of the disk below which `shoal status` warns."""
 
 
 def report(
@@ -240,6 +245,7 @@ def status(
     if axes is not None:
         grid = _projected(grid, axes)
     asked = pending_requests(directory)
+    disk = {"checkpoints": checkpoint_bytes(directory), **shutil.disk_usage(directory)._asdict()}
     again = sorted({number for each in asked if each.verb == "retry" for number in each.trials})
     if as_json:
         print_json(
@@ -247,6 +253,7 @@ def status(
                 "directory": str(directory),
                 **snapshot_json(now),
                 "retry": again,
+                "disk": disk,
                 "grid": grid_json(grid, runs=now.pid is not None),
             }
         )
@@ -256,6 +263,13 @@ def status(
     if shown.axes and (shown.has_results or axes is not None):
         typer.echo()
         print_table(HeatMap(shown, runs=now.pid is not None))
+    free = f"{bytes_text(disk['free'])} free of {bytes_text(disk['total'])}"
+    typer.echo(f"checkpoints: {bytes_text(disk['checkpoints'])}; {free}")
+    if disk["free"] < _LEAST_FREE * disk["total"]:
+        remedy = command("keep", directory, "5")
+        print_message(
+            f"the disk is nearly full, {free}; {remedy} deletes the weights of ended trials but the best five"
+        )
     for each in asked:
         if each.verb != "retry":
             print_message(f"to be done: {request_text(each)}")

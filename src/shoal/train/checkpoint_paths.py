@@ -21,6 +21,7 @@ from shoal.host.file_system import network_file_system
 __all__ = [
     "CHECKPOINT_NAME",
     "STATE_NAME",
+    "checkpoint_bytes",
     "checkpoint_directory",
     "checkpoint_files",
     "checkpoint_stem",
@@ -50,6 +51,17 @@ _study: tuple[Path, int] | None = None
 def checkpoint_directory(directory: Path, trial: int) -> Path:
     """Return the directory of a trial's checkpoints."""
     return directory / "checkpoints" / f"{trial:06d}"
+
+
+def checkpoint_bytes(directory: Path) -> int:
+    """Return the bytes of the checkpoints of all trials; a file with several names counts once."""
+    found = {}
+    for place, _, names in os.walk(directory / "checkpoints"):
+        for name in names:
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
+                info = os.lstat(os.path.join(place, name))
+                found[info.st_dev, info.st_ino] = info.st_size
+    return sum(found.values())
 
 
 def make_checkpoint_directory(directory: Path, trial: int) -> Path:
