@@ -17,8 +17,9 @@ from shoal.algorithms import (
     Totals,
 )
 from shoal.core.space import Space, choice, loguniform, randint, uniform
-from shoal.core.trial import Budget, Decision, TrialGroup, TrialState, derive_seed
+from shoal.core.trial import Budget, Decision, Origin, TrialGroup, TrialState, derive_seed
 from shoal.testing import check_algorithm
+from shoal.testing.algorithms import check_may_return
 
 MIXED = Space(
     {"lr": loguniform(1e-4, 1), "optimizer": choice([{"name": "sgd", "momentum": uniform(0, 1)}, {"name": "adam"}])}
@@ -229,6 +230,44 @@ class ForgetsWhatItSaid(Random):
 def test_the_suite_finds_what_breaks_the_contract(broken, message):
     with pytest.raises(AssertionError, match=message):
         check_algorithm(lambda: broken(n=12, epochs=3), MIXED)
+
+
+class CopiesAnEndedTrial(Random):
+    copies_trials = True
+    ended = ()
+
+    def may_return(self, number):
+        return False
+
+    def observe(self, report):
+        decisions = super().observe(report)
+        self.ended = self.ended or tuple(decisions)
+        return decisions
+
+    def next_groups(self, free):
+        if not self.ended:
+            return super().next_groups(free)
+        origin = Origin(self.ended[0].trial, self.epochs)
+        return [TrialGroup((self.problem.trial(self.n, {}, origin),), Budget(self.epochs + 1))]
+
+
+class ForgetsPromoted(SuccessiveHalving):
+    def may_return(self, number):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(
+            lambda: CopiesAnEndedTrial(5, 2), "starts from Origin.* and `may_return` was false", id="an origin"
+        ),
+        pytest.param(lambda: ForgetsPromoted(6, 4), "came again, and `may_return` was false", id="a member"),
+    ],
+)
+def test_the_suite_finds_a_trial_that_returns_though_it_may_not(make, message):
+    with pytest.raises(AssertionError, match=message):
+        check_may_return(make, MIXED)
 
 
 @pytest.mark.parametrize(

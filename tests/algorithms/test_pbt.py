@@ -180,3 +180,17 @@ def test_the_origin_says_where_a_trial_begins():
     (group,) = algorithm.next_groups(1)
     assert {trial.start for trial in group.trials} == {0, 2}
     assert group.trials[-1].origin == Origin(group.trials[-1].origin.trial, 2)
+
+
+def test_only_members_of_the_newest_generation_may_return():
+    algorithm = population(epochs=4)
+
+    def may_return(numbers):
+        return [number for number in range(numbers) if algorithm.may_return(number)]
+
+    assert may_return(5) == [0, 1, 2, 3, 4]
+    stopped = generation(algorithm, [0.1, 0.5, 0.3, 0.9, 0.2])
+    assert may_return(5) == sorted({0, 1, 2, 3, 4} - stopped.keys()) == [1, 2, 3]
+    (last,) = algorithm.next_groups(1)
+    assert {trial.origin.trial for trial in last.trials if trial.origin} <= {1, 3}
+    assert may_return(7) == [], "the last generation ends, and nothing copies it"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tasks
+from machine import JOB, Machine
 from plain import tune
 from test_engine import Killed, Scripted, Stage, backend, failing, run_with_kills, well
 from typer.testing import CliRunner
@@ -18,10 +19,13 @@ from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.pbt import PBT
 from shoal.algorithms.random import Random
 from shoal.cli.app import app
+from shoal.core.command import DeleteCheckpoints
 from shoal.core.errors import CheckpointError, ShoalError
+from shoal.core.event import MembersLeft
 from shoal.core.job import Job, Purpose
+from shoal.core.request import Request
 from shoal.core.rows import Deletion, TrialRow
-from shoal.core.trial import Trial, TrialState
+from shoal.core.trial import Report, Trial, TrialState
 from shoal.journal.requests import write_request
 from shoal.journal.view import JournalView
 from shoal.spec import StudySpec
@@ -221,3 +225,53 @@ def test_status_says_what_checkpoints_take_and_warns_of_a_full_disk(
         said = runner.invoke(app, ["status", str(stage.directory)])
         assert f"checkpoints: 0 MB; {free / 1e9:.1f} GB free of 100.0 GB" in said.stdout
         assert ("the disk is nearly full" in said.stderr) is warns
+
+
+def deleted(commands: Sequence[object]) -> list[tuple[int, bool]]:
+    return [(each.trial, each.weights) for each in commands if isinstance(each, DeleteCheckpoints)]
+
+
+def test_the_files_of_a_stopped_trial_stay_until_its_job_has_let_it_go() -> None:
+    machine = Machine()
+    _, commands = machine.step(Request("1", "stop", trials=(machine.first,)), 1.0)
+    assert deleted(commands) == []
+    rows, commands = machine.step(MembersLeft(JOB, frozenset({machine.first})), 2.0)
+    assert deleted(commands) == [(machine.first, False)]
+    assert [(each.trial, each.weights, each.time) for each in rows if isinstance(each, Deletion)] == [
+        (machine.first, False, 2.0)
+    ]
+
+
+def test_an_origin_stays_until_its_copy_has_reported() -> None:
+    machine = Machine()
+    for number, value in ((machine.first, 2.0), (machine.second, 0.5)):
+        machine.report(2.0, *(Report(number, epoch, {"loss": value}) for epoch in range(2, 5)))
+        machine.report(2.0, Report(number, 5, {"loss": value}, state=TrialState.PAUSED))
+    origin = {"trial": machine.first, "epoch": 5}
+    given = {"config": {"x": 1.0}, "epochs": 9, "origin": origin, "source": machine.first}
+    machine.step(Request("1", "clone", arguments=given), 3.0)
+    _, commands = machine.step(Request("2", "keep", arguments={"keep": 1}), 4.0)
+    assert deleted(commands) == []
+    state = machine.core.state
+    state.trials.begin("job", "gpu", [state.trials[1_000_000].member])
+    state.trials.reported(Report(1_000_000, 6, {"loss": 3.0}))
+    assert deleted(machine.plan(5.0)) == [(machine.first, True)]
+
+
+def test_a_stopped_member_that_a_population_may_copy_keeps_its_files(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "study", lambda: PBT(3, epochs=4, interval=2))
+    stopped: dict[int, set[str]] = {}
+
+    def script(job: Job) -> Sequence[Any]:
+        members = {member.trial.number for member in job.members}
+        if job.purpose is not Purpose.TRAIN or stopped or 0 not in members:
+            return well(job)
+        stopped[0] = set()
+        *events, ended = well(job)
+        mine = [each for each in events if any(x.trial == 0 for x in getattr(each, "reports", ()))]
+        shoal.Study(stage.directory).stop(0)
+        return [*mine, *(each for each in events if each not in mine), ended]
+
+    stage.run(saving(stage, script))
+    assert not [each for each in stage.outcome() if each[2] is TrialState.FAILED]
+    assert all(suffixes == {".pt"} for suffixes in left(stage.directory).values())
