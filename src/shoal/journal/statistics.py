@@ -17,6 +17,11 @@ class StudyStatistics:
     def __init__(self, journal: JournalView) -> None:
         self._tables = journal.tables
 
+    def jobs(self) -> int:
+        """Number of all jobs."""
+        ((count,),) = self._tables.rows("SELECT count(*) FROM jobs")
+        return int(count)
+
     def states(self) -> dict[TrialState, int]:
         """Number of trials in each state; every state is a key."""
         with self._tables.decoding("the state of a trial"):

@@ -374,11 +374,6 @@ class JournalView(OpenJournal):
         where = "WHERE ended IS NULL" if running else ""
         return self.tables.read("job", job_row, f"{_JOB} {where} ORDER BY jobs.rowid")
 
-    def job_count(self) -> int:
-        """Number of all jobs."""
-        ((count,),) = self.tables.rows("SELECT count(*) FROM jobs")
-        return int(count)
-
     def last_seq(self) -> int:
         """Largest `seq` of all proposals, reports and interventions; 0 without any."""
         tables = "SELECT seq FROM proposals UNION ALL SELECT seq FROM reports UNION ALL SELECT seq FROM interventions"

@@ -12,6 +12,7 @@ from shoal.core.trial import Trial
 from shoal.host.discover import discover
 from shoal.host.fleet import Finder, Fleet
 from shoal.host.monitor import Monitor
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.history import History
@@ -65,7 +66,7 @@ class EngineConfig:
             can_limit_compute=backend.can_limit_compute,
             teams=backend.concurrent and backend.elastic and not spec.opaque,
             trains=self.trains,
-            jobs=journal.job_count(),
+            jobs=StudyStatistics(journal).jobs(),
             seq=journal.last_seq(),
             find_policy=partial(_find_policy, spec),
         )
