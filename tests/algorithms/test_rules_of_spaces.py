@@ -196,7 +196,37 @@ def test_pbt_exchanges_values_in_an_order_for_adjacent_ones(explored):
     assert len(steps) > 1
 
 
-def test_what_cannot_be_computed_names_the_trial():
-    space = Space({"a": randint(0, 3), "b": 1 / ref("a")})
-    with pytest.raises(SpaceError, match=r"^trial \d+: `b`: 1 / a has no value for a = 0 \(division by zero\)"):
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_configuration_that_cannot_be_computed_is_refused(name):
+    space = Space({"x": randint(0, 4), "y": 12 / ref("x"), "z": uniform(0, 2), "w": uniform(1, ref("z"))})
+    if name == "pbt, all":
+        algorithm = PBT(n=6, epochs=4, truncation=0.5, resample=0, explored=["x", "z"])
+    else:
+        algorithm = ALGORITHMS[name]()
+    trials = trials_of(algorithm, space)
+    assert len(trials) >= 12
+    assert all(trial.config["x"] * trial.config["y"] == pytest.approx(12) for trial in trials)
+    assert all(1 <= trial.config["w"] <= trial.config["z"] for trial in trials)
+
+
+def test_a_grid_leaves_out_what_cannot_be_computed(caplog):
+    space = Space({"x": randint(0, 4), "y": 12 // ref("x")}, where=[6 % ref("y") == 0])
+    assert [trial.config for trial in trials_of(Grid(epochs=1), space)] == [{"x": 2, "y": 6}]
+    assert "refuse 3 of its 4 points" in caplog.text
+
+
+def test_what_can_never_be_computed_names_the_trial_and_the_remedy():
+    space = Space({"a": 0, "b": 1 / ref("a"), "c": uniform(0, 1)})
+    words = r"^trial 0: none of 1000 .* 1000 cannot be computed: `b`: 1 / a has no value for a = 0 \(division by zero\)"
+    with pytest.raises(
+        SpaceError, match=words + r"; exclude it by a condition, such as where=\[shoal.ref\('a'\) != 0\]"
+    ):
         trials_of(Random(n=20, epochs=1), space)
+
+
+def test_a_given_value_of_which_another_cannot_be_computed_is_an_error():
+    space = Space({"a": randint(0, 3), "b": 1 / ref("a")})
+    words = r"^`b`: 1 / a has no value for a = 0 .* such as where=\[shoal.ref\('a'\) != 0\]"
+    with pytest.raises(SpaceError, match=words):
+        space.sample(0, {"a": 0})
+    assert space.sample(0, {"a": 2})["b"] == 0.5

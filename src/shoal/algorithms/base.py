@@ -4,7 +4,7 @@ import json
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from numbers import Integral, Real
@@ -16,6 +16,7 @@ from shoal.core.domain import Domain
 from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.errors import AlgorithmError, SpaceError, TaskError
 from shoal.core.objective import Objective, check_reported, objectives
+from shoal.core.reference import UncomputableError
 from shoal.core.score import Score, score_of, worst_score
 from shoal.core.space import Space, flatten
 from shoal.core.trial import (
@@ -144,7 +145,7 @@ class Problem:
         of the number and the study's seed alone.
 
         Raises:
-            SpaceError: a value cannot be computed, or `where` refuses too much.
+            SpaceError: a value of an initial point cannot be computed, or too many configurations are refused.
         """
         is_initial = number < len(self.initial)
         given = self.initial[number] if is_initial else {}
@@ -152,14 +153,13 @@ class Problem:
             return self.space.sample(derive_seed(self.seed, "config", number), given)
 
     def draw(self, number: int, pick: Callable[[str, Domain], Any]) -> Config | None:
-        """The configuration of trial `number` by `Space.draw`; None if the space's conditions refuse it.
-
-        Raises:
-            SpaceError: a value cannot be computed.
+        """The configuration of trial `number` by `Space.draw`; None if the space's conditions refuse it, or a value
+        cannot be computed.
         """
-        with _naming(f"trial {number}"):
+        with _naming(f"trial {number}"), suppress(UncomputableError):
             config = self.space.draw(pick)
             return config if self.space.refusal(config) is None else None
+        return None
 
     def samples(self, numbers: Sequence[int]) -> list[Config]:
         """The random configurations of trials that may begin together, those without initial points ordered by

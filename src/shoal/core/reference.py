@@ -18,6 +18,7 @@ __all__ = [
     "UNIT",
     "Dependent",
     "Expression",
+    "UncomputableError",
     "check_expression",
     "evaluate",
     "make_domain",
@@ -41,6 +42,22 @@ _MOST_CHARACTERS = 10_000
 
 UNIT = Uniform(0.0, 1.0)
 """The domain that is sampled for a domain with bounds that depend on other parameters: a quantile."""
+
+
+class UncomputableError(SpaceError):
+    """A value of one configuration cannot be computed, or a domain with computed bounds has no values there.
+
+    Args:
+        text: What cannot be computed of which values, and the remedy.
+        rule: What is computed, without the values.
+    """
+
+    def __init__(self, text: str, rule: str) -> None:
+        super().__init__(text, rule)
+        self.rule = rule
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 @dataclass(frozen=True)
@@ -262,12 +279,13 @@ class Dependent:
             path: Path of the parameter, for the error.
 
         Raises:
-            SpaceError: a bound cannot be computed, or the domain has no values.
+            UncomputableError: a bound cannot be computed, or the domain has no values.
         """
         values = [evaluate(each, lookup, path) if isinstance(each, Expression) else each for each in self.arguments]
         domain = self.kind(*values)
         if fault := domain.fault():
-            raise SpaceError(f"`{path}`: {fault}, got {domain}, which is {self} there")
+            text = f"`{path}`: {fault}, got {domain}, which is {self} there; exclude it by a condition in `where`"
+            raise UncomputableError(text, f"`{path}`: {self}")
         return domain
 
     def __str__(self) -> str:
@@ -344,7 +362,7 @@ def evaluate(expression: Expression, lookup: Callable[[str], Any], path: str) ->
         path: Path of the parameter that is computed, for the error.
 
     Raises:
-        SpaceError: it divides by zero, calculates with what is no number, or its result is not finite.
+        UncomputableError: it divides by zero, calculates with what is no number, or its result is not finite.
     """
 
     def value(data: Any) -> Any:
@@ -364,8 +382,13 @@ def evaluate(expression: Expression, lookup: Callable[[str], Any], path: str) ->
     try:
         return value(expression.data)
     except (ArithmeticError, TypeError) as error:
-        known = ", ".join(f"{name} = {lookup(name)!r}" for name in references(expression))
-        raise SpaceError(f"`{path}`: {expression} has no value for {known or 'its constants'} ({error})") from error
+        known = {name: lookup(name) for name in references(expression)}
+        values = ", ".join(f"{name} = {value!r}" for name, value in known.items()) or "its constants"
+        text = f"`{path}`: {expression} has no value for {values} ({error})"
+        if known:
+            name = next((name for name, value in known.items() if value == 0), next(iter(known)))
+            text += f"; exclude it by a condition, such as where=[shoal.ref({name!r}) != {known[name]!r}]"
+        raise UncomputableError(text, f"`{path}`: {expression}") from error
 
 
 def parse(text: str) -> Expression:

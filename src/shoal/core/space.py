@@ -24,7 +24,7 @@ from shoal.core.distributions import LogNormal, LogRange, Normal, Ordinal, QLogU
 from shoal.core.domain import Choice, Domain, LogUniform, QUniform, RandInt, Uniform
 from shoal.core.errors import SpaceError
 from shoal.core.foreign_spaces import from_wandb, is_wandb_sweep
-from shoal.core.reference import Dependent, Expression, make_domain
+from shoal.core.reference import Dependent, Expression, UncomputableError, make_domain
 from shoal.core.rules import Rules, check_references
 from shoal.core.trial import derive_seed
 
@@ -170,7 +170,7 @@ class Space:
             None, bool, int, float or str. An option of `choice` may also be a list of these; a tuple there becomes a
             list, as after reading from JSON.
         where: Conditions on `ref`s, such as `ref("a") * ref("b") <= 4096`, that all configurations meet: a random one
-            that does not is drawn again.
+            that does not, or of which a value cannot be computed, is drawn again.
         ordered: Groups of names of parameters with equal domains, such as `[("low", "high")]`. Their values are drawn
             and then sorted.
 
@@ -211,19 +211,30 @@ class Space:
 
         Raises:
             SpaceError: a given name is not in the space, or a given value is outside its domain; a condition of `where`
-                refuses the given values, or 1000 random configurations; or a value cannot be computed.
+                refuses the given values, or they leave a value that cannot be computed; or 1000 random configurations
+                are refused or cannot be computed.
         """
         rng = seed if isinstance(seed, Random) else Random(seed)
         refused: Counter[str] = Counter()
+        uncomputed: dict[str, str] = {}  # the first text of each rule
         while True:
             picked = self._picked(lambda path, domain: domain.sample(rng))  # noqa: B023  (called at once)
-            config = self._config(picked)
-            rule = self._rules.broken(flatten(config))
+            try:
+                config = self._config(picked)
+                rule = self._rules.broken(flatten(config))
+            except UncomputableError as error:
+                rule = error.rule
+                uncomputed.setdefault(rule, str(error))
             if rule is None:
                 break
             refused[rule] += 1
             if refused.total() == _MOST_ATTEMPTS:
-                rules = ", ".join(f"`{each}` refused {count}" for each, count in refused.items())
+                rules = "; ".join(
+                    f"{count} cannot be computed: {uncomputed[each]}"
+                    if each in uncomputed
+                    else f"`{each}` refused {count}"
+                    for each, count in refused.items()
+                )
                 raise SpaceError(
                     f"none of {_MOST_ATTEMPTS} random configurations was accepted (less than 0.1 %): {rules}; give "
                     "domains in which more configurations meet the conditions"
@@ -240,6 +251,9 @@ class Space:
                 for a `Choice` the position of an option. It is called in a fixed order, and for parameters within an
                 option only if that option was picked. For a domain with computed bounds it gets uniform(0, 1), and
                 picks a quantile.
+
+        Raises:
+            UncomputableError: a value cannot be computed.
         """
         return self._config(self._picked(pick))
 
@@ -326,7 +340,7 @@ class Space:
         return dict(tree.parameters(self._root, "", conditional=False))
 
     def grid(self) -> list[dict[str, Any]]:
-        """All configurations that `where` and `ordered` allow; the last parameter changes fastest.
+        """All configurations that no rule refuses and that can be computed; the last parameter changes fastest.
 
         Raises:
             SpaceError: a parameter has infinitely many values, or there are more than a million configurations.
@@ -336,9 +350,16 @@ class Space:
                 f"the space has {count} configurations, and at most {_MOST_POINTS} are tried one by one; choose the "
                 "algorithm Random, or coarser domains"
             )
-        # Points share their nested dicts until they are copied.
-        points = (_resolved(copy.deepcopy(point)) for point in tree.points(self._root, ""))
-        return [point for point in points if self._rules.broken(flatten(point)) is None]
+        allowed = map(self._allowed, tree.points(self._root, ""))
+        return [config for config in allowed if config is not None]
+
+    def _allowed(self, point: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A copy of a point, which shares its nested dicts, with computed values; None if it is refused."""
+        try:
+            config = _resolved(copy.deepcopy(dict(point)))
+            return config if self._rules.broken(flatten(config)) is None else None
+        except UncomputableError:
+            return None
 
     def count(self) -> int:
         """Number of configurations, with those that `where` and `ordered` refuse.
@@ -350,7 +371,7 @@ class Space:
 
     @property
     def size(self) -> int | None:
-        """Number of configurations; None if there are infinitely many."""
+        """Number of configurations, as of `count`; None if there are infinitely many."""
         try:
             return tree.count(self._root, "")
         except SpaceError:

@@ -19,7 +19,7 @@ from shoal.core.domain import Choice, Constant, Domain
 from shoal.core.errors import SpaceError
 from shoal.core.foreign_spaces import RAY_DOMAINS, from_optuna, from_ray
 from shoal.core.plain import plain
-from shoal.core.reference import UNIT, Dependent, Expression, check_expression, evaluate, make_domain
+from shoal.core.reference import UNIT, Dependent, Expression, UncomputableError, check_expression, evaluate, make_domain
 
 __all__ = [
     "Leaf",
@@ -74,7 +74,8 @@ class Pending:
         """The value in a configuration.
 
         Raises:
-            SpaceError: it cannot be computed, or a given value is another one or outside the domain.
+            UncomputableError: it cannot be computed.
+            SpaceError: a given value is another one or outside the domain.
         """
         known: Any
         if isinstance(self.node, Dependent):
@@ -82,7 +83,11 @@ class Pending:
             if not isinstance(self.pick, _Given):
                 return known.value_at(self.pick)
         else:
-            known = constant(evaluate(self.node, lookup, self.path), self.path)
+            known = evaluate(self.node, lookup, self.path)
+            try:
+                known = constant(known, self.path)
+            except SpaceError as error:
+                raise UncomputableError(str(error), f"`{self.path}`: {self.node}") from error
             if not isinstance(self.pick, _Given):
                 return known
         (value,) = given_picks(known, self.pick.value, self.path, {}).values() or (known,)
