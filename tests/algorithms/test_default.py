@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from shoal.algorithms.base import call_text
 from shoal.algorithms.default import SearchBudget, choose
 from shoal.core.errors import AlgorithmError
+from shoal.core.reference import ref
 from shoal.core.space import Space, choice, loguniform, quniform, randint, uniform
 
 OPEN = Space({"lr": loguniform(1e-4, 1)})
@@ -28,6 +29,18 @@ def test_the_size_of_a_space(space, size):
     ("space", "trials", "epochs", "devices", "fuses", "optuna", "algorithm", "why"),
     [
         pytest.param(SIX, 6, 27, 1, True, True, "Grid(epochs=27)", "6 points, and 6 trials", id="all points"),
+        pytest.param(
+            Space({"a": randint(0, 20), "b": randint(0, 20)}, where=[ref("a") == ref("b")]), 64, 27, 1, True, True,
+            "Grid(epochs=27)", "20 points, and 64 trials", id="the points that a condition allows",
+        ),
+        pytest.param(
+            Space({"a": randint(0, 200), "b": randint(0, 200)}, where=[ref("a") == ref("b")]), 256, 27, 1, True, False,
+            "ASHA(n=256, max_epochs=27, concurrency=8)", "Optuna, which is not installed", id="too many to enumerate",
+        ),
+        pytest.param(
+            Space({"a": randint(0, 9), "b": 6 // ref("a")}), 8, 27, 1, True, True,
+            "Grid(epochs=27)", "8 points, and 8 trials", id="the points that can be computed",
+        ),
         pytest.param(
             Space({"x": randint(0, 500)}), 64, 27, 1, True, False, "ASHA(n=64, max_epochs=27, concurrency=8)",
             "needs Optuna, which is not installed", id="more points than trials",

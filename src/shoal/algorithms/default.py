@@ -30,6 +30,9 @@ WIDTH = 8
 MODEL_ROUNDS = 2
 """A model pays if the trials come in at least so many rounds: proposals of one round know nothing of each other."""
 
+MOST_ENUMERATED = 10_000
+"""Most points of a space with conditions that are enumerated to count those which the conditions allow."""
+
 
 @dataclass(frozen=True)
 class SearchBudget:
@@ -94,7 +97,7 @@ def choose(space: Space, budget: SearchBudget, metrics: int = 1, *, has_optuna: 
                 "optuna, or give one metric"
             )
         return Chosen(OptunaSearch(trials, epochs, concurrency=slots), f"there are {metrics} metrics")
-    points = space.size
+    points = _points(space)
     if points is not None and points <= trials:
         return Chosen(Grid(epochs), f"the space has {points} points, and {trials} trials try them all")
     if trials < ENOUGH_TRIALS:
@@ -105,6 +108,12 @@ def choose(space: Space, budget: SearchBudget, metrics: int = 1, *, has_optuna: 
         return Chosen(ASHA(trials, epochs, ETA, concurrency=slots, sampler="tpe" if models else None), why)
     why = f"trials of {epochs} epochs are too short to stop them early{model_why}"
     return Chosen(OptunaSearch(trials, epochs, concurrency=slots) if models else Random(trials, epochs), why)
+
+
+def _points(space: Space) -> int | None:
+    """Number of configurations of a space; of a large one with those that its conditions refuse."""
+    size = space.size
+    return len(space.grid()) if size is not None and size <= MOST_ENUMERATED and space.is_restricted else size
 
 
 def _models(trials: int, slots: int, optuna: bool) -> tuple[bool, str]:

@@ -377,6 +377,11 @@ class Space:
         except SpaceError:
             return None
 
+    @property
+    def is_restricted(self) -> bool:
+        """Whether `grid` may leave out points: by conditions, by orders, or for want of a computed value."""
+        return bool(self._rules.where or self._rules.ordered or self._computed)
+
     def leaves(self) -> dict[str, tree.Leaf]:
         """Name in a flattened configuration -> its possible values, over all options."""
         return tree.leaves(self._root)
