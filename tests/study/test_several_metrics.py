@@ -85,7 +85,7 @@ def test_what_the_command_line_says(study: shoal.Study) -> None:
     assert status["mode"] == ["max", "min"]
     assert status["best"] is None
     assert [best["trial"] for best in status["front"]] == numbers
-    assert status["front"][0]["value"] == [study.pareto[0].metrics[name] for name in study.metric]
+    assert status["front"][0]["value"] == [study.pareto[0].ranked[name] for name in study.metric]
     head, *lines = said("trials").splitlines()
     titles = ["trial", "state", "front", "accuracy", "best", "valid_loss", "best", "epochs", "seconds", "config"]
     assert head.split() == titles
