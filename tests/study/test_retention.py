@@ -258,20 +258,30 @@ def test_an_origin_stays_until_its_copy_has_reported() -> None:
     assert deleted(machine.plan(5.0)) == [(machine.first, True)]
 
 
-def test_a_stopped_member_that_a_population_may_copy_keeps_its_files(tmp_path: Path) -> None:
-    stage = Stage(tmp_path / "study", lambda: PBT(3, epochs=4, interval=2))
-    stopped: dict[int, set[str]] = {}
+def test_a_trial_that_the_algorithm_may_copy_keeps_its_files_until_the_search_ends() -> None:
+    machine = Machine()
+    algorithm = machine.core.state.config.algorithm
+    algorithm.copies_trials = True
+    algorithm.may_return = {machine.first}.__contains__  # type: ignore[method-assign]
+    for number in (machine.first, machine.second):
+        machine.report(2.0, *(Report(number, epoch, {"loss": 1.0}) for epoch in range(2, 5)))
+        ends = machine.reported(Report(number, 5, {"loss": 1.0}, state=TrialState.PAUSED))
+        assert deleted(machine.step(ends, 2.0)[1]) == ([] if number == machine.first else [(number, False)])
+    _, commands = machine.step(Request("1", "stop", trials=(machine.third,)), 3.0)
+    assert deleted(commands) == [(machine.first, False), (machine.third, False)]
 
-    def script(job: Job) -> Sequence[Any]:
-        members = {member.trial.number for member in job.members}
-        if job.purpose is not Purpose.TRAIN or stopped or 0 not in members:
-            return well(job)
-        stopped[0] = set()
-        *events, ended = well(job)
-        mine = [each for each in events if any(x.trial == 0 for x in getattr(each, "reports", ()))]
-        shoal.Study(stage.directory).stop(0)
-        return [*mine, *(each for each in events if each not in mine), ended]
 
-    stage.run(saving(stage, script))
-    assert not [each for each in stage.outcome() if each[2] is TrialState.FAILED]
-    assert all(suffixes == {".pt"} for suffixes in left(stage.directory).values())
+def test_a_program_keeps_its_files_or_loses_all_of_them(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "study", lambda: Random(3, 2), settings={"keep": 1, "opaque": "opaque f 0123456789abcdef"})
+
+    def save(job: Job) -> None:
+        for member in job.members if job.purpose is Purpose.TRAIN else ():
+            folder = make_checkpoint_directory(stage.directory, member.trial.number)
+            for name in ("live", f"{checkpoint_stem(member.target, 0)}-files/files"):
+                (folder / name).mkdir(parents=True)
+                (folder / name / "net").write_text("content")
+
+    stage.run(backend(on_start=save))
+    found = {path.relative_to(stage.directory / "checkpoints") for path in stage.directory.rglob("net")}
+    kept = f"{best(stage):06d}"
+    assert found == {Path(kept, "live", "net"), Path(kept, "000002-000000-files", "files", "net")}

@@ -259,12 +259,12 @@ def status(
         )
         return
     print_table(status_table(now))
+    free = f"{bytes_text(disk['free'])} free of {bytes_text(disk['total'])}"
+    typer.echo(f"checkpoints: {bytes_text(disk['checkpoints'])}; {free}")
     shown = grid.project(*grid.main_axes) if axes is None else grid
     if shown.axes and (shown.has_results or axes is not None):
         typer.echo()
         print_table(HeatMap(shown, runs=now.pid is not None))
-    free = f"{bytes_text(disk['free'])} free of {bytes_text(disk['total'])}"
-    typer.echo(f"checkpoints: {bytes_text(disk['checkpoints'])}; {free}")
     if disk["free"] < _LEAST_FREE * disk["total"]:
         remedy = command("keep", directory, "5")
         print_message(
