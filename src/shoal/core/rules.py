@@ -10,6 +10,7 @@ from shoal.core import space_tree as tree
 from shoal.core.domain import Choice, Domain
 from shoal.core.errors import SpaceError
 from shoal.core.reference import Expression, check_expression, evaluate, refers_to
+from shoal.core.space_json import encode
 
 __all__ = ["Rules", "check_references"]
 
@@ -116,7 +117,7 @@ def _checked_group(group: Any, domains: Mapping[str, tuple[Domain, bool]]) -> Do
                 f"`ordered` takes parameters with numbers or an order, which all configurations have; got {name!r} of "
                 f"{tuple(group)!r}"
             )
-    kinds = {json.dumps(tree.encode(domains[name][0])) for name in group}
+    kinds = {json.dumps(encode(domains[name][0])) for name in group}
     if len(group) < 2 or len(set(group)) < len(group) or len(kinds) > 1:
         raise SpaceError(
             f"`ordered` takes two or more parameters with the same domain, got {tuple(group)!r}; for others write a "

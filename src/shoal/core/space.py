@@ -26,6 +26,7 @@ from shoal.core.errors import SpaceError
 from shoal.core.foreign_spaces import from_wandb, is_wandb_sweep
 from shoal.core.reference import Dependent, Expression, UncomputableError, make_domain
 from shoal.core.rules import Rules, check_references
+from shoal.core.space_json import decode, encode
 from shoal.core.trial import derive_seed
 
 __all__ = [
@@ -397,7 +398,7 @@ class Space:
 
     def to_json(self) -> str:
         """Encode the space as JSON text; equal spaces give equal texts."""
-        whole = tree.encode(self._root)
+        whole = encode(self._root)
         if self._rules.where:
             whole["where"] = [condition.data for condition in self._rules.where]
         if self._rules.ordered:
@@ -409,7 +410,7 @@ class Space:
         """Decode a text of `to_json`."""
         whole = json.loads(text)
         where, ordered = whole.pop("where", ()), whole.pop("ordered", ())
-        return cls(tree.decode(whole), where=[Expression(each) for each in where], ordered=ordered)
+        return cls(decode(whole), where=[Expression(each) for each in where], ordered=ordered)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Space) and self.to_json() == other.to_json()
