@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.errors import SpaceError
+from shoal.core.reference import ref
 from shoal.core.space import Space, choice, flatten, loguniform, quniform, randint, uniform
 
 SPACE = Space(
@@ -99,3 +100,26 @@ def test_a_value_outside_the_space_is_refused_by_name(part, words):
 def test_any_configuration_can_be_given_whole(seed, other):
     config = SPACE.sample(other)
     assert SPACE.sample(seed, config) == config
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (Space({"w": randint(1, 9), "d": uniform(0, ref("w"))}), {"d": 7.5}),
+        (Space({"a": uniform(0, 1), "b": uniform(0, 1)}, ordered=[("a", "b")]), {"a": 0.9}),
+        (Space({"a": randint(1, 9), "b": randint(1, 9)}, where=[ref("a") * ref("b") <= 16]), {"a": 8}),
+    ],
+    ids=["a computed bound", "an order", "a condition"],
+)
+def test_the_other_values_are_drawn_until_they_fit_the_given_ones(space: Space, given: dict[str, float]) -> None:
+    for seed in range(20):
+        config = space.sample(seed, given)
+        assert given.items() <= config.items()
+        assert space.faults(config) == ()
+        assert config == space.sample(seed, given)
+
+
+def test_a_value_that_nothing_else_allows_is_refused_with_what_to_do() -> None:
+    space = Space({"lr": uniform(0, 1), "b": ref("lr") * 2})
+    with pytest.raises(SpaceError, match=r"`b`.*if it depends on other values, give these, too"):
+        space.sample(0, {"b": 0.1})

@@ -206,8 +206,9 @@ class Space:
         Args:
             seed: Seed, or the generator to draw from.
             given: Part of a configuration, nested as in the space. Its leaves have the given values; all others have
-                the values that they have without `given`, but for those computed from them. A given value decides
-                which option of a choice is taken: the sampled one if it allows the value, else the first that does.
+                the values that they have without `given`, but for those computed from them; where conditions or
+                computed bounds do not allow these, all others are drawn again. A given value decides which option of a
+                choice is taken: the sampled one if it allows the value, else the first that does.
                 Parameters of an option that would not have been sampled are drawn as well.
 
         Raises:
@@ -242,7 +243,7 @@ class Space:
                 )
             if not isinstance(seed, Random):
                 rng = Random(derive_seed(seed, refused.total()))
-        return self._with_given(given, picked, rng) if given else config
+        return self._completed(given, picked, rng) if given else config
 
     def draw(self, pick: Callable[[str, Domain], Any]) -> dict[str, Any]:
         """Make a configuration with values that a function picks; whether `where` allows it, `refusal` says.
@@ -272,6 +273,18 @@ class Space:
     def _config(self, picked: Mapping[str, Any]) -> dict[str, Any]:
         config: dict[str, Any] = tree.build(self._root, "", picked)
         return _resolved(config) if self._computed else config
+
+    def _completed(self, given: Mapping[str, Any], picked: Mapping[str, Any], rng: Random) -> dict[str, Any]:
+        """A configuration with given values; the others are drawn again while these and they do not fit together."""
+        try:
+            return self._with_given(given, picked, rng)
+        except SpaceError as error:
+            if not self.is_restricted:
+                raise
+            for _ in range(_MOST_ATTEMPTS // 10):
+                with suppress(SpaceError):
+                    return self._with_given(given, self._picked(lambda path, domain: domain.sample(rng)), rng)
+            raise SpaceError(f"{error}; if it depends on other values, give these, too") from error
 
     def _with_given(self, given: Mapping[str, Any], picked: Mapping[str, Any], rng: Random) -> dict[str, Any]:
         fixed = {**picked, **tree.given_picks(self._root, given, "", picked)}
