@@ -16,6 +16,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.rows import DeviceRow, Intervention, Kill, Proposal, Quantum, ReportRow, Row, Telemetry
 from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.lock import WriterLock
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.study.checks import Checks
 from shoal.study.devices import device_row
@@ -35,7 +36,7 @@ class RecordedJournal(Journal):
     ) -> None:
         super().__init__(directory, connection, lock, clock)
         self.checks_made, self.running = Checks(), RunningJobs()
-        self.checks_made.restore(self.verdicts(), self.checked())
+        self.checks_made.restore(self.verdicts(), StudyStatistics(self).checked())
         self._devices: dict[str, DeviceRow] = {}
         self._usage: dict[str, tuple[int | None, int | None]] = {}
         self._seq = self.last_seq()

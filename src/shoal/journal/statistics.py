@@ -107,9 +107,13 @@ class StudyStatistics:
             *(Purpose.PROFILE, since, *NOT_FAILED),
         )
 
+    def checked(self) -> list[tuple[str, int]]:
+        """Key and number of each trial that has a row of checks."""
+        return self._tables.rows("SELECT DISTINCT key, trial FROM checks")
+
     def deleted(self) -> dict[int, bool]:
         """Number of each trial of which checkpoints were deleted -> whether its weights were."""
-        rows = self._tables.rows("SELECT trial, max(weights) AS weights FROM deletions GROUP BY trial")
+        rows = self._tables.rows("SELECT trial, max(weights) FROM deletions GROUP BY trial")
         return {trial: bool(weights) for trial, weights in rows}
 
     def last_deleted(self) -> list[int]:

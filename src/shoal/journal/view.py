@@ -65,7 +65,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     name: kinds
     for kinds, names in (
         ((int,), "number seed data_seed start epoch target failures seq trial pid epochs free step members checks"),
-        ((int,), "weights"),
         ((int, float), "seconds started violation"),
         ((str,), "config state reason device metrics best ranked id purpose trials outcome request verb"),
         (
@@ -445,10 +444,6 @@ class JournalView(OpenJournal):
             f"SELECT job, key, trial, members, epoch, step, what, difference, reason FROM checks {where} ORDER BY rowid"
         )
         return [CheckRow(*row) for row in self.tables.rows(sql, *([] if trial is None else [trial]))]
-
-    def checked(self) -> list[tuple[str, int]]:
-        """Key and number of each trial that has a row of checks."""
-        return self.tables.rows("SELECT DISTINCT key, trial FROM checks")
 
     def verdicts(self, key: str | None = None) -> list[Verdict]:
         """Verdicts on the structures, by key: of all keys, or of one."""

@@ -44,6 +44,7 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     was about to be killed gets the outcome of the kill, so that trials of a job that hung count a failure.
     """
     config, study, trials, step = state.config, state.config.study, state.trials, Step(time)
+    statistics = StudyStatistics(journal)
     state.step = step
     decisions = replay(journal, config.algorithm, trials.register_trial_groups)
     rows, seen, checkpoints = journal.trials(), journal.reported_states(), journal.checkpoints()
@@ -60,7 +61,7 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
         {row.id for row in ended.values() if row.outcome not in NOT_TRIAL_FAILURES},
     )
     state.requests = {x.request for x in journal.interventions()}
-    state.checks.restore(journal.verdicts(), journal.checked())
+    state.checks.restore(journal.verdicts(), statistics.checked())
     kinds = {row.name: row.kind for row in journal.devices(all_runs=True)}
     present = {device.name for _, device in state.fleet.cluster if kinds.get(device.name) == device.kind}
     waiting = {x.number: x.job for x in trials if x.state is TrialState.PENDING}
@@ -75,7 +76,6 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     end_at_target(state, numbers)
     stop_overdue(state, numbers)
     step.command(*(CopyCheckpoint(record.trial) for record in trials.waiting()))
-    statistics = StudyStatistics(journal)
     state.retention.restore(statistics.deleted(), statistics.last_deleted())
     state.write_changes()
     return step
