@@ -277,6 +277,7 @@ def follow(job: Job, device: Device, worker_context: WorkerContext, control: Job
 @contextmanager
 def scripted(make: MakeBackend, directory: Path, script: Script) -> Iterator[Backend]:
     """Provide a back end whose jobs all run the script; close it at the end."""
+    directory.mkdir(parents=True, exist_ok=True)  # a worker makes no study's directory
     backend = make(WorkerContext(directory, cloudpickle.dumps(script), runner=f"{__name__}:{follow.__name__}"))
     try:
         yield backend
