@@ -1,7 +1,7 @@
 """Regret of what `tune` chooses from without an algorithm, by the epochs of a trial and the trials at a time.
 
-The tables are those of `regret.py`. Each search has as many trials; "spent" are the epochs that it trains in all. In
-brackets stands the regret of the searches that train each trial to the end, once they have spent as many epochs.
+The tables are those of `surrogates.py`. Each search has as many trials; "spent" are the epochs that it trains in all.
+In brackets stands the regret of the searches that train each trial to the end, once they have spent as many epochs.
 
     python benchmarks/default_algorithm.py [--data ../shared/data] [--seeds 3] [--epochs 3 9 27] [--workers 8 32]
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
-from regret import Ours, Table, regrets, tables
+from surrogates import Ours, Table, regrets, tables
 
 from shoal.algorithms import ASHA, Algorithm, OptunaSearch, Random
 from shoal.simulate.scenario import DATA

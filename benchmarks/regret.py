@@ -1,10 +1,8 @@
 """Regret of Shoal's searches on real loss curves, beside that of the papers' pseudo-code and of Syne Tune.
 
-The curves are those of eight tasks of TaskSet (Metz et al. 2020): 1000 configurations of eight hyper-parameters, 27
-epochs each. All searches propose in the unit cube of the logarithms of those hyper-parameters and get the curve of the
-nearest configuration in the table. A search trains on a number of workers, an epoch taking as long for all trials; the
-budget is counted in epochs of all trials together. Regret is the best validation loss seen so far less the least there
-is in the table, over the median loss before training less the same.
+The curves are those of `surrogates.py`. A search trains on a number of workers, an epoch taking as long for all trials;
+the budget is counted in epochs of all trials together. Regret is the best validation loss seen so far less the least
+there is in the table, over the median loss before training less the same.
 
 The random configuration of a trial is the same for all searches of a seed, and a loss that is NaN is infinite for all.
 So what draws nothing else (ASHA, Hyperband) should agree with the pseudo-code to the last digit, and is held to that.
@@ -24,9 +22,7 @@ judges only what should agree to the last digit.
 """
 
 import argparse
-import heapq
 import json
-import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -35,12 +31,9 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from statistics import fmean, stdev
 
-import numpy as np
 from paper_searches import (
     Draw,
-    Job,
     PaperASHA,
     PaperBOHB,
     PaperHyperband,
@@ -50,10 +43,10 @@ from paper_searches import (
     paper_model,
     syne_model,
 )
+from surrogates import BEYOND, EPOCHS, ETA, RANGES, SPACE, WORKERS, Difference, Ours, Table, place_of, regrets, tables
 
 from shoal.algorithms import ASHA, BOHB, Algorithm, Hyperband
-from shoal.core.space import Space, loguniform
-from shoal.core.trial import Report, Trial, TrialState, derive_seed
+from shoal.core.trial import derive_seed
 from shoal.simulate.scenario import DATA
 from shoal.simulate.workload import CURVES_FILE
 
@@ -61,110 +54,8 @@ ROOT = Path(__file__).parents[1]
 ASKED = 0.05
 """Greatest difference of mean regrets, at the end and on average over the budget, as a part of the other's."""
 
-EPOCHS = 27
-ETA = 3
-WORKERS = 8
 ENOUGH = 8 + 3
 """Trials at a budget with which BOHB models it: N_min + 2 with N_min = d + 1."""
-
-BEYOND = 10**4
-"""More trials and brackets than any budget lets begin."""
-
-RANGES = {
-    "learning_rate": (1e-8, 10),
-    "1 - beta1": (1e-4, 1),
-    "1 - beta2": (1e-6, 1),
-    "epsilon": (1e-10, 1e3),
-    "l1": (1e-8, 10),
-    "l2": (1e-8, 10),
-    "linear_decay": (1e-7, 1e-4),
-    "exponential_decay": (1e-6, 1e-3),
-}
-"""From which TaskSet's configurations were drawn, by logarithms."""
-
-SPACE = Space({name: loguniform(*bounds) for name, bounds in RANGES.items()})
-
-
-def place_of(config: "dict[str, float]") -> Place:
-    low, high = np.log(np.array(list(RANGES.values()))).T
-    return (np.log([config[name] for name in RANGES]) - low) / (high - low)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A task: places of its configurations, losses of shape [configurations, epochs + 1], and the ends of regret."""
-
-    places: Place
-    losses: Place
-    least: float
-    start: float
-
-    def nearest(self, place: Place) -> int:
-        return int(((self.places - place) ** 2).sum(axis=1).argmin())
-
-    def regret(self, loss: float) -> float:
-        return (min(loss, self.start) - self.least) / (self.start - self.least)
-
-
-def tables(data: Path) -> list[Table]:
-    with np.load(data / CURVES_FILE) as file:
-        settings, losses = file["hp"], file["valid"][:, :, : EPOCHS + 1].astype(float)
-    settings[..., 1:3] = 1 - settings[..., 1:3]
-    found = []
-    for own, curves in zip(settings, losses, strict=True):
-        places = np.array([place_of(dict(zip(RANGES, row, strict=True))) for row in own])
-        found.append(Table(places, curves, float(np.nanmin(curves[:, 1:])), float(np.nanmedian(curves[:, 0]))))
-    return found
-
-
-class Ours:
-    """An algorithm of Shoal's, asked one job at a time: trials in the order of their numbers, as the engine does it."""
-
-    def __init__(self, algorithm: Algorithm, seed: int) -> None:
-        algorithm.bind(SPACE, metric="loss", mode="min", seed=seed)
-        self._algorithm = algorithm
-        self._waiting: list[tuple[int, int, Trial]] = []
-
-    def ask(self) -> Job | None:
-        for group in self._algorithm.next_groups(free=1):
-            for trial in group.trials:
-                heapq.heappush(self._waiting, (trial.number, group.budget.epochs, trial))
-        if not self._waiting:
-            return None
-        number, epochs, trial = heapq.heappop(self._waiting)
-        return number, place_of(dict(trial.config)), epochs
-
-    def tell(self, number: int, epoch: int, loss: float) -> None:
-        self._algorithm.observe(Report(number, epoch, {"loss": loss}, state=TrialState.PAUSED))
-
-
-def regrets(search: Search, table: Table, workers: int, budget: int) -> Place:
-    """Regret after each epoch of the budget; the last one stays where the search ends before. Shape [budget]."""
-    found = np.full(budget, math.nan)
-    best = math.inf
-    reached: dict[int, int] = {}
-    running: list[tuple[int, int, int, int, int]] = []  # (time, order, trial, row, last epoch), a heap
-    spent = order = now = 0
-    while spent < budget:
-        while len(running) < workers and (job := search.ask()) is not None:
-            number, place, epochs = job
-            heapq.heappush(running, (now + 1, order, number, table.nearest(place), epochs))
-            order += 1
-        if not running:
-            break
-        now, began, number, row, epochs = heapq.heappop(running)
-        reached[number] = reached.get(number, 0) + 1
-        loss = float(table.losses[row, reached[number]])
-        loss = loss if math.isfinite(loss) else math.inf
-        best = min(best, loss)
-        found[spent] = table.regret(best)
-        spent += 1
-        if reached[number] == epochs:
-            search.tell(number, epochs, loss)
-        else:
-            heapq.heappush(running, (now + 1, began, number, row, epochs))
-    found[spent:] = found[spent - 1]
-    return found
 
 
 def random_place(seed: int, number: int) -> Place:
@@ -245,22 +136,6 @@ SYNE_TUNE = {
         judged=False,
     ),
 }
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Mean regrets of two searches, and their difference and its standard error as parts of the other's mean."""
-
-    ours: float
-    other: float
-    relative: float
-    error: float
-
-    @classmethod
-    def of(cls, ours: list[float], other: list[float]) -> "Difference":
-        mean = fmean(other)
-        gaps = [one - two for one, two in zip(ours, other, strict=True)]
-        return cls(fmean(ours), mean, fmean(gaps) / mean, stdev(gaps) / math.sqrt(len(gaps)) / mean)
 
 
 def compared(comparison: Comparison, tasks: list[Table], seeds: range) -> tuple[Difference, Difference, bool]:
