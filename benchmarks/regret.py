@@ -18,7 +18,9 @@ lets go on who is among the best floor(m / 3) + 1, where Shoal's "stopping" says
 is below 3. Its BOHB is not a Hyperband but that ASHA, with a model of last values, whatever their epoch. A quick run
 judges only what should agree to the last digit.
 
-    python benchmarks/regret.py [--data ../shared/data] [--seeds 30] [--quick]
+With `--gains` it measures, in place of all this, what initial points, repeats and earlier studies gain (`gains.py`).
+
+    python benchmarks/regret.py [--data ../shared/data] [--seeds 30] [--gains] [--quick]
 """
 
 import argparse
@@ -32,6 +34,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
+from gains import print_gains
 from paper_searches import (
     Draw,
     PaperASHA,
@@ -54,6 +57,7 @@ ROOT = Path(__file__).parents[1]
 ASKED = 0.05
 """Greatest difference of mean regrets, at the end and on average over the budget, as a part of the other's."""
 
+SEEDS, GAINS_SEEDS = 30, 10
 ENOUGH = 8 + 3
 """Trials at a budget with which BOHB models it: N_min + 2 with N_min = d + 1."""
 
@@ -154,6 +158,8 @@ def main() -> int:
     options = arguments()
     warnings.filterwarnings("ignore", module="syne_tune|statsmodels|pandas")
     tasks, seeds = tables(options.data), range(options.seeds)
+    if options.gains:
+        return print_gains(tasks[:2], range(1), judged=False) if options.quick else print_gains(tasks, seeds)
     comparisons = dict(COMPARISONS)
     if options.quick:
         tasks, seeds = tasks[:2], range(1)
@@ -186,10 +192,15 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, default=ROOT / DATA, help=f"folder of {CURVES_FILE}")
-    parser.add_argument("--seeds", type=int, default=30, help="of each task")
+    parser.add_argument("--seeds", type=int, help=f"of each task; {SEEDS} unless given, with --gains {GAINS_SEEDS}")
     parser.add_argument("--only", choices=[*COMPARISONS, *SYNE_TUNE], metavar="NAME", help="one row of the table")
+    parser.add_argument("--gains", action="store_true", help="of initial points, repeats and earlier studies")
     parser.add_argument("--quick", action="store_true", help="two tasks, one seed; no Syne Tune")
     options = parser.parse_args()
+    if options.gains and options.only:
+        parser.error("--only names a row of the table without --gains; leave one of them out")
+    if options.seeds is None:
+        options.seeds = GAINS_SEEDS if options.gains else SEEDS
     if options.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {options.seeds}")
     if not (options.data / CURVES_FILE).is_file():
