@@ -69,6 +69,7 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/time_sharing.py --bins 20
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
 	$(BIN)/python benchmarks/groups.py --seeds 3
+	$(BIN)/python benchmarks/regret.py --gains --quick
 	$(BIN)/python benchmarks/nodes.py --quick
 	$(BIN)/python benchmarks/device_chaos.py --backend ray --quick
 	$(BIN)/python benchmarks/groups.py --live --quick

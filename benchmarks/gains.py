@@ -11,7 +11,8 @@ the least losses of the best twentieth. A study returns the configuration that i
 - Earlier studies: `Random(64)` on another task, chosen as above, and on the same task with another seed. Its values are
   given to a model as `tune(warm_start=)` copies them; its own epochs are not counted.
 
-Each is compared with the search that has nothing of it, by the same seeds, at one budget of epochs of all trials.
+Each is compared with the search that has nothing of it, by the same seeds. With ten seeds this takes six minutes of a
+core.
 """
 
 import json
