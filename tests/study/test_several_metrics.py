@@ -87,7 +87,7 @@ def test_what_the_command_line_says(study: shoal.Study) -> None:
     assert [best["trial"] for best in status["front"]] == numbers
     assert status["front"][0]["value"] == [study.pareto[0].ranked[name] for name in study.metric]
     head, *lines = said("trials").splitlines()
-    titles = ["trial", "state", "front", "accuracy", "best", "valid_loss", "best", "epochs", "seconds", "config"]
+    titles = ["trial", "state", "front", "accuracy", "last", "valid_loss", "last", "at", "epochs", "seconds", "config"]
     assert head.split() == titles
     rows = lines[: len(study.trials)]
     assert [line.split()[2] == "*" for line in rows] == [True] * len(numbers) + [False] * (12 - len(numbers))

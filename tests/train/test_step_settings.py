@@ -20,7 +20,7 @@ from shoal.fuse.generators import seed_all
 from shoal.task import Task
 from shoal.train import worker_state
 from shoal.train.array_trainer import update_averages
-from shoal.train.checkpoint import load_newest
+from shoal.train.checkpoint import load_newest, load_weights
 from shoal.train.checkpoint_paths import copy_checkpoint
 from shoal.train.data.batches import Batches
 from shoal.train.data.loader import LoaderSettings, epoch_order
@@ -242,8 +242,7 @@ def test_means_over_samples_do_not_depend_on_the_validation_batch(members: int, 
 
 def test_the_best_model_has_the_averages(tmp_path: Path) -> None:
     study = search(Averages(), {"lr": 0.01, "number": 0}, tmp_path / "study", algorithm=shoal.Random(1, epochs=2))
-    found = load_newest(tmp_path / "study", 0)
-    assert found is not None
+    found = load_weights(tmp_path / "study", 0)
     model = study.best_model(which="last")
     assert found.average.keys() == dict(model.named_parameters()).keys()
     torch.testing.assert_close(model.state_dict(), dict(found.average))
@@ -271,8 +270,7 @@ class AveragesTied(Averages):
 
 def test_the_best_model_has_the_averages_of_tied_parameters(tmp_path: Path) -> None:
     study = search(AveragesTied(), {"lr": 0.1, "number": 0}, tmp_path / "study", algorithm=shoal.Random(1, epochs=2))
-    found = load_newest(tmp_path / "study", 0)
-    assert found is not None
+    found = load_weights(tmp_path / "study", 0)
     assert not found.average["first.weight"].equal(found.model["first.weight"])
     model = study.best_model(which="last")
     assert model.get_parameter("second.weight") is model.get_parameter("first.weight")

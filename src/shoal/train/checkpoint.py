@@ -103,9 +103,9 @@ class Weights:
         """
         leaves, structure = pytree.tree_flatten((self.model, self.average))
         leaves = [_storable(leaf) for leaf in leaves]
-        moved = [each for each in leaves if isinstance(each, Tensor) and each.data_ptr() not in shared]
+        moved = [each for each in leaves if isinstance(each, Tensor) and _address(each) not in shared]
         distinct = {memory_key(each): each for each in moved}
-        far = [key for key, each in distinct.items() if each.data_ptr() in hosted]
+        far = [key for key, each in distinct.items() if _address(each) in hosted]
         copies = dict(zip(far, host_copies([distinct[key] for key in far], pinned=False)[0], strict=True))
         plain = [key for key, each in distinct.items() if key not in copies and is_plain(each)]
         copies |= {key: distinct[key].clone() for key in distinct.keys() - copies.keys() - set(plain)}
@@ -166,7 +166,7 @@ class Checkpoint:
 def metrics_of(reports: Sequence[Report]) -> tuple[tuple[int, dict[str, float]], ...]:
     """Return `Weights.metrics`; the names are interned, so that equal metrics have equal pickles."""
     return tuple(
-        (report.epoch, {sys.intern(name): value for name, value in report.metrics.items()}) for report in reports
+        (report.epoch, {sys.intern(str(name)): value for name, value in report.metrics.items()}) for report in reports
     )
 
 
@@ -458,6 +458,11 @@ class _ChecksumWriter:
         """Raise the error of the first write that failed."""
         if self._error is not None:
             raise self._error
+
+
+def _address(tensor: Tensor) -> int:
+    """The address of a tensor's data; 0 of a sparse tensor, which has no data of its own."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _storable(value: Any) -> Any:

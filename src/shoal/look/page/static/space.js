@@ -131,10 +131,10 @@ function slicesCard(study) {
   const { space } = study, sign = space.mode === "min" ? 1 : -1;
   const trials = space.values.filter(([trial, value]) => value !== null && study.trials.has(trial))
     .sort(([, one], [, other]) => sign * (other - one)) // the best are drawn last
-    .map(([trial, value]) => ({ flat: study.trials.get(trial).flat, metrics: { [space.metric]: value } }));
+    .map(([trial, value]) => ({ flat: study.trials.get(trial).flat, ranked: { [space.metric]: value } }));
   if (!space.axes.length || !trials.length) return card("Slices", "", el("p", { class: "quiet" }, space.axes.length ? `No value of ${space.metric} yet.` : "Nothing is searched."));
-  const least = Math.min(...trials.map((trial) => trial.metrics[space.metric]));
-  const vertical = metricAxis(space.metric, trials, least > 0 && trials.some((trial) => trial.metrics[space.metric] > 100 * least));
+  const least = Math.min(...trials.map((trial) => trial.ranked[space.metric]));
+  const vertical = metricAxis(space.metric, trials, least > 0 && trials.some((trial) => trial.ranked[space.metric] > 100 * least));
   return card("Slices", "", el("div", { class: "row" }, space.axes.map((axis) => sliceOf(trials, parameterAxis(space, axis), vertical))),
     el("p", { class: "small quiet" }, `${space.metric} of ${space.compared} by each parameter, the best by rank in the strongest colour.${space.selection ? ` ${space.selection[0].toUpperCase()}${space.selection.slice(1)}.` : ""}`));
 }
