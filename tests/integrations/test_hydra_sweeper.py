@@ -222,7 +222,8 @@ def test_a_killed_multirun_goes_on_with_its_trials(conf: Path) -> None:
     done = [subprocess.run(line, cwd=conf.parent, capture_output=True, text=True, timeout=120) for _ in range(2)]
     assert [each.returncode for each in done] == [-signal.SIGKILL, 0], done[1].stderr
     assert results(conf) == {"name": "shoal", "best_params": {"lr": 1}, "best_value": 1.0}
-    assert [(trial.epoch, trial.objective) for trial in Study(conf.parent / "study").trials] == [(2, 2), (2, 3), (2, 4)]
+    trials = Study(conf.parent / "study").trials
+    assert [(trial.epoch, trial.metrics["loss"]) for trial in trials] == [(2, 2), (2, 3), (2, 4)]
 
 
 def test_several_metrics_are_returned_and_written_as_solutions(script: Any, conf: Path) -> None:
