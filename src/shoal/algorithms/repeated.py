@@ -76,7 +76,7 @@ class Repeated(WrapperAlgorithm):
 
     @property
     def totals(self) -> Totals | None:
-        """Those of the algorithm times the number of repeats."""
+        """Trials and epochs of the algorithm, times the number of repeats."""
         own, size = self.inner.totals, self._repeats.size
         return own and Totals(own.trials * size, own.least * size, own.most * size)
 

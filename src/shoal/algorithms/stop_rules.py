@@ -70,7 +70,7 @@ class StopRules(WrapperAlgorithm):
 
     @property
     def totals(self) -> Totals | None:
-        """Those of the inner algorithm, but each trial may end after an epoch; None if others would replace it."""
+        """Trials and epochs of the inner algorithm, but each trial may end after one; None if others replace it."""
         totals = self.inner.totals
         return None if totals is None or self.inner.copies_trials else replace(totals, least=totals.trials)
 
@@ -137,7 +137,7 @@ class StopRules(WrapperAlgorithm):
         return Decision(report.trial, rule.ends, reason)
 
     def _passed_on(self, rule: StopRule | None, report: Report, target: int) -> list[Report]:
-        """What the inner algorithm observes instead of a report."""
+        """The reports that the inner algorithm observes instead of one."""
         if rule is None:
             return [report]
         if rule.ends is TrialState.COMPLETE:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "bytes_of",
+    "data_address",
     "dense_parts",
     "is_dense",
     "stack_rows",
@@ -66,6 +67,11 @@ def is_dense(tensor: Tensor) -> bool:
 def storage_address(tensor: Tensor) -> int:
     """Address of a tensor's storage; 0 without storage, as for sparse tensors and in transforms of `torch.func`."""
     return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0
+
+
+def data_address(tensor: Tensor) -> int:
+    """Address of a tensor's own first element; 0 without storage, as `storage_address` says."""
+    return tensor.data_ptr() if storage_address(tensor) else 0
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:

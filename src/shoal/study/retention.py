@@ -29,10 +29,11 @@ def below_rank(rows: Sequence[TrialRow], spec: StudySpec, keep: int | str) -> se
     if keep == "all":
         return set()
     repetition, objectives = spec.repetition, spec.objectives
-    found = {row.number: _trials(row) for row in repetition.rows(rows, objectives, spec.bounds)}
+    configurations = repetition.rows(rows, objectives, spec.bounds)
+    found = {row.number: _trials(row) for row in configurations}
     whole = [
         row
-        for row in repetition.rows(rows, objectives, spec.bounds)
+        for row in configurations
         if len(found[row.number]) == len(repetition.trials(repetition.configuration(row.number)))
     ]
     best = ranked(whole, objectives)

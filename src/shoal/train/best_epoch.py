@@ -8,7 +8,7 @@ from torch import nn
 from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.trial import Report
 from shoal.fuse.frozen import is_shared, large_frozen
-from shoal.fuse.rows import bytes_of
+from shoal.fuse.rows import bytes_of, data_address
 from shoal.train.checkpoint import Weights
 
 __all__ = ["BestEpoch", "best_bytes"]
@@ -57,8 +57,9 @@ class BestEpoch:
 
         A large frozen part that is not shared, such as a pretrained base model, is copied to the host.
         """
-        shared = {each.data_ptr() for each in model.parameters() if not each.requires_grad and is_shared(each)}
-        hosted = {each.data_ptr() for each in large_frozen(model)} - shared
+        shared = {data_address(each) for each in model.parameters() if not each.requires_grad and is_shared(each)}
+        shared.discard(0)  # that of every tensor without storage
+        hosted = {data_address(each) for each in large_frozen(model)} - shared - {0}
         self.weights = replace(now, best=self.epoch).copied(shared, hosted)
 
     def mark_saved(self) -> None:

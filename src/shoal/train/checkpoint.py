@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.activity import Activity
 from shoal.core.errors import CheckpointError
 from shoal.core.trial import Report
-from shoal.fuse.rows import bytes_of
+from shoal.fuse.rows import bytes_of, data_address
 from shoal.host.activity_clock import during
 from shoal.train.checkpoint_paths import (
     CHECKPOINT_NAME,
@@ -103,9 +103,9 @@ class Weights:
         """
         leaves, structure = pytree.tree_flatten((self.model, self.average))
         leaves = [_storable(leaf) for leaf in leaves]
-        moved = [each for each in leaves if isinstance(each, Tensor) and _address(each) not in shared]
+        moved = [each for each in leaves if isinstance(each, Tensor) and data_address(each) not in shared]
         distinct = {memory_key(each): each for each in moved}
-        far = [key for key, each in distinct.items() if _address(each) in hosted]
+        far = [key for key, each in distinct.items() if data_address(each) in hosted]
         copies = dict(zip(far, host_copies([distinct[key] for key in far], pinned=False)[0], strict=True))
         plain = [key for key, each in distinct.items() if key not in copies and is_plain(each)]
         copies |= {key: distinct[key].clone() for key in distinct.keys() - copies.keys() - set(plain)}
@@ -458,11 +458,6 @@ class _ChecksumWriter:
         """Raise the error of the first write that failed."""
         if self._error is not None:
             raise self._error
-
-
-def _address(tensor: Tensor) -> int:
-    """The address of a tensor's data; 0 of a sparse tensor, which has no data of its own."""
-    return tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _storable(value: Any) -> Any:
