@@ -1,10 +1,10 @@
 """What five seeds of every configuration cost: in Shoal, where they are members of one array, and in a process pool.
 
 Four runs of each search take turns, each in a process of its own that is forked from one with torch, Shoal and the
-modules of the data imported; medians of the rounds after the first are shown.
+modules of the data imported; medians are shown. Before the rounds Shoal runs once, so that it has measured.
 
 - pool, pool of 5     two processes of one thread take trials from a queue; with one seed of each configuration, or five
-- shoal, shoal of 5   `shoal.tune`, and `shoal.tune(repeats=5)`, each with what earlier rounds have measured
+- shoal, shoal of 5   `shoal.tune`, and `shoal.tune(repeats=5)`, each with what earlier runs have measured
 
 The trials, seeds, orders of samples and budgets of a search are those of the pool's: both ask the same algorithm.
 "tabular" is a perceptron on 8000 rows, which uses a fraction of a core. "MNIST CNN" fills a core by itself, so that
@@ -76,16 +76,18 @@ def measured(name: str, given: argparse.Namespace) -> dict[str, float]:
     search.import_all()
     task = search.task(given.data, given.quick)
     ways = WAYS if given.device.startswith("cpu") else WAYS[2:]
-    rounds = 1 if given.quick else given.rounds + 1  # the first one warms up
+    rounds = [() if given.quick else WAYS[2:], *[ways] * (1 if given.quick else given.rounds)]
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        for way in ways:
+    for number, tried in enumerate(rounds):
+        for way in tried:
             seeds = SEEDS if way.endswith("5") else 1
             if way.startswith("pool"):
-                seconds[way].append(in_a_fork(pool, search, task, given.quick, seeds))
+                took = in_a_fork(pool, search, task, given.quick, seeds)
             else:
-                seconds[way].append(in_a_fork(shoals, search, task, given.quick, seeds, given.device))
-    return {way: statistics.median(found[1:] or found) for way, found in seconds.items()}
+                took = in_a_fork(shoals, search, task, given.quick, seeds, given.device)
+            if number:
+                seconds[way].append(took)
+    return {way: statistics.median(found) for way, found in seconds.items()}
 
 
 def options() -> argparse.Namespace:

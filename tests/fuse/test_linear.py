@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from twins import Of, check, check_table
 
@@ -33,8 +35,9 @@ LOWERINGS = ("baddbmm", "one", "loop")
 
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also small weights have a choice of lowerings."""
+    """Also small weights have a choice of lowerings, and gradients in their own layout."""
     monkeypatch.setattr(linear, "_LARGE", 0)
+    monkeypatch.setattr(linear, "_COPIED", 0)
 
 
 @pytest.mark.usefixtures("all_large")
@@ -158,6 +161,51 @@ def test_autocast_gives_the_types_of_the_members(lowering: str) -> None:
     for i, own in enumerate(zip(*expected, strict=True)):
         assert result[i].dtype == torch.bfloat16
         torch.testing.assert_close(result[i], torch.stack(own), rtol=0.05, atol=0.05)
+
+
+def large(*, rows: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(3)
+    shapes = ((2, rows, 4), (2, 3, 4), (2, 3))
+    x, w, b = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    return x, w, b
+
+
+@pytest.mark.usefixtures("all_large")
+@pytest.mark.parametrize("trained", [(0, 1, 2), (1,), (1, 2), (0, 1)])
+def test_gradients_of_large_weights_and_their_gradients(trained: tuple[int, ...]) -> None:
+    given = [t.requires_grad_(i in trained) for i, t in enumerate(large())]
+    assert gradcheck(linear.batched_linear, given)
+    assert gradgradcheck(linear.batched_linear, given)
+    assert gradgradcheck(lambda x, w: linear.batched_linear(x, w, None), given[:2])
+
+
+@pytest.mark.usefixtures("all_large")
+def test_the_gradient_of_large_weights_has_their_layout() -> None:
+    array = fuse([nn.Linear(4, 3) for _ in range(2)])
+    graph = make_fx(lambda x: torch.autograd.grad(array(x).sum(), list(array.parameters())))(torch.randn(6, 4))
+    of_weight, _ = (node.meta["tensor_meta"] for node in graph.graph.find_nodes(op="output")[0].args[0])
+    assert (of_weight.shape, of_weight.stride) == ((2, 3, 4), (12, 4, 1))
+
+
+def forward_mode(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        dual = linear.batched_linear(x, forward_ad.make_dual(w, torch.ones_like(w)), b)
+        return forward_ad.unpack_dual(dual).tangent.detach()
+
+
+TRANSFORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "vmap": lambda x, w, b: torch.vmap(linear.batched_linear, (0, None, None))(torch.stack([x, 2 * x]), w, b),
+    "forward mode": forward_mode,
+    "gradient by torch.func": lambda *given: torch.func.grad(lambda *t: linear.batched_linear(*t).sum(), 1)(*given),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, in forward mode
+def test_transforms_of_large_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = TRANSFORMS[name](*large())
+    monkeypatch.setattr(linear, "_COPIED", 0)
+    torch.testing.assert_close(TRANSFORMS[name](*large()), expected)
 
 
 def test_an_error_speaks_of_one_member() -> None:

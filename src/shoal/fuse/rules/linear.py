@@ -6,13 +6,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from shoal.fuse.autotune import fastest
 from shoal.fuse.rules.base import Rule, functions_named, stacked_data
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["RULES", "batched_linear", "shared_input_linear"]
+__all__ = ["RULES", "batched_linear", "shared_input_linear", "transformed"]
 
 _Lowerings = dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]
 """Name -> function of (input, weight [B, O, F], bias [B, O] or None), which returns [B, N, O]."""
@@ -20,11 +21,50 @@ _Lowerings = dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]
 _LARGE = 2**22
 """Number of multiplications of all members below which looking up the fastest lowering costs more than it saves."""
 
+_COPIED = 2**17
+"""Number of weights of all members below which a transposed copy of their gradient takes less than `_Linear` adds."""
+
 
 def batched_linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """[B, N, F], [B, O, F] and [B, O] -> [B, N, O]."""
+    if w.requires_grad and w.numel() >= _COPIED and torch.is_grad_enabled() and not transformed(x):
+        result: Tensor = _Linear.apply(x, w, b)  # type: ignore[no-untyped-call]
+        return result
+    return _product(x, w, b)
+
+
+def _product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     transposed = w.transpose(1, 2)
     return torch.bmm(x, transposed) if b is None else torch.baddbmm(b.unsqueeze(1), x, transposed)
+
+
+class _Linear(torch.autograd.Function):
+    """`_product` whose gradient of the weights has their layout.
+
+    Autograd computes the transposed gradient, which is then copied, as a parameter and its gradient have one layout.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return _product(x, w, b)
+
+    @staticmethod
+    def backward(ctx: Any, of_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        of_x, of_w, of_b = ctx.needs_input_grad
+        return (
+            torch.bmm(of_output, w) if of_x else None,
+            torch.bmm(of_output.transpose(1, 2), x) if of_w else None,
+            of_output.sum(1) if of_b else None,
+        )
+
+
+def transformed(x: Tensor) -> bool:
+    """Whether a custom backward pass would not be used as it is: under autocast, in `torch.func`, in forward mode."""
+    if torch.is_autocast_enabled(x.device.type) or forward_ad._current_level >= 0:
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _loop(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.fuse.autotune import fastest
 from shoal.fuse.patches import HiddenWarning
 from shoal.fuse.rules.base import Rule, stacked_data
 from shoal.fuse.rules.dropout import apply_dropout
-from shoal.fuse.rules.linear import batched_linear
+from shoal.fuse.rules.linear import batched_linear, transformed
 from shoal.fuse.stacked import Stacked, member_count
 
 __all__ = ["RULES", "lstm_sequence", "lstm_step"]
@@ -40,17 +39,10 @@ def lstm_sequence(gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, reverse: 
         h of every step, [B, T, N, H], and c after the last step, [B, N, H].
     """
     tensors = (gates, h, c, weight)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors) and not _transformed(gates):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors) and not transformed(gates):
         result: tuple[Tensor, Tensor] = _Sequence.apply(*tensors, reverse)  # type: ignore[no-untyped-call]
         return result
     return _unrolled(*tensors, reverse)
-
-
-def _transformed(gates: Tensor) -> bool:
-    """Whether a custom backward pass would not be used as it is: under autocast, in `torch.func`, in forward mode."""
-    if torch.is_autocast_enabled(gates.device.type) or forward_ad._current_level >= 0:
-        return True
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _unrolled(gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
