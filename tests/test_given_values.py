@@ -1,5 +1,6 @@
 """`Space.sample` with some leaves given."""
 
+import re
 from random import Random
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.core.distributions import LogNormal, Normal
 from shoal.core.errors import SpaceError
 from shoal.core.reference import ref
-from shoal.core.space import Space, choice, flatten, loguniform, quniform, randint, uniform
+from shoal.core.space import Space, choice, flatten, logrange, loguniform, qloguniform, quniform, randint, uniform
 
 SPACE = Space(
     {
@@ -84,7 +86,10 @@ def test_the_sampled_option_is_kept_if_it_allows_the_given_value():
         pytest.param({"lr": "0.01"}, ["`lr`", "'0.01'", "loguniform"], id="text"),
         pytest.param({"layers": 2.5}, ["`layers`", "2.5", "randint(1, 5)"], id="float of an integer domain"),
         pytest.param({"layers": True}, ["`layers`", "True", "randint(1, 5)"], id="bool"),
-        pytest.param({"dropout": 0.25}, ["`dropout`", "0.25", "quniform(0, 0.5, 0.1)"], id="off the step"),
+        pytest.param(
+            {"dropout": 0.25}, ["`dropout`", "0.25", "quniform(0, 0.5, 0.1)", "0.2 and 0.3"], id="off the step"
+        ),
+        pytest.param({"dropout": 0.7}, ["`dropout`", "0.7", "nearest to it: 0.5"], id="beyond the last step"),
         pytest.param({"optimizer": {"name": "lion"}}, ["`optimizer`", "'lion'", "choice"], id="no such option"),
         pytest.param({"model": {"name": "cnn"}}, ["`model.name`", "'cnn'", "mlp"], id="another constant"),
         pytest.param([("lr", 0.01)], ["dict of lr"], id="no dict"),
@@ -94,6 +99,50 @@ def test_a_value_outside_the_space_is_refused_by_name(part, words):
     with pytest.raises(SpaceError) as error:
         SPACE.sample(0, part)
     assert [word for word in words if word not in str(error.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("domain", "value", "own"),
+    [
+        pytest.param(quniform(0, 1, 0.1), 0.1 + 0.2, 0.3, id="a sum"),
+        pytest.param(quniform(-1, 1, 0.1), 0.3 - 0.1 * 3, 0.0, id="nearly 0"),
+        pytest.param(qloguniform(0.1, 1, 0.1), 0.7 * 3 / 3 + 1e-16, 0.7, id="stepped on a logarithmic scale"),
+        pytest.param(logrange(1e-4, 1e-1, 7), 10**-3.5, 0.000316227766017, id="more digits than recorded"),
+        pytest.param(logrange(1, 8, 4), 4, 4.0, id="integer of floats"),
+        pytest.param(Normal(0, 1, step=0.1), 0.1 + 0.2, 0.3, id="rounded normal"),
+        pytest.param(LogNormal(1, 2, step=0.1), 0.1 + 0.2, 0.3, id="rounded lognormal"),
+        pytest.param(quniform(0, 1e300, 1e299), 2.9999999999999e299, 3e299, id="large"),
+    ],
+)
+def test_a_number_that_is_a_value_but_for_rounding_stands_for_it(domain, value, own):
+    assert Space({"x": domain}).sample(0, {"x": value}) == {"x": own}
+    assert type(Space({"x": domain}).sample(0, {"x": value})["x"]) is float
+
+
+@pytest.mark.parametrize(
+    ("domain", "value", "nearest"),
+    [
+        pytest.param(quniform(0, 1, 0.1), 0.3000001, "0.3 and 0.4", id="stepped"),
+        pytest.param(logrange(1, 8, 4), 4.1, "4.0 and 8.0", id="the neighbours, and not 2.0"),
+        pytest.param(logrange(1, 8, 4, integer=True), 5, "4 and 8", id="integers"),
+        pytest.param(logrange(1, 8, 4, integer=True), 4.0, "2 and 4", id="a float is no integer"),
+        pytest.param(logrange(1, 8, 4), 9, "8.0", id="above all"),
+        pytest.param(qloguniform(0.1, 1, 0.1), 0.05, "0.1 and 0.2", id="below all"),
+        pytest.param(LogNormal(1, 2, step=0.1), -0.04, "0.0 and 0.1", id="below 0"),
+        pytest.param(quniform(-1.7e308, 1.7e308, 1e308), 1.75e308, "1.3e+308", id="as large as floats are"),
+    ],
+)
+def test_another_number_is_refused_with_the_nearest_values(domain, value, nearest):
+    with pytest.raises(SpaceError, match=f"; nearest to it: {re.escape(nearest)}$"):
+        Space({"x": domain}).sample(0, {"x": value})
+
+
+@given(st.floats(0.001, 10), st.integers(1, 400), st.integers(0, 400), st.floats(-9e-10, 9e-10))
+def test_any_value_of_steps_is_found_with_rounding(step, count, position, rounding):
+    space = Space({"x": quniform(step, step * count, step)})
+    values = [point["x"] for point in space.grid()]
+    value = values[position % len(values)]
+    assert space.sample(0, {"x": value * (1 + rounding)}) == {"x": value}
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))

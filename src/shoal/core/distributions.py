@@ -2,7 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -29,7 +30,7 @@ from shoal.core.domain import (
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-__all__ = ["DOMAINS", "LogNormal", "LogRange", "Normal", "Ordinal", "QLogUniform"]
+__all__ = ["DOMAINS", "LogNormal", "LogRange", "Normal", "Ordinal", "QLogUniform", "neighbours"]
 
 _STANDARD = NormalDist()
 _LEAST_QUANTILE = 2.0**-53
@@ -407,6 +408,21 @@ DOMAINS: dict[str, type[Domain]] = {
     )
 }
 """Name of the function that makes a domain, which is its tag in JSON -> its class."""
+
+
+def neighbours(domain: Domain, number: float) -> Sequence[float]:
+    """The values of a stepped domain on both sides of a finite number, the nearest first; () of any other domain."""
+    match domain:
+        case LogRange():
+            above = bisect_left(domain.values, number)
+            around = set(domain.values[max(above - 1, 0) : above + 1])
+        case QUniform(q=step) | QLogUniform(step=step) | Normal(step=step) | LogNormal(step=step) if step is not None:
+            places = (number + step * halves / 2 for halves in range(-2, 3))  # halves, for the middle of two values
+            nearest = map(domain.nearest, filter(is_finite, places))
+            around = {value for value in nearest if domain.contains(value)}  # not those below 0 of a lognormal
+        case _:
+            return ()
+    return sorted(around, key=lambda value: abs(value - number))[:2]
 
 
 def _step_fault(step: object) -> str | None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.core.distributions import Ordinal
-from shoal.core.domain import Choice, Constant, Domain
+from shoal.core.distributions import Ordinal, neighbours
+from shoal.core.domain import Choice, Constant, Domain, is_finite
 from shoal.core.errors import SpaceError
 from shoal.core.foreign_spaces import RAY_DOMAINS, from_optuna, from_ray
 from shoal.core.plain import plain
@@ -44,6 +44,8 @@ __all__ = [
 _MOST_DIGITS = 4000
 """Most digits of an integer; Python converts at most 4300 to text."""
 _MOST_BITS = int(_MOST_DIGITS * 3.32)
+_ROUNDING = 1e-9
+"""Relative distance up to which a given float stands for a value of a stepped domain."""
 
 Lookup = Callable[[str], Any]
 """A function of a name in a flattened configuration that returns its value, and raises a `SpaceError` without it."""
@@ -307,15 +309,29 @@ def given_picks(node: Any, given: Any, path: str, drawn: Mapping[str, Any]) -> d
                     continue  # the error below names all options
                 return {path: position, **inner}
         case Domain():
-            value = constant(given, path)
+            value = _without_rounding(constant(given, path), node)
             if node.contains(value):
                 return {path: float(value) if isinstance(node.value_at(0.5), float) else value}
+            if is_finite(value) and (near := neighbours(node, value)):
+                nearest = " and ".join(map(repr, sorted(near)))
+                raise SpaceError(
+                    f"`{path}` is given as {given!r}, and the space has {node!s}; nearest to it: {nearest}"
+                )
         case Dependent() | Expression():
             return {path: _Given(constant(given, path))}
         case _:
             if _is_constant(constant(given, path), node):
                 return {}
     raise SpaceError(f"`{path}` is given as {given!r}, and the space has {node!s}")
+
+
+def _without_rounding(value: Any, domain: Domain) -> Any:
+    """The float of a stepped domain that a given number equals but for rounding, as 0.1 + 0.2 does 0.3; else itself."""
+    near = neighbours(domain, value) if is_finite(value) else ()
+    if not near or not isinstance(near[0], float):
+        return value
+    scale = max(abs(value), abs(near[0] - near[-1]))  # the distance of two values is that of a 0
+    return near[0] if abs(near[0] - value) <= _ROUNDING * scale else value
 
 
 def _names(node: Mapping[str, Any]) -> str:
