@@ -28,6 +28,7 @@ from shoal.arguments import (
     metric_arguments,
     pickled_algorithm,
     pickled_task,
+    searched_space,
     strategy_text,
     study_warnings,
     with_stop_rules,
@@ -128,7 +129,7 @@ def tune(
             it has a process of its own, and budgets count its reports.
         space: Names -> domains (`shoal.loguniform` ...), lists (each a choice), distributions of Optuna or Ray Tune,
             constants, values computed with `shoal.ref`, or nested mappings of these; a `shoal.Space` of them, which
-            may have conditions; or a sweep of W&B.
+            may have conditions; or a sweep of W&B, whose goal for the metric must be `mode`.
         metric: Reported value to compare trials by; `valid_loss` is always there. Or several, of which no single trial
             is the best: `study.pareto`; all algorithms but `BOHB`, `SyncBOHB` and `Median` take them.
         mode: "min" or "max": which end of the metric is good; for several metrics a list with one for each.
@@ -264,7 +265,7 @@ def _tune(
     if measure:
         algorithm, trials, epochs, callbacks, stop, warm_start = Random(measure, epochs=1), None, None, (), (), ()
         metric, mode = (x if isinstance(x, str) else x[0] for x in (metric, mode))
-    space = space if isinstance(space, Space) else Space(space)
+    space = searched_space(space, metric, mode)
     check_arguments(directory, show_progress, page)
     longest = longest_budget(algorithm, trials, epochs)
     training = opaque(task, space, time_limit, longest)

@@ -15,6 +15,7 @@ from shoal.algorithms.repeated import Repeated
 from shoal.algorithms.rules import StopRule
 from shoal.algorithms.stop_rules import StopRules
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
+from shoal.core.foreign_spaces import SweepSettings, is_wandb_sweep
 from shoal.core.objective import Objective, objectives
 from shoal.core.plain import plain
 from shoal.core.space import Space
@@ -43,6 +44,7 @@ __all__ = [
     "metric_arguments",
     "pickled_algorithm",
     "pickled_task",
+    "searched_space",
     "strategy_text",
     "study_warnings",
     "with_stop_rules",
@@ -172,6 +174,23 @@ def metric_arguments(metric: Any, mode: Any) -> Any:
     if not others:
         return first.metric, first.mode
     return list(metric), list(mode)
+
+
+def searched_space(space: Any, metric: str | Sequence[str], mode: str | Sequence[str]) -> Space:
+    """Return the argument `space` of `tune` as a `Space`.
+
+    Raises:
+        SpaceError: It is no search space.
+        ShoalError: It is a sweep of W&B with another goal.
+    """
+    if isinstance(space, Space):
+        return space
+    if isinstance(space, Mapping) and is_wandb_sweep(space):
+        sweep = SweepSettings.of(space)
+        for each in objectives(metric, mode):
+            if fault := sweep.contradiction(each.metric, each.mode):
+                raise ShoalError(fault)
+    return Space(space)
 
 
 def initial_points(points: object) -> list[Config]:

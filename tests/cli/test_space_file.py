@@ -10,6 +10,7 @@ from shoal.cli.space_file import read_space
 from shoal.core.distributions import LogNormal, Normal, QLogUniform
 from shoal.core.domain import LogRandInt, RandInt
 from shoal.core.errors import SpaceError
+from shoal.core.foreign_spaces import SweepSettings
 from shoal.core.reference import ref
 from shoal.core.space import (
     Space,
@@ -27,7 +28,7 @@ from shoal.core.space import (
 
 def space_of(directory: Path, text: str, name: str = "space.toml") -> Space:
     (directory / name).write_text(text)
-    return read_space(directory / name)
+    return read_space(directory / name)[0]
 
 
 def test_a_file_with_all_kinds_of_domains(tmp_path: Path) -> None:
@@ -146,10 +147,28 @@ def test_a_sweep_of_wandb_is_a_file_of_a_space(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_sweep_says_beside_its_parameters(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / "sweep.yaml").write_text(f"{SWEEP}\nrun_cap: 20\nearly_terminate: {{type: hyperband}}")
+    _, settings = read_space(tmp_path / "sweep.yaml")
+    assert settings == SweepSettings("loss", "min", None, 20, ("program", "method", "early_terminate"))
+
+
+def _metric(metric: str, more: str = "") -> str:
+    return f"method: grid\nparameters: {{x: {{values: [1, 2]}}}}\nmetric: {metric}\n{more}"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         pytest.param("method: grid\nparameters: {x: {distribution: beta}}", "sweep.yml: `x`: .*'beta'", id="beta"),
+        pytest.param(_metric("loss"), "sweep.yml: `metric` of a W&B sweep is a dict .* got 'loss'", id="metric"),
+        pytest.param(_metric("{goal: minimize}"), r"`metric` .* got \{'goal': 'minimize'\}", id="no name"),
+        pytest.param(
+            _metric("{name: a, goal: min}"), "`metric.goal` .* 'minimize' or 'maximize', got 'min'", id="goal"
+        ),
+        pytest.param(_metric("{name: a, target: x}"), "`metric`: `target` must be a finite number", id="target"),
+        pytest.param(_metric("{name: a}", "run_cap: 0"), "`run_cap` .* at least 1, got 0", id="run_cap"),
         pytest.param("lr: [1, 2]", "sweep.yml is no sweep of W&B, which has `method` and `parameters`", id="no sweep"),
         pytest.param("- 1", "is no sweep of W&B", id="list"),
         pytest.param("a: [", "sweep.yml cannot be read", id="no YAML"),

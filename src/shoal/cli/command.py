@@ -18,6 +18,7 @@ from shoal.algorithms.registry import ALGORITHMS
 from shoal.cli.options import named_option, print_message
 from shoal.cli.space_file import read_space
 from shoal.core.errors import ShoalError
+from shoal.core.foreign_spaces import SweepSettings
 from shoal.host.paths import absolute, working_directory
 from shoal.programs.opaque import TIME_LIMIT, Command
 
@@ -38,6 +39,13 @@ __all__ = [
 ]
 
 _PANEL = "With --space"
+_NOT_TAKEN = {
+    "method": "choose --algorithm",
+    "early_terminate": "choose an --algorithm that stops early",
+    "program": "the command after -- is run",
+    "command": "the command after -- is run",
+}
+"""Key of a sweep of W&B that Shoal does not take -> what stands for it."""
 
 SpaceFile = Annotated[
     Path | None,
@@ -126,15 +134,31 @@ class CommandRequest:
             if value is not None:
                 raise typer.BadParameter("goes with --space only", param_hint=f"--{name.replace('_', '-')}")
 
+    def completed(self, sweep: SweepSettings) -> "CommandRequest":
+        """The same options, with those of a sweep of W&B for missing ones; what is not taken of it is printed."""
+        metric = self.metric or sweep.metric
+        if self.mode and metric and (fault := sweep.contradiction(metric, self.mode)):
+            raise typer.BadParameter(fault, param_hint="--mode")
+        others = [key for key in sweep.others if not (self.algorithm and key in ("method", "early_terminate"))]
+        notes = [f"{key} ({_NOT_TAKEN[key]})" if key in _NOT_TAKEN else key for key in others]
+        cap = sweep.trials
+        if cap and self.algorithm and "n" not in _fields(ALGORITHMS[self.algorithm]):
+            notes, cap = [*notes, f"run_cap ({self.algorithm} finds the number of trials by itself)"], None
+        if notes:
+            print_message(f"of {self.space} is not taken: {', '.join(notes)}")
+        mode = self.mode or (sweep.mode if metric == sweep.metric else None)
+        return dataclasses.replace(self, metric=metric, mode=mode, trials=self.trials or cap)
+
 
 def run_command(request: CommandRequest, line: Sequence[str]) -> None:
     """Run a study of a program; options that are missing or do not fit the algorithm are a BadParameter."""
+    assert request.space is not None
+    space, sweep = read_space(request.space)
+    request = request.completed(sweep)
     for name in ("metric", "mode", "epochs"):
         if getattr(request, name) is None:
             raise typer.BadParameter("is needed with --space", param_hint=f"--{name}")
-    assert request.space is not None
     assert request.metric is not None
-    space = read_space(request.space)
     limit = TIME_LIMIT if request.time_limit is None else request.time_limit
     command = Command(tuple(line), (request.metric,), working_directory(), limit)
     counts = {"trials": request.trials, "epochs": request.epochs}
@@ -144,13 +168,14 @@ def run_command(request: CommandRequest, line: Sequence[str]) -> None:
     for name in command.check(space):
         print_message(f"the command does not name {{{name}}}, so its values have no effect")
     mode: Any = request.mode
+    target = sweep.target if request.metric == sweep.metric else None
     given: dict[str, Any] = {"metric": request.metric, "mode": mode, "time_limit": limit, "loss": request.loss}
-    api.tune(command, space, **given, **search)
+    api.tune(command, space, target=target, **given, **search)  # --target replaces the target
 
 
 def _algorithm(name: str, counts: Mapping[str, int | None]) -> Algorithm:
     kind = ALGORITHMS[name]
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = _fields(kind)
     settings: dict[str, Any] = {"max_epochs" if "max_epochs" in fields else "epochs": counts["epochs"]}
     if "n" in fields and counts["trials"] is None:
         raise typer.BadParameter(f"is needed by {name}", param_hint="--trials")
@@ -159,6 +184,10 @@ def _algorithm(name: str, counts: Mapping[str, int | None]) -> Algorithm:
     elif counts["trials"] is not None:
         raise typer.BadParameter(f"{name} finds their number by itself", param_hint="--trials")
     return kind(**settings)
+
+
+def _fields(kind: type[Algorithm]) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
 
 
 def read_initial(file: Path) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from shoal.core.distributions import LogRange, QLogUniform
 from shoal.core.domain import Constant, LogRandInt, RandInt
 from shoal.core.errors import ShoalError, SpaceError
-from shoal.core.foreign_spaces import is_wandb_sweep
+from shoal.core.foreign_spaces import SweepSettings, is_wandb_sweep
 from shoal.core.reference import Expression, make_domain, parse
 from shoal.core.space import (
     Space,
@@ -29,8 +29,8 @@ _RANGE = {"low", "high", "log", "step", "size", "integer"}
 _NORMAL = {"mean", "sd", "low", "high"}
 
 
-def read_space(file: Path) -> Space:
-    """Read the search space of a TOML file, or of a YAML file (.yaml, .yml) with a sweep of W&B.
+def read_space(file: Path) -> tuple[Space, SweepSettings]:
+    """Read the search space of a TOML file; or of a YAML file (.yaml, .yml) with a sweep of W&B, and its settings.
 
     `lr = {low = 1e-4, high = 1e-1, log = true}` is a range of floats, `layers = {low = 1, high = 8}` a range of
     integers with `high`; `step` is the distance of their values, and `size` the number of values of a `logrange`.
@@ -52,12 +52,12 @@ def read_space(file: Path) -> Space:
     conditions = [_reference(each, whole / "where" / i) for i, each in enumerate(_items(where, whole / "where"))]
     parameters = {name: _parameter(value, whole / name) for name, value in content.items()}
     try:
-        return Space(parameters, where=conditions, ordered=_items(ordered, whole / "ordered"))
+        return Space(parameters, where=conditions, ordered=_items(ordered, whole / "ordered")), SweepSettings()
     except SpaceError as error:
         raise SpaceError(f"{file}: {error}") from error
 
 
-def _read_sweep(file: Path) -> Space:
+def _read_sweep(file: Path) -> tuple[Space, SweepSettings]:
     try:
         yaml = import_module("yaml")
     except ImportError as error:
@@ -71,7 +71,7 @@ def _read_sweep(file: Path) -> Space:
             f"{file} is no sweep of W&B, which has `method` and `parameters`; write a space of Shoal's as a TOML file"
         )
     try:
-        return Space(content)
+        return Space(content), SweepSettings.of(content)
     except SpaceError as error:
         raise SpaceError(f"{file}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.distributions import LogNormal, Normal, QLogUniform
@@ -16,15 +17,17 @@ from shoal.core.domain import (
     Uniform,
     decimal,
     is_finite,
+    is_integer,
 )
 from shoal.core.errors import SpaceError
 
-__all__ = ["RAY_DOMAINS", "from_optuna", "from_ray", "from_wandb", "is_wandb_sweep"]
+__all__ = ["RAY_DOMAINS", "SweepSettings", "from_optuna", "from_ray", "from_wandb", "is_wandb_sweep"]
 
 RAY_DOMAINS = "ray.tune.search.sample"
 """Module of the domains of Ray Tune."""
 
 _METHODS = ("grid", "random", "bayes", "custom")
+_GOALS = {"minimize": "min", "maximize": "max"}
 _PARAMETER_KEYS = ("value", "values", "distribution", "min", "max", "q", "mu", "sigma", "probabilities", "parameters")
 
 
@@ -83,6 +86,56 @@ def is_wandb_sweep(value: Mapping[Any, Any]) -> bool:
     parameters = value.get("parameters")
     named = isinstance(parameters, Mapping) and any(isinstance(each, Mapping) for each in parameters.values())
     return named and value.get("method") in _METHODS
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """What a sweep of W&B says of the search beside its parameters; None where it says nothing.
+
+    Args:
+        mode: "min" or "max", by the metric's `goal`.
+        target: Value of the metric that ends the search.
+        trials: Its `run_cap`.
+        others: Names of its keys that have no counterpart here.
+    """
+
+    metric: str | None = None
+    mode: str | None = None
+    target: float | None = None
+    trials: int | None = None
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, sweep: Mapping[str, Any]) -> "SweepSettings":
+        """The settings of a sweep.
+
+        Raises:
+            SpaceError: its metric or `run_cap` is invalid.
+        """
+        metric, cap = sweep.get("metric", {}), sweep.get("run_cap")
+        if not isinstance(metric, Mapping) or (metric and not isinstance(metric.get("name"), str)):
+            raise SpaceError(
+                f"`metric` of a W&B sweep is a dict such as {{'name': 'loss', 'goal': 'minimize'}}, got {metric!r}"
+            )
+        goal, target = metric.get("goal"), metric.get("target")
+        if goal is not None and goal not in list(_GOALS):
+            raise SpaceError(f"`metric.goal` of a W&B sweep is 'minimize' or 'maximize', got {goal!r}")
+        if cap is not None and not (is_integer(cap) and cap > 0):
+            raise SpaceError(f"`run_cap` of a W&B sweep is an integer of at least 1, got {cap!r}")
+        return cls(
+            metric.get("name"),
+            goal and _GOALS[goal],
+            None if target is None else _wandb_number("target", target, "metric"),
+            cap,
+            tuple(str(key) for key in sweep if key not in ("metric", "parameters", "run_cap")),
+        )
+
+    def contradiction(self, metric: str, mode: str) -> str | None:
+        """An error text if the sweep has another mode for this metric."""
+        if metric != self.metric or self.mode in (None, mode):
+            return None
+        goal = next(name for name, own in _GOALS.items() if own == self.mode)
+        return f"the W&B sweep has goal: {goal} for {metric!r}, and the mode is {mode!r}; change one of the two"
 
 
 def from_wandb(parameters: Mapping[str, Any], path: str = "") -> dict[str, Any]:
