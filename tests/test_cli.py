@@ -385,7 +385,7 @@ def test_status_says_why_each_waiting_trial_waits(begun):
     assert "9 trials (0, 1, 2, …): no process runs the study" in CliRunner().invoke(app, ["status", directory]).stdout
     with closing(RecordedJournal.open(directory)):
         shown = CliRunner().invoke(app, ["status", directory]).stdout
-    assert "waiting  5 trials (0, 2, 4, …): reason 0" in shown
+    assert "waiting      5 trials (0, 2, 4, …): reason 0" in shown
     assert "         4 trials (1, 3, 5, …): reason 1" in shown
     assert json.loads(CliRunner().invoke(app, ["status", directory, "--json"]).stdout)["waiting"] == {
         "reason 0": {"count": 5, "first": [0, 2, 4]},

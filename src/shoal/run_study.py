@@ -19,6 +19,7 @@ from shoal.host.process_lock import TemporaryFolder, remove_abandoned
 from shoal.host.remedy import command
 from shoal.host.sources import written_since_start
 from shoal.journal.writer import Journal
+from shoal.look.disk import DiskWatch
 from shoal.look.failures import check_results, first_failed
 from shoal.look.page.beside import beside_study
 from shoal.look.progress import progress, summary
@@ -121,7 +122,13 @@ def run_study(
         if journal.study.get("paused"):
             display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         config = replace(config, find=backend.find, monitor=backend.monitor)
-        engine = Engine(journal, algorithm, backend, config, display.update)
+        disk = DiskWatch(journal.directory)
+
+        def observe() -> None:
+            display.update()
+            disk.update()
+
+        engine = Engine(journal, algorithm, backend, config, observe)
         engine.begin()
         try:
             with beside_study(journal.directory, page), following(journal), interruptible(engine.interrupt), display:

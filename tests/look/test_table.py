@@ -247,6 +247,9 @@ def test_jobs_that_share_a_device_stand_below_its_name():
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
+        pytest.param(
+            {"earlier_from": ("8 of 9 trials of runs/a",)}, "warm start  8 of 9 trials of runs/a", id="earlier studies"
+        ),
         pytest.param({"best": None}, "best     –", id="nothing measured"),
         pytest.param({"states": {}}, "trials   none yet", id="no trial"),
         pytest.param({"pid": None}, "trials   15 waiting, 8 interrupted", id="nobody runs it"),
@@ -534,6 +537,7 @@ def test_snapshot_json_is_strict_and_complete():
         "causes": [],
         "arrays": [],
         "note": "",
+        "warm_start": [],
         "savings": None,
         "edits": [],
         "failing": [],

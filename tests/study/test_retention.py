@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from shoal.core.rows import Deletion, TrialRow
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.journal.requests import write_request
 from shoal.journal.view import JournalView
+from shoal.look.disk import DiskWatch
 from shoal.spec import StudySpec
 from shoal.study.retention import below_rank
 from shoal.train.checkpoint_paths import checkpoint_directory, checkpoint_stem, make_checkpoint_directory
@@ -198,10 +200,14 @@ def test_a_pinned_trial_keeps_its_optimizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [shoal.Random(3, epochs=2), shoal.PBT(3, epochs=3)], ids=repr)
-def test_a_real_study_frees_the_disk_and_names_what_is_gone(algorithm: Algorithm, tmp_path: Path) -> None:
+def test_a_real_study_frees_the_disk_and_names_what_is_gone(
+    algorithm: Algorithm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shoal.run_study.DiskWatch", partial(DiskWatch, find=lambda path: USAGE(100, 95, 5)))
     study = tune(tasks.Blobs(), SPACE, tmp_path / "study", algorithm=algorithm, keep=1)
     kept = study.best_trial.number
     assert left(study.directory) == {kept: {".pt"}}
+    assert caplog.text.count("the disk is nearly full") == 1
     assert study.best_model()(tasks.blobs(4, 0).tensors[0]).shape == (4, 3)
     other = next(each.number for each in study.trials if each.number != kept)
     rule = rf"the weights of trial {other}, which ranks \d of \d, were deleted by the rule .* keep=1.*shoal rerun"
@@ -223,7 +229,7 @@ def test_status_says_what_checkpoints_take_and_warns_of_a_full_disk(
     for free, warns in ((9 * 10**9, True), (11 * 10**9, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: USAGE(100 * 10**9, 100 * 10**9 - free, free))
         said = runner.invoke(app, ["status", str(stage.directory)])
-        assert f"checkpoints: 0 MB; {free / 1e9:.1f} GB free of 100.0 GB" in said.stdout
+        assert f"checkpoints  0 MB; {free / 1e9:.1f} GB free of 100.0 GB" in said.stdout
         assert ("the disk is nearly full" in said.stderr) is warns
 
 

@@ -23,6 +23,7 @@ from shoal.core.space import Space
 from shoal.core.trial import TrialState
 from shoal.journal.earlier import earlier_trials
 from shoal.journal.view import JournalView
+from shoal.look.snapshot import snapshot
 from shoal.spec import StudySpec
 
 SPACE = {"lr": shoal.loguniform(1e-3, 1e-1)}
@@ -164,6 +165,8 @@ def test_the_source_may_be_deleted_and_the_trials_are_no_trials(
 ) -> None:
     study = warm(tmp_path / "warm", [source.directory], show_progress=True)
     assert f"warm start: 8 of 8 trials of {source.directory}" in capsys.readouterr().err
+    with JournalView.read(study.directory) as journal:
+        assert snapshot(journal, 0.0).earlier_from == (f"8 of 8 trials of {source.directory}",)
     before = table(study)
     assert [row.number for row in study.trials] == [0, 1, 2]
     shutil.rmtree(source.directory)

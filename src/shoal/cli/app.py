@@ -23,6 +23,7 @@ from shoal.host.remedy import command
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
+from shoal.look.disk import free_text, nearly_full_text
 from shoal.look.grid import HeatMap, StudyGrid, grid_json, journal_grid
 from shoal.look.importance import METHODS, importance_json
 from shoal.look.page.server import serve
@@ -46,9 +47,6 @@ from shoal.look.page.files import check_page_file, frozen_page, write_page
 from shoal.look.rerun import find_rerun, rerun_json, rerun_notes, rerun_table
 
 __all__ = ["app", "export", "page", "report", "rerun"]
-
-_LEAST_FREE = 0.1
-"""Fraction of the disk below which `shoal status` warns."""
 
 
 def report(
@@ -245,7 +243,7 @@ def status(
     if axes is not None:
         grid = _projected(grid, axes)
     asked = pending_requests(directory)
-    disk = {"checkpoints": checkpoint_bytes(directory), **shutil.disk_usage(directory)._asdict()}
+    checkpoints, disk = checkpoint_bytes(directory), shutil.disk_usage(directory)
     again = sorted({number for each in asked if each.verb == "retry" for number in each.trials})
     if as_json:
         print_json(
@@ -253,23 +251,20 @@ def status(
                 "directory": str(directory),
                 **snapshot_json(now),
                 "retry": again,
-                "disk": disk,
+                "disk": {"checkpoints": checkpoints, **disk._asdict()},
                 "grid": grid_json(grid, runs=now.pid is not None),
             }
         )
         return
-    print_table(status_table(now))
-    free = f"{bytes_text(disk['free'])} free of {bytes_text(disk['total'])}"
-    typer.echo(f"checkpoints: {bytes_text(disk['checkpoints'])}; {free}")
+    table = status_table(now)
+    table.add_row("checkpoints", f"{bytes_text(checkpoints)}; {free_text(disk)}")
+    print_table(table)
     shown = grid.project(*grid.main_axes) if axes is None else grid
     if shown.axes and (shown.has_results or axes is not None):
         typer.echo()
         print_table(HeatMap(shown, runs=now.pid is not None))
-    if disk["free"] < _LEAST_FREE * disk["total"]:
-        remedy = command("keep", directory, "5")
-        print_message(
-            f"the disk is nearly full, {free}; {remedy} deletes the weights of ended trials but the best five"
-        )
+    if warning := nearly_full_text(directory, disk):
+        print_message(warning)
     for each in asked:
         if each.verb != "retry":
             print_message(f"to be done: {request_text(each)}")

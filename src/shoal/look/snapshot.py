@@ -165,6 +165,7 @@ class Snapshot:
         constraints: The constraints of the study, "latency_ms <= 10".
         least_violation: Trial that violates them least, and its violation, if no trial with values is feasible.
         hypervolume: Hypervolume of the front of two or three metrics.
+        earlier_from: How many trials of which earlier studies its model knows, a line for each study.
         note: Unusual features of the task, one per line; "" if none are known.
         interventions: Requests of users with their outcomes, in order.
         held: Numbers of the open trials that a user has paused.
@@ -201,6 +202,7 @@ class Snapshot:
     constraints: tuple[str, ...] = ()
     least_violation: tuple[int, float] | None = None
     hypervolume: Hypervolume | None = None
+    earlier_from: tuple[str, ...] = ()
     note: str = ""
     interventions: tuple[Intervention, ...] = ()
     held: tuple[int, ...] = ()
@@ -303,6 +305,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         constraints=tuple(map(str, journal.spec.bounds)),
         least_violation=None if least is None else (least.number, least.violation),
         hypervolume=front_volume(rows, objectives, journal.study) if 1 < len(objectives) <= MAX_METRICS else None,
+        earlier_from=tuple(journal.spec.earlier_from),
         note=journal.study.get("note", ""),
         interventions=tuple(journal.interventions()),
         held=journal.paused_trials(),

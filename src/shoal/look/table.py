@@ -278,6 +278,7 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_row("trials", states_text(snapshot))
     if snapshot.starting:
         table.add_row("workers", "are being started")
+    _add_lines(table, "warm start", snapshot.earlier_from)
     _add_lines(table, "waiting", _waiting_lines(snapshot), "dim")
     _add_lines(table, "failed", _failure_lines(snapshot), "red")
     _add_lines(table, "arrays", verdict_texts(snapshot.arrays))
@@ -411,6 +412,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "causes": [cause_json(cause) for cause in snapshot.causes],
         "arrays": list(map(verdict_json, snapshot.arrays)),
         "note": snapshot.note,
+        "warm_start": list(snapshot.earlier_from),
         "edits": [task_edit_json(edit) for edit in snapshot.edits],
         "interventions": [_intervention_json(each) for each in snapshot.interventions],
         "paused": {"study": snapshot.paused, "trials": list(snapshot.held)},
