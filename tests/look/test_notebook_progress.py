@@ -9,12 +9,10 @@ from report_samples import snapshot
 from shoal.look.progress import LineProgress, NotebookProgress, progress
 
 CELL = """
-import time
 import shoal
 
 def train(config):
     for step in range(1, 21):
-        time.sleep(0.1)
         shoal.report({"loss": config["x"] / step}, step=step)
 
 study = shoal.tune(train, {"x": shoal.uniform(1.0, 2.0)}, metric="loss", mode="min", devices="cpu:1",
@@ -39,7 +37,7 @@ def test_a_notebook_gets_one_output_that_is_updated(tmp_path: Path) -> None:
     assert (kinds.count("display_data"), kinds.count("stream")) == (1, 0)
     shown = [each["content"] for each in found if each["msg_type"] in ("display_data", "update_display_data")]
     assert len({each["transient"]["display_id"] for each in shown}) == 1
-    assert len(shown) > 3
+    assert len(shown) > 1
     first, last = (each["data"] for each in (shown[0], shown[-1]))
     assert "40 of 40" not in first["text/plain"]
     for said in ("minimises loss", "40 of 40", "2 complete", "best", "loss"):

@@ -240,6 +240,7 @@ class AskingLater(tasks.Blobs):
         return loss
 
 
+@pytest.mark.usefixtures("fusing_pays")
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

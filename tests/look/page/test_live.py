@@ -87,9 +87,13 @@ def test_changes_come_in_order_and_each_once(page: Page, folder: Path) -> None:
         for epoch in (13, 14):
             journal.record_reports("job-00005", [Report(32, epoch, {"accuracy": 0.5 + epoch / 100}, 0.1)])
             for events in (one, other):
-                event = events.until(lambda event: event["reports"])
-                assert [report[:2] for report in event["reports"]] == [[32, epoch]]
-                assert [trial["epochs"] for trial in event["trials"] if trial["trial"] == 32] == [epoch]
+                reports, trials = [], []
+                while not (reports and trials):  # a look between the two finds them one after the other
+                    event = events.next()
+                    reports += event["reports"]
+                    trials += event["trials"]
+                assert [report[:2] for report in reports] == [[32, epoch]]
+                assert [trial["epochs"] for trial in trials if trial["trial"] == 32] == [epoch]
             assert event["position"] != position
             position = event["position"]
         late = page.events("ordered", state["position"])  # one that was away gets both at once
