@@ -60,6 +60,7 @@ def run(stage: Stage, carrier: Scripted, left: float | None = None) -> bool:
         return how_ended(journal) == "timeout"
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_a_study_that_its_timeout_ends_goes_on_to_the_same_result(
     make: Callable[[], Algorithm], tmp_path: Path
@@ -167,6 +168,7 @@ def test_a_trial_is_stopped_when_it_has_trained_as_long_as_it_may(
     assert bool(reasons) == (limit < 3)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("make", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
 def test_a_limit_of_trials_that_train_changes_the_schedule_alone(make: Callable[[], Algorithm], tmp_path: Path) -> None:
     space = Space({"x": grid([0.4, 0.1, 0.3, 0.2])}) if isinstance(make(), Grid) else Stage(tmp_path).space

@@ -51,8 +51,7 @@ import shoal, tasks
 from plain import tune
 from test_constraints import ASHA, GOALS, KILLED_SPACE
 tune(tasks.Signals(signal.SIGKILL, Path({marker!r})), KILLED_SPACE, Path({directory!r}),
-     algorithm=ASHA(6, max_epochs=8, eta=2, min_epochs=4, concurrency=1), backend="local",
-     checkpoint_seconds=0.0, **GOALS)
+     algorithm=ASHA(6, max_epochs=8, eta=2, min_epochs=4, concurrency=1), checkpoint_seconds=0.0, **GOALS)
 print("complete")
 """
 
@@ -63,6 +62,7 @@ def said(directory: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_each_algorithm_takes_both_live_and_a_replay_repeats_it(name: str, tmp_path: Path) -> None:
     study = tune(tasks.Blobs(), SPACE, tmp_path / "study", algorithm=ALGORITHMS[name](), **GOALS)

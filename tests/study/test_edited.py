@@ -155,6 +155,7 @@ def two_groups(task: Any, model: Any, config: Any) -> Any:
     return tasks.torch.optim.SGD(groups, lr=config["lr"], momentum=config["momentum"], nesterov=True)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     ("method", "edit", "words"),
     [

@@ -50,6 +50,7 @@ RULES: dict[str, Callable[[], Algorithm]] = {
 }
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("make", RULES.values(), ids=RULES)
 def test_kills_at_random_change_nothing(
     make: Callable[[], Algorithm], turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

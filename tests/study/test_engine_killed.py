@@ -22,7 +22,7 @@ import shoal, tasks
 from plain import tune
 space = {{"lr": shoal.grid([0.01, 0.03]), "width": shoal.grid([6, 8]), "momentum": 0.9, "step_size": 2}}
 tune(tasks.Signals(signal.{name}, Path({marker!r})), space, Path({directory!r}), algorithm=shoal.Grid(40),
-     backend="local", devices="cpu:2", checkpoint_seconds=0.0)
+     backend={backend!r}, devices="cpu:2", checkpoint_seconds=0.0)
 print("complete")
 """
 
@@ -31,7 +31,8 @@ def test_a_study_whose_engine_is_killed_goes_on_as_if_it_had_not_been(
     shoal: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     directory, marker, program = tmp_path / "study", tmp_path / "sent", tmp_path / "program.py"
-    program.write_text(PROGRAM.format(path=sys.path, name="SIGKILL", marker=str(marker), directory=str(directory)))
+    values = {"path": sys.path, "name": "SIGKILL", "marker": str(marker), "directory": str(directory)}
+    program.write_text(PROGRAM.format(backend="local", **values))
     done = shoal("run", program, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert TrialState.COMPLETE not in {row.state for row in Study(directory).trials}
@@ -95,10 +96,12 @@ shoal.tune(Fit(Path({marker!r})), space, metric="valid_loss", mode="min", algori
 """
 
 
-def test_what_a_model_carries_outlives_a_kill(tmp_path: Path) -> None:
+def test_what_a_model_carries_outlives_a_kill(
+    shoal: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     directory, marker, program = tmp_path / "study", tmp_path / "sent", tmp_path / "program.py"
     program.write_text(CARRIES.format(path=sys.path, marker=str(marker), directory=str(directory)))
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = shoal("run", program, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     study = resume(directory, show_progress=False)
     assert [(row.state, row.epoch) for row in study.trials] == [(TrialState.COMPLETE, 3)] * 2

@@ -99,8 +99,8 @@ def test_memory_that_is_short_once_costs_a_retry_and_no_number(tmp_path: Path) -
 
 def test_a_disk_that_is_full_stops_the_study_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = {"lr": shoal.loguniform(0.003, 0.3), "momentum": 0.9, "step_size": 2}
-    arguments: dict[str, Any] = {"algorithm": shoal.Hyperband(max_epochs=9, eta=3), "checkpoint_seconds": 0.0}
-    undisturbed = tune(tasks.Momentum(), space, tmp_path / "undisturbed", **arguments)
+    algorithm = shoal.Hyperband(max_epochs=9, eta=3, brackets=1)
+    undisturbed = tune(tasks.Momentum(), space, tmp_path / "undisturbed", algorithm=algorithm)
     opened = Path.open
     left = 60
 
@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_stops_the_study_and_loses_nothing(tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", until_full)
         with pytest.raises(StorageFullError, match="No space left"):
-            tune(tasks.Momentum(), space, tmp_path / "study", **arguments)
+            tune(tasks.Momentum(), space, tmp_path / "study", algorithm=algorithm, checkpoint_seconds=0.0)
     assert not list((tmp_path / "study").rglob("*.partial"))
     study = shoal.resume(tmp_path / "study", show_progress=False)
     assert any(job.outcome == "storage full" for job in jobs(study.directory))

@@ -78,7 +78,7 @@ def cluster(two_nodes: Cluster) -> Cluster:
     return two_nodes
 
 
-@pytest.mark.in_turns
+@pytest.mark.thorough  # fast, tests/run/test_nodes.py checks it with agents that need no Ray
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.__name__)
 def test_the_back_end_keeps_the_contract(check: Callable[[MakeBackend, Path, Devices], None], tmp_path: Path) -> None:

@@ -36,8 +36,7 @@ import shoal, tasks
 from plain import tune
 from test_repeats import KILLED_SPACE, SuccessiveHalving
 tune(tasks.Signals(signal.SIGKILL, Path({marker!r})), KILLED_SPACE, Path({directory!r}),
-     algorithm=SuccessiveHalving(4, max_epochs=8, eta=2, min_epochs=4), backend="local",
-     repeats=2, checkpoint_seconds=0.0)
+     algorithm=SuccessiveHalving(4, max_epochs=8, eta=2, min_epochs=4), repeats=2, checkpoint_seconds=0.0)
 print("complete")
 """
 
