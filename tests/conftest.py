@@ -111,9 +111,15 @@ def finished(finished_study: Path, tmp_path: Path) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """All tests have one environment, so that a local back end has the server of the last one."""
+    """All tests have one environment, so that a local back end has the server of the last one, and the same path of
+    modules, of which `shoal run` within a test replaces the first.
+    """
     os.environ["PYTEST_CURRENT_TEST"] = "a test"
-    return (yield)
+    path = sys.path.copy()
+    try:
+        return (yield)
+    finally:
+        sys.path[:] = path
 
 
 def pytest_report_header(config: pytest.Config) -> str:

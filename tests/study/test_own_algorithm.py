@@ -26,7 +26,7 @@ def made(seen: list[int], **attributes: Any) -> shoal.Random:
     return algorithm
 
 
-@pytest.mark.usefixtures("fusing_pays")  # in both studies or in none, as it rounds differently
+@pytest.mark.usefixtures("eager")  # in both studies, as other ways round differently
 def test_what_it_writes_to_a_global_reaches_the_caller_and_its_state_does_not(tmp_path: Path) -> None:
     seen: list[int] = []
     algorithm = made(seen)

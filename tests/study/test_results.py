@@ -240,7 +240,7 @@ class AskingLater(tasks.Blobs):
         return loss
 
 
-@pytest.mark.usefixtures("fusing_pays")
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
