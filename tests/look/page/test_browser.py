@@ -58,6 +58,13 @@ def page(tmp_path_factory) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
+def tab(browser, page: Page) -> Iterator[Any]:
+    """A tab for all tests that each look at a view of its own; to open one takes seconds."""
+    with opened(browser, page.address) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Of studies of which tests change one each: no process runs "unchanged", which they copy."""
     place = tmp_path_factory.mktemp("changed")
@@ -90,8 +97,8 @@ def written(tab: Any, study: Path) -> list[Request]:
 @pytest.mark.parametrize(
     ("width", "dark"),
     [
-        pytest.param(1280, False, id="1280-light"),
         pytest.param(390, True, id="390-dark"),
+        pytest.param(1280, False, id="1280-light", marks=pytest.mark.thorough),  # fast, as the report is
         pytest.param(1280, True, id="1280-dark", marks=pytest.mark.thorough),
         pytest.param(390, False, id="390-light", marks=pytest.mark.thorough),
     ],
@@ -112,75 +119,74 @@ def test_each_view_shows_the_study_in_both_widths_and_themes(
                 tab.screenshot(path=pictures / name, full_page=True)
 
 
-def test_the_table_is_sorted_searched_filtered_and_saved(browser, page) -> None:
-    with opened(browser, page.address) as tab:
-        go(tab, "study", "trials")
+def test_the_table_is_sorted_searched_filtered_and_saved(tab) -> None:
+    go(tab, "study", "trials")
 
-        def numbers() -> list[int]:
-            return [int(text) for text in tab.locator("tbody tr td:nth-child(2)").all_inner_texts()]
+    def numbers() -> list[int]:
+        return [int(text) for text in tab.locator("tbody tr td:nth-child(2)").all_inner_texts()]
 
-        def values() -> list[float]:
-            texts = tab.locator("tbody tr td:nth-child(4)").all_inner_texts()
-            return [float(text) for text in texts if text != "–"]
+    def values() -> list[float]:
+        texts = tab.locator("tbody tr td:nth-child(4)").all_inner_texts()
+        return [float(text) for text in texts if text != "–"]
 
-        assert values()[:30] == sorted(values()[:30], reverse=True)
-        tab.click("th button[data-sort='trial']")
-        assert numbers() == list(range(48))
-        tab.keyboard.press("Enter")  # the focus has stayed there
-        assert numbers() == list(range(47, -1, -1))
-        tab.select_option("select[name=state]", "failed")
-        assert numbers() == [17]
-        assert tab.inner_text("tbody td.line") == "ValueError: the loss is not finite"
-        tab.select_option("select[name=state]", "")
-        tab.fill("input[type=search]", "cuda:3")
-        assert set(numbers()) == set(range(24, 32))
-        with tab.expect_download() as download:
-            tab.click("#csv")
-        lines = Path(download.value.path()).read_text().splitlines()
-        assert lines[0].startswith("trial,state,metric.accuracy,best_epoch,last.accuracy,epochs,seconds,config.lr")
-        assert len(lines) == 9
+    assert values()[:30] == sorted(values()[:30], reverse=True)
+    tab.click("th button[data-sort='trial']")
+    assert numbers() == list(range(48))
+    tab.keyboard.press("Enter")  # the focus has stayed there
+    assert numbers() == list(range(47, -1, -1))
+    tab.select_option("select[name=state]", "failed")
+    assert numbers() == [17]
+    assert tab.inner_text("tbody td.line") == "ValueError: the loss is not finite"
+    tab.select_option("select[name=state]", "")
+    tab.fill("input[type=search]", "cuda:3")
+    assert set(numbers()) == set(range(24, 32))
+    with tab.expect_download() as download:
+        tab.click("#csv")
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert lines[0].startswith("trial,state,metric.accuracy,best_epoch,last.accuracy,epochs,seconds,config.lr")
+    assert len(lines) == 9
 
 
-def test_curves_of_every_metric_against_epochs_and_seconds(browser, page) -> None:
-    with opened(browser, page.address) as tab:
-        go(tab, "study", "curves")
-        for metric in ("valid_loss", "accuracy"):
-            tab.select_option("select[name=metric]", metric)
-            wait(
-                tab, f"document.querySelector('.chart').getAttribute('aria-label').startsWith('{metric} of 40 trials')"
-            )
-        tab.select_option("select[name=x]", "time")
-        tab.check("input[name=logY]")
-        tab.check("input[name=logX]")
-        assert tab.locator("canvas").count() == 1
-        image = "c.getContext('2d').getImageData(0, 0, c.width, c.height).data"
-        painted = f"(() => {{const c = document.querySelector('canvas'); return new Set({image}).size}})()"
-        assert tab.evaluate(painted) > 20
+def test_curves_of_every_metric_against_epochs_and_seconds(tab) -> None:
+    go(tab, "study", "curves")
+    for metric in ("valid_loss", "accuracy"):
+        tab.select_option("select[name=metric]", metric)
+        wait(tab, f"document.querySelector('.chart').getAttribute('aria-label').startsWith('{metric} of 40 trials')")
+    tab.select_option("select[name=x]", "time")
+    tab.check("input[name=logY]")
+    tab.check("input[name=logX]")
+    assert tab.locator("canvas").count() == 1
+    image = "c.getContext('2d').getImageData(0, 0, c.width, c.height).data"
+    painted = f"(() => {{const c = document.querySelector('canvas'); return new Set({image}).size}})()"
+    assert tab.evaluate(painted) > 20
 
 
 CONTROLS = [
-    ("trial/33", "pause", "pause", (33,)),
-    ("trial/33", "stop", "stop", (33,)),
-    ("trial/17", "retry", "retry", (17,)),
-    ("failures", "retry", "retry", (17,)),
-    ("overview", "pause study", "pause study", ()),
-    ("overview", "end study", "end study", ()),
+    ("trial/33", "pause", (33,)),
+    ("trial/33", "stop", (33,)),
+    ("trial/17", "retry", (17,)),
+    ("failures", "retry", (17,)),
+    ("overview", "pause study", ()),
+    ("overview", "end study", ()),
 ]
 
 
-def test_a_control_asks_once_and_writes_its_request(browser, site: Page, folder: Path) -> None:
+@pytest.mark.in_turns(6)
+@pytest.mark.parametrize(("view", "verb", "trials"), CONTROLS)
+def test_a_control_asks_once_and_writes_its_request(
+    browser, site: Page, folder: Path, view: str, verb: str, trials: tuple[int, ...]
+) -> None:
+    study = copied(folder, f"controlled-{view}-{verb}".replace("/", "-").replace(" ", "-"))
     with opened(browser, site.address) as tab:
-        for number, (view, button, verb, trials) in enumerate(CONTROLS):
-            study = copied(folder, f"controlled-{number}")
-            go(tab, study.name, view)
-            tab.locator(f"[data-verb='{button}']").first.click()
-            tab.click("dialog >> text=Cancel")
-            assert pending_requests(study) == []
-            tab.locator(f"[data-verb='{button}']").first.click()
-            tab.click("#ask-yes")
-            assert [(each.verb, each.trials) for each in written(tab, study)] == [(verb, trials)]
-            go(tab, study.name, "overview")
-            tab.wait_for_selector(".requests .badge >> text=to be done")
+        go(tab, study.name, view)
+        tab.locator(f"[data-verb='{verb}']").first.click()
+        tab.click("dialog >> text=Cancel")
+        assert pending_requests(study) == []
+        tab.locator(f"[data-verb='{verb}']").first.click()
+        tab.click("#ask-yes")
+        assert [(each.verb, each.trials) for each in written(tab, study)] == [(verb, trials)]
+        go(tab, study.name, "overview")
+        tab.wait_for_selector(".requests .badge >> text=to be done")
 
 
 FORMS = {
@@ -208,21 +214,23 @@ FORMS = {
 }
 
 
-def test_a_form_asks_once_and_writes_its_request(browser, site: Page, folder: Path) -> None:
+@pytest.mark.in_turns(5)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_asks_once_and_writes_its_request(browser, site: Page, folder: Path, form: str) -> None:
+    view, button, values, choice, (verb, expected), origin = FORMS[form]
+    study = copied(folder, f"formed-{form.replace(' ', '-')}")
     with opened(browser, site.address) as tab:
-        for number, (view, button, values, choice, (verb, expected), origin) in enumerate(FORMS.values()):
-            study = copied(folder, f"formed-{number}")
-            go(tab, study.name, view)
-            filled(tab, button, values, choice, answer="dialog >> text=Cancel")
-            assert pending_requests(study) == []
-            filled(tab, button, values, choice)
-            (found,) = written(tab, study)
-            config = found.arguments.get("config", {})
-            known = {name: ... if expected["config"][name] is ... else value for name, value in config.items()}
-            shown = {name: known if name == "config" else found.arguments[name] for name in expected}
-            assert (found.verb, shown, found.arguments.get("origin")) == (verb, expected, origin)
-            go(tab, study.name, "overview")
-            tab.wait_for_selector(".requests .badge >> text=to be done")
+        go(tab, study.name, view)
+        filled(tab, button, values, choice, answer="dialog >> text=Cancel")
+        assert pending_requests(study) == []
+        filled(tab, button, values, choice)
+        (found,) = written(tab, study)
+        config = found.arguments.get("config", {})
+        known = {name: ... if expected["config"][name] is ... else value for name, value in config.items()}
+        shown = {name: known if name == "config" else found.arguments[name] for name in expected}
+        assert (found.verb, shown, found.arguments.get("origin")) == (verb, expected, origin)
+        go(tab, study.name, "overview")
+        tab.wait_for_selector(".requests .badge >> text=to be done")
 
 
 def test_what_a_form_cannot_ask_is_said_and_not_sent(browser, site: Page, folder: Path) -> None:
@@ -246,42 +254,38 @@ def test_what_a_form_cannot_ask_is_said_and_not_sent(browser, site: Page, folder
         assert pending_requests(study) == []
 
 
-def test_an_axis_is_brushed_by_pointer_and_by_keyboard(browser, page) -> None:
-    with opened(browser, page.address) as tab:
-        go(tab, "study", "space")
-        assert tab.inner_text("#picked") == "48 of 48 trials"
-        box = tab.locator("[data-axis=lr]").bounding_box()
-        tab.mouse.move(box["x"] + 14, box["y"] + 10)
-        tab.mouse.down()
-        tab.mouse.move(box["x"] + 14, box["y"] + box["height"] / 2)
-        tab.mouse.up()
-        text = tab.inner_text("#picked")
-        assert "between the marks" in text
-        assert 0 < int(text.split()[0]) < 48
-        assert all(
-            float(x) > 0.005 for x in tab.locator("main table").first.locator("td:nth-child(3)").all_inner_texts()
-        )
-        tab.click("#unbrush")
-        assert tab.inner_text("#picked") == "48 of 48 trials"
-        tab.focus("[data-axis=width]")
-        for _ in range(3):
-            tab.keyboard.press("ArrowUp")
-        widths = set(tab.locator("main table").first.locator("td:nth-child(4)").all_inner_texts())
-        assert "64" not in widths
-        tab.keyboard.press("Escape")
-        assert tab.inner_text("#picked") == "48 of 48 trials"
-        tab.select_option("select[name=metric]", "valid_loss")
-        assert "valid_loss" in tab.inner_text(".coordinates")
+def test_an_axis_is_brushed_by_pointer_and_by_keyboard(tab) -> None:
+    go(tab, "study", "space")
+    assert tab.inner_text("#picked") == "48 of 48 trials"
+    box = tab.locator("[data-axis=lr]").bounding_box()
+    tab.mouse.move(box["x"] + 14, box["y"] + 10)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 14, box["y"] + box["height"] / 2)
+    tab.mouse.up()
+    text = tab.inner_text("#picked")
+    assert "between the marks" in text
+    assert 0 < int(text.split()[0]) < 48
+    assert all(float(x) > 0.005 for x in tab.locator("main table").first.locator("td:nth-child(3)").all_inner_texts())
+    tab.click("#unbrush")
+    assert tab.inner_text("#picked") == "48 of 48 trials"
+    tab.focus("[data-axis=width]")
+    for _ in range(3):
+        tab.keyboard.press("ArrowUp")
+    widths = set(tab.locator("main table").first.locator("td:nth-child(4)").all_inner_texts())
+    assert "64" not in widths
+    tab.keyboard.press("Escape")
+    assert tab.inner_text("#picked") == "48 of 48 trials"
+    tab.select_option("select[name=metric]", "valid_loss")
+    assert "valid_loss" in tab.inner_text(".coordinates")
 
 
-def test_the_grid_counts_every_trial_once_by_any_two_axes(browser, page) -> None:
-    with opened(browser, page.address) as tab:
-        go(tab, "study", "space")
-        for across in ("batch_size", "width"):
-            tab.select_option("select[name=across]", across)
-            texts = tab.locator(".grid-of-states td .small").all_inner_texts()
-            assert sum(int(count) for text in texts for count in re.findall(r"(\d+) ", text)) == 48
-        assert tab.locator(".grid-of-states td a").count() > 5
+def test_the_grid_counts_every_trial_once_by_any_two_axes(tab) -> None:
+    go(tab, "study", "space")
+    for across in ("batch_size", "width"):
+        tab.select_option("select[name=across]", across)
+        texts = tab.locator(".grid-of-states td .small").all_inner_texts()
+        assert sum(int(count) for text in texts for count in re.findall(r"(\d+) ", text)) == 48
+    assert tab.locator(".grid-of-states td a").count() > 5
 
 
 def test_chosen_trials_are_paused_together_and_a_refusal_is_shown(browser, site: Page, folder: Path) -> None:
@@ -364,11 +368,10 @@ def test_a_study_that_was_begun_again_replaces_the_old_one(browser, site: Page, 
         wait(tab, "document.body.innerText.includes('16 of 16 trials')")
 
 
-def test_a_log_is_shown_as_text(browser, page) -> None:
-    with opened(browser, page.address) as tab:
-        go(tab, "study", "trial/33")
-        tab.click(".show-log")
-        tab.wait_for_selector("pre.log >> text=said <b>this</b>")
+def test_a_log_is_shown_as_text(tab) -> None:
+    go(tab, "study", "trial/33")
+    tab.click(".show-log")
+    tab.wait_for_selector("pre.log >> text=said <b>this</b>")
 
 
 def test_markup_of_a_study_is_inert_served_and_in_a_report(browser, site: Page, folder: Path, tmp_path: Path) -> None:
