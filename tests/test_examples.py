@@ -59,48 +59,47 @@ def test_command(shoal, tmp_path):
     assert done.returncode == 0, done.stderr
     study = json.loads(done.stdout.splitlines()[-1])
     assert study["best"]["value"] > 0.6
-    by_hand = [*program[:2], "--lr", "1.0", "--epochs", "2"]
-    alone = subprocess.run(by_hand, capture_output=True, text=True, timeout=60, check=True)
-    assert [json.loads(line)["step"] for line in alone.stdout.splitlines()] == [1, 2]
 
 
-def test_lora(script, tmp_path):
-    """Adapters of several ranks train on one base, and the best one is written as `peft` writes it."""
-    text = EXAMPLES.parent / "docs" / "fusion.md"
-    short = ["--steps", "50", "--trials", "4", "--epochs", "1"]
-    status, printed, errors = script(EXAMPLES / "lora.py", "--text", text, *short, cwd=tmp_path)
+@pytest.mark.thorough  # fast, the example of lines prints by hand
+def test_command_by_hand():
+    program = [sys.executable, str(EXAMPLES / "command.py"), "--lr", "1.0", "--epochs", "2"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert [json.loads(line)["step"] for line in done.stdout.splitlines()] == [1, 2]
+
+
+TEXT = EXAMPLES.parent / "docs" / "fusion.md"
+SHORT = ["--trials", "4", "--epochs", "2"]
+
+
+@pytest.mark.in_turns(4)
+@pytest.mark.parametrize(
+    ("name", "arguments", "promised", "low", "high", "kept"),
+    [
+        pytest.param(
+            *("trainer", SHORT, r"Best: accuracy (.+) by trial \d", 0.2, 1.01, "best/model.safetensors"),
+            id="trials of a Trainer script, the best of which transformers writes",
+        ),
+        pytest.param(
+            *("images", SHORT, r"Best of 4 trials: accuracy (.+) by trial \d", 0.5, 1.01, ""),
+            id="pictures that loader processes decode",
+        ),
+        pytest.param(
+            *("lora", ["--text", TEXT, "--steps", "50", "--trials", "4", "--epochs", "1"]),
+            *(r"The base model: loss \d\.\d+(?:.|\n)*Best of 4 adapters: loss (.+) by trial \d", 0.0, 4.0),
+            "adapter/adapter_model.safetensors",
+            id="adapters of several ranks on one base, the best of which peft writes",
+        ),
+        pytest.param(
+            *("lightning_module", SHORT, r"Best of 4 trials: accuracy (.+) with", 0.7, 1.01, ""),
+            id="a LightningModule as it stands",
+        ),
+    ],
+)
+def test_a_search_with_another_library(name, arguments, promised, low, high, kept, script, tmp_path):
+    status, printed, errors = script(EXAMPLES / f"{name}.py", *arguments, cwd=tmp_path)
     assert status == 0, errors
-    base = re.search(r"The base model: loss (\d\.\d+)", printed)
-    best = re.search(r"Best of 4 adapters: loss (\d\.\d+) by trial \d", printed)
-    assert base is not None
+    best = re.search(promised, printed)
     assert best is not None
-    assert float(best.group(1)) < 4
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
-
-
-def test_trainer(script, tmp_path):
-    """Trials of a `Trainer` script train at once, and the best model is written as `transformers` writes it."""
-    status, printed, errors = script(EXAMPLES / "trainer.py", "--trials", "3", "--epochs", "2", cwd=tmp_path)
-    assert status == 0, errors
-    best = re.search(r"Best: accuracy (\d\.\d+) by trial \d", printed)
-    assert best is not None
-    assert float(best.group(1)) > 0.2
-    assert (tmp_path / "best" / "model.safetensors").exists()
-
-
-def test_images(script, tmp_path):
-    """Pictures are decoded by loader processes."""
-    status, printed, errors = script(EXAMPLES / "images.py", "--trials", "4", "--epochs", "2", cwd=tmp_path)
-    assert status == 0, errors
-    best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) by trial \d", printed)
-    assert best is not None
-    assert float(best.group(1)) > 0.5
-
-
-def test_lightning_module(script, tmp_path):
-    """A LightningModule trains in a search as it stands."""
-    status, printed, errors = script(EXAMPLES / "lightning_module.py", "--trials", "4", "--epochs", "2", cwd=tmp_path)
-    assert status == 0, errors
-    best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) with", printed)
-    assert best is not None
-    assert float(best.group(1)) > 0.7
+    assert low < float(best.group(1)) < high
+    assert (tmp_path / kept).exists()

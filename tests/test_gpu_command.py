@@ -253,6 +253,7 @@ sys.exit(gpu.main(["--dry-run"], [one(name, sys.argv[4] if name == sys.argv[3] e
 NAMES = ["first", "second", "third"]
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_and_started_again_it_goes_on(name: str, tmp_path: Path) -> None:
     log, before = tmp_path / "log", NAMES[: NAMES.index(name)]

@@ -36,7 +36,7 @@ def test_code_of_the_front_page_runs(code: str, script: Script, tmp_path: Path) 
     check_runs(code, script, tmp_path)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize("code", blocks(*GUIDES))
 def test_code_of_a_guide_runs(code: str, script: Script, tmp_path: Path) -> None:
     check_runs(code, script, tmp_path)
