@@ -106,6 +106,7 @@ def score_of_a_test(trial: optuna.Trial) -> float:
     return 100 * x
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("epochs", [2, 4, 5])
 @pytest.mark.parametrize(("objective", "reports", "least"), [(best_epoch, 4, 1), (score_of_a_test, 2, 100)])
 def test_the_value_is_what_the_objective_returns_whatever_the_budget(
@@ -170,6 +171,7 @@ def stops_when_pruned(trial: optuna.Trial) -> float:
     return 1.0
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
 @pytest.mark.parametrize("objective", [stops, stops_when_pruned])
 def test_an_objective_that_stops_the_study_is_the_last_one(
@@ -195,6 +197,7 @@ def whole(trial: optuna.Trial) -> float:
     return float(trial.suggest_int("n", 0, 3))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
 @pytest.mark.parametrize(

@@ -88,10 +88,10 @@ def check_search(
 ) -> None:
     """Each trial of a search has the loss that `trainer(args, sampler)` finds by itself."""
     study = shoal.tune(
-        task, space, metric="valid_loss", mode="min", algorithm=shoal.Random(3, epochs=2), devices="cpu:1",
+        task, space, metric="valid_loss", mode="min", algorithm=shoal.Random(2, epochs=2), devices="cpu:1",
         backend="inline", directory=directory / "study", show_progress=False,
     )  # fmt: skip
-    assert len(study.trials) == 3
+    assert len(study.trials) == 2
     for trial in study.trials:
         args = copy.copy(task.args)
         for name, value in trial.config.items():
@@ -347,10 +347,9 @@ def test_lengths_of_generation_have_no_effect_without_generation(tmp_path: Path)
     assert TrainerTask(bert, args, SENTENCES, SENTENCES).batch_size({}) == 8
 
 
-@pytest.mark.parametrize(
-    ("make", "names"),
-    [(clip, None), (clip, []), (siglip, None), pytest.param(siglip, [], marks=pytest.mark.thorough)],
-)
+@pytest.mark.in_turns(4)
+@pytest.mark.parametrize("names", [None, []])
+@pytest.mark.parametrize("make", [clip, siglip])
 def test_a_loss_that_comes_by_return_loss_of_the_collator(make: Any, names: Any, tmp_path: Path) -> None:
     args = arguments(tmp_path, remove_unused_columns=False, label_names=names)
     task = TrainerTask(make, args, PAIRS, PAIRS[:16], contrasted)

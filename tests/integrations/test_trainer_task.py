@@ -240,7 +240,7 @@ def steps_in_all(args: TrainingArguments) -> int:
     return EPOCHS * math.ceil(batches / args.gradient_accumulation_steps)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [pytest.param(*case, marks=[] if case in FAST else pytest.mark.thorough) for case in product(MODELS, SETTINGS)],
@@ -299,6 +299,7 @@ def test_mixed_precision_is_as_by_trainer(tmp_path: Path) -> None:
             assert report["score"] == pytest.approx(evaluation["eval_score"], rel=5e-2)
 
 
+@pytest.mark.thorough  # fast, test_peft.py trains them without the task
 def test_adapters_of_several_ranks_are_one_array(tmp_path: Path) -> None:
     def adapted(config: Any) -> nn.Module:
         kind = LoraConfig(r=config["rank"] if config else 2, target_modules=["q_proj"], task_type="CAUSAL_LM")
