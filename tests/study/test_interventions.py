@@ -442,6 +442,7 @@ def test_another_policy_decides_from_the_next_plan_on(tmp_path: Path) -> None:
         assert intervention_text(journal.interventions()[0]).endswith(" policy wfd")
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("name", ["fifo", "convergence", "water_filling", "wfd"])
 def test_jobs_that_one_policy_suspended_go_on_under_another(name: str, tmp_path: Path) -> None:
     stage = Stage(tmp_path / "study")
@@ -508,6 +509,7 @@ def rows_of(stage: Stage) -> dict[int, TrialRow]:
     return {row.number: row for row in Study(stage.directory).trials}
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("make", [MAKERS["hyperband"], MAKERS["asha"], MAKERS["optuna"]], ids=["sha", "asha", "optuna"])
 def test_an_added_trial_is_trained_and_counts_and_the_algorithm_goes_on_without_it(
     make: Callable[[], Any], tmp_path: Path

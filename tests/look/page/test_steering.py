@@ -34,16 +34,16 @@ def train(config):
 
 if __name__ == "__main__":
     shoal.tune(train, {"lr": shoal.loguniform(1e-4, 1e-1), "batch_size": 8}, metric="loss", mode="min",
-               algorithm=shoal.Random(2, epochs=100000), devices="cpu:2", directory="study"%s)
+               algorithm=shoal.Random(2, epochs=100000), devices="cpu:2", directory="study")
 """
 
 
 @contextmanager
-def running(folder: Path, *command: str, options: str = "") -> Iterator[tuple[subprocess.Popen[str], Page]]:
+def running(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Page]]:
     """A study that runs in a process of its own, and its page."""
-    (folder / "search.py").write_text(SEARCH % options)
+    (folder / "search.py").write_text(SEARCH)
     process = subprocess.Popen(
-        [sys.executable, *command, "search.py", *(["--page"] if command else [])],
+        [sys.executable, "-c", "from shoal.__main__ import main; main()", "run", "search.py", "--page"],
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,7 +84,7 @@ def pressed(tab: Any, button: str) -> None:
 
 def test_a_study_that_runs_is_steered_from_its_page(browser, tmp_path: Path) -> None:
     study, added = tmp_path / "study", FIRST_ADDED
-    with running(tmp_path, options=", page=True") as (process, page), opened(browser, page.address) as tab:
+    with running(tmp_path) as (process, page), opened(browser, page.address) as tab:
         reached(tab, study, lambda _, trials: all(row.epoch for row in trials.values()) and len(trials) == 2)
         go(tab, "study", "trials")
         filled(tab, "Add a trial", {"lr": "0.05", "train": "2"})
@@ -142,11 +142,9 @@ def test_a_study_that_runs_is_steered_from_its_page(browser, tmp_path: Path) -> 
         assert said in text
 
 
+@pytest.mark.thorough  # fast, the test above has the same page
 def test_shoal_run_serves_the_page_of_its_study_until_it_ends(browser, tmp_path: Path) -> None:
-    with (
-        running(tmp_path, "-c", "from shoal.__main__ import main; main()", "run") as (process, page),
-        opened(browser, page.address, javascript_faults=True) as tab,
-    ):
+    with running(tmp_path) as (process, page), opened(browser, page.address, javascript_faults=True) as tab:
         reached(tab, tmp_path / "study", lambda _, trials: any(row.epoch for row in trials.values()))
         tab.wait_for_selector("#state >> text=running")
         tab.wait_for_selector(".figure >> text=/of 200000/")
