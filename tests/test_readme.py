@@ -31,6 +31,7 @@ def check_runs(code: str, script: Script, directory: Path) -> None:
     assert status == 0, printed + errors
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("code", blocks(ROOT / "README.md"))
 def test_code_of_the_front_page_runs(code: str, script: Script, tmp_path: Path) -> None:
     check_runs(code, script, tmp_path)

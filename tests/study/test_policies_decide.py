@@ -152,6 +152,7 @@ def test_suspended_jobs_and_their_losses_survive_a_kill_of_the_engine(tmp_path: 
         assert numbers == [*range(len(numbers))]
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", POLICIES)
 def test_under_every_policy_a_search_is_the_search_under_fifo(name: str, tmp_path: Path) -> None:
     kind = POLICIES[name]
