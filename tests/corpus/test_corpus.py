@@ -104,7 +104,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize(("module", "name", "modes", "outcome"), list(programs()))
 def test_fused_exactly_or_refused(
     module: str, name: str, modes: str, outcome: str, process: ProcessPoolExecutor, tmp_path: Path

@@ -146,6 +146,7 @@ def test_a_python_without_pidfd_forbids_a_fork(monkeypatch: pytest.MonkeyPatch) 
     assert "pidfd_open" in str(prepare_fork())
 
 
+@pytest.mark.thorough
 def test_a_study_of_a_caller_with_closed_streams(tmp_path: Path) -> None:
     reopened = "; sys.stdout = open('printed', 'w', buffering=1)"
     run(tmp_path, "os.close(0); os.close(1); os.close(2)" + reopened)

@@ -200,6 +200,7 @@ def end_of(backend: Backend, job: str) -> Ended:
     return end
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.usefixtures("allocation")
 @pytest.mark.parametrize("killed", [agent_process, node_process], ids=["agent", "node"])
 def test_a_killed_agent_or_node_loses_its_jobs_and_starts_again(
@@ -224,6 +225,7 @@ def test_a_killed_agent_or_node_loses_its_jobs_and_starts_again(
         assert ends == {Ended("again", Outcome.STOPPED), Ended("two", Outcome.STOPPED)}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("allocation")
 def test_of_two_clusters_on_the_same_nodes_one_ends_with_its_killed_engine(tmp_path: Path) -> None:
     code = (
@@ -361,6 +363,7 @@ def change_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     monkeypatch.setattr(Slurm._head, "contact", json.dumps(contact | {"versions": contact["versions"] | versions}))
 
 
+@pytest.mark.thorough
 def test_nodes_of_another_ray_are_refused(slurm: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Slurm.connect(sbatch="")
     change_versions(monkeypatch, Ray="2.0.0")
@@ -388,6 +391,7 @@ def test_no_ray_and_another_cluster_of_the_process_are_errors_with_a_remedy(monk
         Slurm.connect(sbatch="")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("slurm")
 def test_a_directory_that_nodes_do_not_share_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Slurm.connect(sbatch="")
@@ -411,6 +415,7 @@ def test_a_node_that_takes_no_step_is_given_up_after_some_tries(allocation: Fake
         assert end_of(backend, "one").outcome is Outcome.FINISHED
 
 
+@pytest.mark.thorough
 def test_a_node_whose_srun_is_killed_is_used_until_it_dies_and_then_starts_again(
     allocation: FakeCluster, tmp_path: Path
 ) -> None:
