@@ -100,6 +100,7 @@ def test_each_member_of_an_array_keeps_the_weights_of_its_own_best_epoch(seconds
         assert best == EPOCHS or all(int(path.name[:6]) > best for path in state_files(tmp_path, number))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("steps", [1, 3, 4, 7, 10, 11, 15])
 def test_a_kill_at_any_step_leaves_the_same_weights(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -247,7 +247,7 @@ def assert_equal(found: dict[int, Checkpoint], wanted: dict[int, Checkpoint]) ->
         assert [dict(report.metrics) for report in got.reports] == wanted_metrics
 
 
-@pytest.mark.parametrize("waiting", [8, 32])
+@pytest.mark.parametrize("waiting", [8, pytest.param(32, marks=pytest.mark.thorough)])
 def test_a_profile_and_the_training_after_it_build_each_trial_once(waiting: int, tmp_path: Path) -> None:
     state = state_of(task := Counted(), tmp_path)
     assert max(measured(state, waiting).step_seconds) >= 8
@@ -261,6 +261,7 @@ def test_what_is_not_measured_is_not_built(tmp_path: Path) -> None:
     assert task.builds == 1
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("trials", [1, 5])
 @pytest.mark.parametrize("kind", [Counted, Own, Uncopyable, Remembering, Hooked, Patched, HookedStep])
 def test_a_trial_of_a_profile_learns_what_one_built_to_train_learns(
@@ -290,6 +291,7 @@ def test_trials_take_the_steps_of_a_profile_themselves_where_copies_cannot(tmp_p
     assert not any(state.built.take(member) for member in members(5))
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize(
     ("kind", "kept"),
     [(Own, 5), (Uncopyable, 0), (Remembering, 0), (Hooked, 0), (Patched, 0), (HookedStep, 0)],
@@ -443,7 +445,7 @@ def counted_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("counted_memory")
-@pytest.mark.parametrize("waiting", [1, 8, 16])
+@pytest.mark.parametrize("waiting", [1, 8, pytest.param(16, marks=pytest.mark.thorough)])
 def test_the_memory_of_a_member_is_that_of_an_array_in_training(waiting: int, tmp_path: Path) -> None:
     """Members of other sizes and trials that are only kept are alive in a profile, and do not count."""
     task = Heavy()
@@ -523,6 +525,7 @@ class Writing(Based):
         return super().step(model, batch, optimizer)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize(("kind", "kept"), [(Based, 5), (BasedOwnStep, 5), (Unfreezing, 0), (Writing, 0)])
 def test_a_base_that_copies_share_is_trained_as_one_of_the_trial_alone(
     kind: type[Based], kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -563,6 +566,7 @@ def test_a_short_search_on_a_gpu_trains_all_configurations_in_one_array(
     assert jobs == [(Purpose.SIGNATURE, 32), (Purpose.PROFILE, 16), (Purpose.TRAIN, 32)]
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("backend", ["inline", "local"])
 @pytest.mark.parametrize(
     ("algorithm", "trials"),

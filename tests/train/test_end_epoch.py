@@ -151,6 +151,7 @@ HOOKS: dict[str, tuple[Callable[[Any], None], Callable[[Any, Any], None]]] = {
 }
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("hook", HOOKS)
 def test_it_is_the_same_alone_and_in_an_array(hook: str, tmp_path: Path) -> None:
     task = Ends(*HOOKS[hook])
@@ -170,6 +171,7 @@ def test_it_is_the_same_alone_and_in_an_array(hook: str, tmp_path: Path) -> None
         torch.testing.assert_close(got.model, wanted.model, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("looks", range(2, 2 * STEPS + 4))
 def test_a_resume_calls_it_once_for_each_epoch(looks: int, tmp_path: Path) -> None:
     task = Ends(weighted, append)

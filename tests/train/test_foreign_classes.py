@@ -213,6 +213,7 @@ def plain_loss(task: Small, of: Trial, epochs: int = EPOCHS) -> float:
         return task.loss(model, (X[:6], Y[:6])).item()
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", [Foreign, Stepping])
 def test_a_search_equals_plain_loops(

@@ -89,12 +89,14 @@ def alone(task: Task, directory: Path, members: list[Member]) -> dict[tuple[int,
     return found
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("looks", [4, 6])
 @pytest.mark.parametrize("kind", TASKS.values(), ids=TASKS)
 def test_a_trial_that_is_stopped_goes_on_with_them(kind: type[Habit], looks: int, tmp_path: Path) -> None:
     assert parts(kind(), tmp_path, looks) == whole(kind(), tmp_path)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("looks", [4, 6])
 @pytest.mark.parametrize("kind", TASKS.values(), ids=TASKS)
 def test_an_array_that_is_stopped_goes_on_with_them(kind: type[Habit], looks: int, tmp_path: Path) -> None:
@@ -103,6 +105,7 @@ def test_an_array_that_is_stopped_goes_on_with_them(kind: type[Habit], looks: in
     assert found == pytest.approx(alone(kind(), tmp_path, members), rel=1e-9)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("kind", TASKS.values(), ids=TASKS)
 def test_trials_go_on_from_the_cache_of_their_process(kind: type[Habit], tmp_path: Path) -> None:
     """And pause at each epoch; then two of the three form an array."""

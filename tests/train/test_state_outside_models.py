@@ -188,6 +188,7 @@ def jobs(
     return found, events
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("held", [lambda: [0], lambda: np.zeros(1), lambda: {0: 0}], ids=["list", "array", "dict"])
 @pytest.mark.parametrize("stop", [5, 9])
 def test_state_that_changes_now_and_then_is_in_checkpoints(held: Any, stop: int, tmp_path: Path) -> None:
@@ -210,6 +211,7 @@ def test_a_teacher_outside_of_the_model_is_each_trials_own(tmp_path: Path) -> No
     assert jobs(MeanTeacher(), tmp_path / "array")[0] == pytest.approx(alone, rel=1e-9)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("stops", [[], [7], [2, 7]])
 def test_a_container_that_becomes_two_is_refused(stops: list[int], tmp_path: Path) -> None:
     alone, _ = jobs(Splits(), tmp_path / "alone", plain=True)
@@ -220,6 +222,7 @@ def test_a_container_that_becomes_two_is_refused(stops: list[int], tmp_path: Pat
     assert any(reason.startswith("attributes `before`, `now` of a model have become one") for reason in reasons)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("stops", [[], [7], [2, 7]])
 def test_gradients_that_add_up_in_a_norm_are_in_checkpoints_and_in_no_array(stops: list[int], tmp_path: Path) -> None:
     alone, _ = jobs(Clipped(), tmp_path / "alone", plain=True)
@@ -236,6 +239,7 @@ def test_a_model_that_keeps_its_optimizer_stays_in_an_array(tmp_path: Path) -> N
     assert not [event.refusal for event in events if isinstance(event, Proven) and event.refusal]
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("kind", [Weighted, Replays])
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_table_that_fills_late_and_a_replay_buffer_are_each_trials_own(

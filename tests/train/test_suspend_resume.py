@@ -63,6 +63,7 @@ def whole() -> dict[tuple[int, int], Any]:
         return metrics(train(Path(directory), TrialCache(), JobControl(prompt=True), 0, 3))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("stays", [True, False], ids=["in this process", "in another"])
 @pytest.mark.parametrize("looks", [3, 5, 12])
 def test_who_goes_on_learns_what_it_would_have_learnt(
