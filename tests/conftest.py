@@ -11,6 +11,7 @@ values between them; of one marked `in_turns` every tenth case, or every third i
 A case that is named on the command line always runs.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -126,6 +127,17 @@ def pytest_report_header(config: pytest.Config) -> str:
     if config.option.thorough:
         return "thorough: every case"
     return f"fast: some of the cases of each product, all of them with --thorough; turn {config.option.turn} of {TURNS}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """What imports and collection make lasts: the garbage collector looks at it neither meanwhile nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -319,6 +319,7 @@ def killed_job(directory: Path, syncs: int) -> None:
             print(json.dumps([(r.epoch, r.checkpoint, dict(r.metrics)) for r in event.reports]), flush=True)
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("syncs", [1, 7, 8, 17])
 def test_a_kill_between_snapshot_and_sync_loses_nothing_that_was_told(syncs: int, tmp_path: Path) -> None:
     code = f"import test_checkpoint_writer as t; t.killed_job(t.Path({str(tmp_path)!r}), {syncs})"
