@@ -121,6 +121,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
 @pytest.mark.parametrize(("held", "use"), CASES.values(), ids=CASES)
 def test_steps_are_those_of_each_model_alone(

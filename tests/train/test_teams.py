@@ -83,7 +83,7 @@ def test_team_grows_and_shrinks_while_members_leave_and_join(task: str, tmp_path
     check_equal(led, TASKS[task], remaining)
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.in_turns(8)
 @pytest.mark.parametrize(
     ("task", "count"),
     [
@@ -189,7 +189,7 @@ def test_leader_that_cannot_be_reached_trains_alone(tmp_path: Path) -> None:
     check_equal(led, Perceptron, members)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize(
     ("task", "count", "reason"),
     [
