@@ -78,7 +78,8 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_step_is_compiled_beside_the_process_that_then_reads_the_code(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
