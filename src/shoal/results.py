@@ -1,6 +1,5 @@
 """The class `Study`: results of a study in its directory, and requests to it, while it runs or afterwards."""
 
-import json
 import logging
 import sys
 import time
@@ -14,6 +13,7 @@ from shoal.core.hypervolume import Hypervolume
 from shoal.core.plain import plain
 from shoal.core.ranking import front, front_volume, ranked, why_no_best
 from shoal.core.rows import CheckRow, TrialRow, values
+from shoal.core.space import config_text
 from shoal.core.trial import Config, TrialState
 from shoal.host.paths import absolute, check_path
 from shoal.host.process_settings import applied
@@ -125,7 +125,7 @@ class Study(StudyRequests):
         k = plain(k)
         check_integer("k", k)
         rows = [row for row in ranked(self.configurations, self.objectives) if values(row, self.objectives)]
-        configs = {json.dumps(row.config, sort_keys=True): row.config for row in rows}
+        configs = {config_text(row.config): row.config for row in rows}
         return list(configs.values())[:k]
 
     def hypervolume(self, reference: Sequence[float] | None = None) -> Hypervolume | None:

@@ -77,6 +77,14 @@ def test_a_grid_tries_them_first_and_not_twice() -> None:
     assert trials[1:] == [config for config in whole if config != trials[0]]
 
 
+@pytest.mark.parametrize("given", [1.0, True], ids=repr)  # a given 1 may stand for 1.0, as JavaScript writes it
+def test_a_grid_tells_equal_values_of_different_types_apart(given: object) -> None:
+    space = Space({"x": choice([1, 1.0, True]), "y": choice([{"z": 0}, {"z": False}])})
+    trials = [trial.config for trial in _first(Grid(epochs=1), [{"x": given, "y": {"z": False}}], space)]
+    assert repr(trials[0]) == repr({"x": given, "y": {"z": False}})
+    assert sorted(map(repr, trials)) == sorted(map(repr, space.grid()))
+
+
 def test_all_repeats_of_a_configuration_have_its_initial_point() -> None:
     trials = _first(Repeated(Random(n=2, epochs=1), Repeats(3)), [{"lr": 0.02}])
     assert [trial.config["lr"] for trial in trials][:3] == [0.02] * 3

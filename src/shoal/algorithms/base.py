@@ -18,7 +18,7 @@ from shoal.core.errors import AlgorithmError, SpaceError, TaskError
 from shoal.core.objective import Objective, check_reported, objectives
 from shoal.core.reference import UncomputableError
 from shoal.core.score import Score, score_of, worst_score
-from shoal.core.space import Space, flatten
+from shoal.core.space import Space, config_text, flatten
 from shoal.core.trial import (
     Config,
     Decision,
@@ -132,7 +132,7 @@ class Problem:
         seen: dict[str, int] = {}
         for number in range(len(self.initial)):
             config = self.sample(number)
-            if (first := seen.setdefault(json.dumps(config, sort_keys=True), number)) != number:
+            if (first := seen.setdefault(config_text(config), number)) != number:
                 raise SpaceError(f"initial points {first} and {number} are equal: {config}")
 
     @cached_property

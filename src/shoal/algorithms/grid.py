@@ -8,6 +8,7 @@ from shoal.algorithms.base import Problem, call_text, check_integer
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 from shoal.core.errors import AlgorithmError, SpaceError
 from shoal.core.plain import plain_fields
+from shoal.core.space import config_text
 
 __all__ = ["Grid"]
 
@@ -53,6 +54,7 @@ class Grid(BracketedAlgorithm):
         if refused:
             _log.warning("the conditions of the space refuse %d of its %d points", refused, refused + len(points))
         first = [problem.sample(number) for number in range(len(problem.initial))]
-        others = problem.sorted_by_group([config for config in points if config not in first])
+        tried = set(map(config_text, first))
+        others = problem.sorted_by_group([config for config in points if config_text(config) not in tried])
         trials = [problem.trial(number, config) for number, config in enumerate([*first, *others])]
         return [Bracket("grid", [Rung(len(trials), self.epochs)], trials, problem)]

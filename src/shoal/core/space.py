@@ -32,6 +32,7 @@ from shoal.core.trial import derive_seed
 __all__ = [
     "Space",
     "choice",
+    "config_text",
     "flatten",
     "grid",
     "is_number",
@@ -446,6 +447,11 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
         else:
             row[name] = value
     return row
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """A configuration as JSON text, which is equal for equal names, types and values: 1, 1.0 and True differ in it."""
+    return json.dumps(config, sort_keys=True)
 
 
 def is_number(value: object) -> bool:
