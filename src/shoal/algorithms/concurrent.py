@@ -25,6 +25,7 @@ class ConcurrentAlgorithm(Algorithm):
         self.training: dict[int, int] = {}
         """Number of each trial in training -> its target epoch."""
         self._configs: dict[int, Config] = {}
+        self._ends = [self.n]  # `n` at the beginning and after each extension
 
     @abstractmethod
     def next_training(self) -> tuple[int, int] | None:
@@ -51,10 +52,11 @@ class ConcurrentAlgorithm(Algorithm):
 
     def _random_config(self, number: int) -> Config:
         """A random configuration; those of `concurrency` trials are drawn together, since only these can begin in one
-        array.
+        array. An extension does not change those of trials that were to come anyway.
         """
         if number not in self._configs:
-            numbers = range(number, min(number + self.concurrency, self.n))
+            end = next(end for end in self._ends if end > number)
+            numbers = range(number, min(number + self.concurrency, end))
             self._configs = dict(zip(numbers, self.problem.samples(numbers), strict=True))
         return self._configs[number]
 
@@ -87,6 +89,7 @@ class ConcurrentAlgorithm(Algorithm):
         """Begin further trials, up to `trials` in all; what is known of the others still counts."""
         check_more_trials(self, trials, self.n)
         self.n = trials
+        self._ends.append(trials)
 
     @property
     def finished(self) -> bool:

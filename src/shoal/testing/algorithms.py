@@ -177,12 +177,15 @@ def check_extension(make: Callable[[], Algorithm], space: Space, *, synchronous:
         for call in driver.calls:
             replayed.repeat_call(call)
         assert replayed.run() == again, "after a replay with its extensions, the study ended otherwise"
-        early = _AlgorithmDriver(_bound(make, space), objective)
-        early.ask()
-        early.extend(known + 1)
-        outcome = early.run()
-        assert len(outcome.trials) == len(extended.trials) or not synchronous, "it counts when the study is extended"
-        assert outcome == extended or not synchronous, "an extension changes what is found with the time of its request"
+        for reports in (0, len(single.trials) // 2):
+            early = _AlgorithmDriver(_bound(make, space), objective)
+            early.ask()
+            for _ in range(reports):
+                early.train_one()
+            early.extend(known + 1)
+            outcome = early.run()
+            assert outcome.trials[:known] == single.trials, f"an extension after {reports} reports changed trials"
+            assert outcome == extended or not synchronous, "what an extended study finds depends on when it is extended"
 
 
 def _extension_refusal(algorithm: Algorithm, trials: int) -> str:
@@ -374,10 +377,7 @@ class _AlgorithmDriver:
         for _ in range(_MAX_EPOCHS):
             if self.algorithm.finished:
                 break
-            assert self.training, "no trial is being trained and none is proposed, yet the algorithm is not finished"
-            # The position alone decides, so that a replayed study continues in the same order.
-            position = derive_seed(self.order, len(self.reports)) % len(self.training)
-            self.deliver(self.train(sorted(self.training)[position]))
+            self.train_one()
         else:
             raise AssertionError(f"not finished after {_MAX_EPOCHS} epochs")
         assert not self.training, f"finished while trials {sorted(self.training)} are being trained"
@@ -391,6 +391,13 @@ class _AlgorithmDriver:
             tuple(self.trials[number] for number in numbers),
             frozenset(self.decisions.values()),
         )
+
+    def train_one(self) -> None:
+        """Train a trial for an epoch, and deliver its report."""
+        assert self.training, "no trial is being trained and none is proposed, yet the algorithm is not finished"
+        # The position alone decides, so that a replayed study continues in the same order.
+        position = derive_seed(self.order, len(self.reports)) % len(self.training)
+        self.deliver(self.train(sorted(self.training)[position]))
 
     def train(self, number: int) -> Report:
         epoch = self.epochs.get(number, 0) + 1
@@ -442,12 +449,11 @@ class _AlgorithmDriver:
         """Repeat a recorded call."""
         if isinstance(call, int):
             self.extend(call)
-            return
-        if isinstance(call, Report):
+        elif isinstance(call, Report):
             self.observe(call)
-            return
-        self.ask()
-        assert self.calls[-1] == call, f"a replay proposes {self.calls[-1]} in the place of {call}"
+        else:
+            self.ask()
+            assert self.calls[-1] == call, f"a replay proposes {self.calls[-1]} in the place of {call}"
 
     def _check_group(self, group: TrialGroup) -> None:
         assert group.trials, f"the group {group.name!r} is empty"
