@@ -2,13 +2,14 @@
 
 A seed gives an algorithm, a space, devices of several kinds and nodes, a policy, what trials cost and report, and what
 goes wrong: the engine is killed between any two steps of commit and action, disks are full, jobs crash, hang and run
-out of memory, devices are lost and come back, events come late, twice and in another order, and people intervene. The
-engine, state machine and journal are those of every study. What has to hold is in `tests/support/invariants.py`:
-no trial is lost or trained twice at a time, no device is over its memory and no node over its cores, every waiting
-trial has a reason, the journal says what the state machine says, the algorithm decides what it decides undisturbed, and
+out of memory, devices are lost and come back, events come late, twice and in another order, and people intervene: they
+also pin trials, change what is kept and extend the search. The engine, state machine and journal are those of every
+study. What has to hold is in `tests/support/invariants.py`: no trial is lost or trained twice at a time, no device is
+over its memory and no node over its cores, every waiting trial has a reason, no checkpoint is deleted that is pinned,
+kept or needed, the journal says what the state machine says, the algorithm decides what it decides undisturbed, and
 the study ends. A seed that fails gives the same failure again: `--first SEED --seeds 1`.
 
-Five deliberate faults are then put, one at a time, into the engine and the state machine, and the seeds counted until
+Six deliberate faults are then put, one at a time, into the engine and the state machine, and the seeds counted until
 each is found; `--faults` does that alone.
 
     python benchmarks/simulation_fuzz.py [--seeds 10000] [--first 0] [--faults] [--quick]
@@ -37,6 +38,7 @@ from shoal.core.trial import TrialState
 from shoal.journal.writer import Journal
 from shoal.study import core
 from shoal.study.engine import Engine
+from shoal.study.retention import Retention
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialTable
 
@@ -132,12 +134,18 @@ def reservation_kept(end: Callable[..., None]) -> Callable[..., None]:
     return wrong
 
 
+def nothing_needed(needed: Callable[..., bool]) -> Callable[..., bool]:
+    """Checkpoints of ended trials are deleted though they are pinned, or others begin with them."""
+    return lambda self, state, record: False
+
+
 DELIBERATE = {
     "an event is lost on commit": Deliberate(Journal, "write", lost_on_commit),
     "a command is carried out before it is committed": Deliberate(Engine, "_apply", carried_out_before_commit),
     "a trial is started twice": Deliberate(TrialTable, "begin", started_twice),
     "a retry is forgotten": Deliberate(TrialTable, "requeue", retry_forgotten),
     "a reservation is not given back": Deliberate(core, "end_job", reservation_kept),
+    "a checkpoint that is needed is deleted": Deliberate(Retention, "_needed", nothing_needed),
 }
 
 

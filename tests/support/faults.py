@@ -47,6 +47,9 @@ FAULTS = {
     "clone": 0.02,
     "pause study": 0.01,
     "end study": 0.002,
+    "keep": 0.02,
+    "pin": 0.03,
+    "extend": 0.01,
 }
 """Faults and requests of users, with their probability at each opportunity."""
 
@@ -135,6 +138,7 @@ class PersistedState:
         conditions: Name of a lost or held device -> end of its condition, and the condition.
         started: Ids of the started jobs.
         requests: Names of users' requests.
+        deleted: Number of each trial of which checkpoints were deleted -> whether its weights were.
     """
 
     now: float = 0.0
@@ -142,6 +146,7 @@ class PersistedState:
     conditions: dict[str, tuple[float, Condition]] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
+    deleted: dict[int, bool] = field(default_factory=dict)
 
 
 class FaultyBackend(Virtual):
@@ -183,6 +188,8 @@ class FaultyBackend(Virtual):
             raise InvariantViolation(
                 f"trial {min(shared)} is trained by {trained[min(shared)]}, and {job.id} starts with it"
             )
+        if job.purpose is Purpose.TRAIN:
+            self._check_kept({x.trial.number for x in job.members}, job.id)
         if job.id in self._persisted.started:
             raise InvariantViolation(f"{job.id} starts, and an earlier engine had started another of that id")
         super().start(job, device)
@@ -196,6 +203,7 @@ class FaultyBackend(Virtual):
         """Change a job."""
         with self._faults.kill_points():
             joining = {member.trial.number for array in change.join for member in array.members}
+            self._check_kept(joining, job)
             for name, other in self.jobs.items():
                 if shared := joining & other.trials:
                     raise InvariantViolation(f"trial {min(shared)} is trained by {name}, and joins {job}")
@@ -219,9 +227,24 @@ class FaultyBackend(Virtual):
             super().release_device(device)
 
     def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
-        """Copy a checkpoint."""
+        """Copy a checkpoint, which was not deleted."""
         with self._faults.kill_points():
+            origin = trial.origin
+            if origin and trial.number not in self._persisted.checkpoints and self._persisted.deleted.get(origin.trial):
+                raise InvariantViolation(f"trial {trial.number} begins with the weights of {origin}, which are deleted")
             super().copy_checkpoint(directory, trial)
+
+    def delete_checkpoints(self, directory: Path, trial: int, *, weights: bool) -> None:
+        """Delete the checkpoints of a trial that no job trains."""
+        with self._faults.kill_points():
+            if training := [name for name, job in self.jobs.items() if trial in job.trials]:
+                raise InvariantViolation(f"{training[0]} trains trial {trial}, whose checkpoints are deleted")
+            super().delete_checkpoints(directory, trial, weights=weights)
+            self._persisted.deleted[trial] = weights or self._persisted.deleted.get(trial, False)
+
+    def _check_kept(self, trials: Collection[int], job: str) -> None:
+        if gone := self._persisted.deleted.keys() & trials:
+            raise InvariantViolation(f"{job} is to train trial {min(gone)}, whose checkpoints were deleted")
 
     def poll(self, timeout: float) -> list[Event]:
         """Return the next events, some of them late, repeated, or reordered among jobs; a fault may occur."""

@@ -5,10 +5,12 @@ from typing import Any
 
 from shoal.core.job import Purpose
 from shoal.core.trial import FIRST_ADDED, Decision, TrialState
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.run.virtual_job import VirtualJob
 from shoal.study.event import Due, Event
 from shoal.study.recovery import replay
+from shoal.study.retention import below_rank
 from shoal.study.state import StudyState
 from support.audit import faults_of_teams, overcommitments
 from support.random_studies import ORDER_INDEPENDENT, UNLIMITED_RETRIES, RandomStudy
@@ -132,6 +134,7 @@ def check_end(journal: JournalView, study: RandomStudy, requests: Collection[str
     if violations := [x for x in overcommitments(journal, study.cluster) if not unknown & set(x.jobs)]:
         raise InvariantViolation(str(violations[0]))
     _check_decisions(journal, study)
+    _check_retention(journal)
     results = {}
     for number, row in rows.items():
         # the report of a retried trial's failure can be beyond its epoch
@@ -149,7 +152,10 @@ def check_end(journal: JournalView, study: RandomStudy, requests: Collection[str
     ended_by_user = _stopped(journal) or journal.study.get("ended")
     if isinstance(study.algorithm(), ORDER_INDEPENDENT) and study.retries == UNLIMITED_RETRIES and not ended_by_user:
         faulty = {number: each[:3] for number, each in results.items() if number < FIRST_ADDED}
-        faultless = {number: (dict(x[0]), *x[1:]) for number, x in study.results_without_faults().items()}
+        faultless_results = study.results_without_faults(
+            [each["trials"] for each in journal.study.get("extensions", ())]
+        )
+        faultless = {number: (dict(x[0]), *x[1:]) for number, x in faultless_results.items()}
         for number in sorted(faulty.keys() | faultless.keys()):
             if faulty.get(number) != faultless.get(number):
                 why = rows[number].reason.replace("\n", " ") if number in rows else ""
@@ -157,6 +163,27 @@ def check_end(journal: JournalView, study: RandomStudy, requests: Collection[str
                     f"trial {number} is {faulty.get(number)}, and {faultless.get(number)} without faults; {why}"
                 )
     return results
+
+
+def _check_retention(journal: JournalView) -> None:
+    """Pinned trials have their weights, and of the others those that the rule of the study keeps."""
+    deleted, pins = StudyStatistics(journal).deleted(), set(journal.study.get("pins", ()))
+    gone = {number for number, weights in deleted.items() if weights}
+    if lost := pins & gone:
+        raise InvariantViolation(f"trial {min(lost)} is pinned, and its weights are deleted")
+    ended = [row for row in journal.trials() if row.state in (TrialState.COMPLETE, TrialState.STOPPED)]
+    if lost := gone - {row.number for row in ended}:
+        raise InvariantViolation(f"the weights of trial {min(lost)} are deleted, and it has failed")
+    keep = journal.study.get("keep", journal.spec.keep)
+    unborn = [row.trial for row in journal.trials() if row.epoch == row.trial.start and row.state is TrialState.FAILED]
+    needed = pins | {trial.origin.trial for trial in unborn if trial.origin}  # a retry begins with them
+    spare = below_rank([row for row in ended if row.number not in gone], journal.spec, keep) - needed
+    if spare and not journal.study.get("ended"):
+        raise InvariantViolation(f"trial {min(spare)} has weights that keep={keep!r} does not keep")
+    changed = any(each.verb == "keep" for each in journal.interventions())
+    stable = keep == "best" or len(journal.objectives) == 1  # a new trial on a front may change the order of the others
+    if not changed and stable and (lost := gone - below_rank(ended, journal.spec, keep)):
+        raise InvariantViolation(f"the weights of trial {min(lost)} are deleted, and keep={keep!r} keeps them")
 
 
 def _check_decisions(journal: JournalView, study: RandomStudy) -> None:

@@ -25,7 +25,15 @@ from shoal.core.trial import Report, Trial, TrialState, derive_seed
 from shoal.plan.schedule.registry import POLICIES
 from shoal.run.virtual import Workload
 
-__all__ = ["ORDER_INDEPENDENT", "POLICY_NAMES", "UNLIMITED_RETRIES", "RandomStudy", "RandomWorkload", "random_study"]
+__all__ = [
+    "KEEPS",
+    "ORDER_INDEPENDENT",
+    "POLICY_NAMES",
+    "UNLIMITED_RETRIES",
+    "RandomStudy",
+    "RandomWorkload",
+    "random_study",
+]
 
 ORDER_INDEPENDENT = (Grid, Hyperband, PBT, Random, SuccessiveHalving, SyncBOHB)
 """Algorithms whose results do not depend on the order of the reports of different trials."""
@@ -36,6 +44,8 @@ UNLIMITED_RETRIES = 100
 _MB = 2**20
 POLICY_NAMES = sorted(POLICIES)
 """Policies of random studies."""
+KEEPS: Sequence[int | str] = ("all", "best", 1, 3)
+"""Rules by which weights are kept."""
 GROWING = ["auto", "water_filling"] * 3
 """Policies that give jobs several devices, which random studies have more often."""
 
@@ -106,6 +116,7 @@ class RandomStudy:
         retries: Number of retries of a trial whose job failed; `UNLIMITED_RETRIES` exceeds the number of faults.
         timeout: Seconds after which it ends, once, and goes on without a timeout; None: never.
         max_concurrent: Most trials that train at a time.
+        keep: Which ended trials keep their weights.
     """
 
     seed: int
@@ -120,6 +131,7 @@ class RandomStudy:
     retries: int
     timeout: float | None = None
     max_concurrent: int | None = None
+    keep: int | str = "all"
 
     def find(self, devices: str | Sequence[str]) -> Cluster:
         """Return the devices of these names.
@@ -131,9 +143,17 @@ class RandomStudy:
             raise DeviceError(f"device {min(missing)!r} is not there")
         return self.cluster.select(lambda device: device.name in devices)
 
-    def results_without_faults(self) -> dict[int, tuple[Mapping[str, object], TrialState, int]]:
-        """Return the end of each trial without faults: number -> configuration, state and epochs."""
+    def results_without_faults(
+        self, extensions: Sequence[int] = ()
+    ) -> dict[int, tuple[Mapping[str, object], TrialState, int]]:
+        """Return the end of each trial without faults: number -> configuration, state and epochs.
+
+        Args:
+            extensions: Numbers of trials to which users extended the search, one after the other.
+        """
         algorithm, epochs = self.algorithm(), dict[int, int]()
+        for extension in extensions:
+            algorithm.extend(extension)
         trials: dict[int, Trial] = {}
         states: dict[int, TrialState] = {}
         while groups := algorithm.next_groups(1):
@@ -190,6 +210,7 @@ def random_study(seed: int) -> RandomStudy:
         retries=rng.choice([UNLIMITED_RETRIES, UNLIMITED_RETRIES, UNLIMITED_RETRIES, 2]),
         timeout=budgets.choice([None, None, 2.0, 20.0]),
         max_concurrent=budgets.choice([None, None, 1, 3, 8]),
+        keep=random.Random(f"keep {seed}").choice(KEEPS),
     )
 
 

@@ -17,6 +17,7 @@ from shoal.core.request import Verb
 from shoal.core.trial import FIRST_ADDED
 from shoal.host.fleet import Fleet
 from shoal.journal.requests import pending_requests, write_request
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.look.snapshot import how_ended
 from shoal.plan.cost.history import History
@@ -28,7 +29,7 @@ from shoal.study.engine import Engine
 from shoal.study.event import Event
 from support.faults import Faults, FaultyBackend, FaultyInelasticBackend, FaultyJournal, Killed, PersistedState
 from support.invariants import InvariantViolation, check_end, check_step
-from support.random_studies import POLICY_NAMES, RandomStudy, random_study
+from support.random_studies import KEEPS, POLICY_NAMES, RandomStudy, random_study
 
 __all__ = ["SimulationOutcome", "simulate"]
 
@@ -115,7 +116,8 @@ class _RandomInterventions:
             given = {"config": {"x": x, "width": 1}, "epochs": rng.randint(1, 3), "outside": outside}
             self._request("add trial", arguments=given)
         rows = [row for row in self._journal.trials() if row.epoch] if faults.occurs("clone") else []
-        if rows:
+        deleted = StudyStatistics(self._journal).deleted() if rows else {}
+        if rows := [row for row in rows if not deleted.get(row.number)]:  # the client refuses the others
             row = rng.choice(rows)
             origin = {"trial": row.number, "epoch": row.epoch}
             given = {"config": dict(row.config), "epochs": row.epoch + rng.randint(1, 3), "outside": True}
@@ -126,6 +128,12 @@ class _RandomInterventions:
             self._request("resume study")
         if faults.occurs("end study"):
             self._request("end study")
+        if faults.occurs("keep"):
+            self._request("keep", arguments={"keep": rng.choice(KEEPS)})
+        if faults.occurs("pin"):
+            self._request("pin", trials=rng.sample(_REQUESTED_TRIALS, 3))
+        if faults.occurs("extend"):
+            self._request("extend", arguments={"trials": rng.randint(2, 16)})
 
     def _request(self, verb: Verb, **what: Any) -> None:
         self._requests.append(write_request(self._journal.directory, verb, **what))
@@ -197,6 +205,7 @@ class _StudyRun:
             hang_seconds=HANG_SECONDS,
             timeout=study.timeout,
             max_concurrent=study.max_concurrent,
+            keep=study.keep,
         )
         with closing(
             FaultyJournal.create(self._directory, spec, task=b"", algorithm=b"", clock=lambda: self._persisted.now)
