@@ -128,7 +128,11 @@ def test_a_job_that_is_stopped_goes_on_where_it_was() -> None:
 def test_a_trial_goes_on_from_its_checkpoint(checkpoint: int, start: int, expected: list[int]) -> None:
     backend = virtual(checkpoints={0: checkpoint})
     backend.start(job(0, start=start), GPU)
-    assert [epoch for _, epoch, _ in epochs(told(backend))] == expected
+    said = told(backend)
+    assert [epoch for _, epoch, _ in epochs(said)] == expected
+    seconds = [report.seconds for event in said if isinstance(event, Reported) for report in event.reports]
+    assert seconds == [pytest.approx(seconds[-1])] * len(expected)
+    assert seconds[0] > 0
 
 
 def test_a_job_that_is_killed_has_saved_nothing_and_ends_once() -> None:

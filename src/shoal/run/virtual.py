@@ -395,7 +395,8 @@ class Virtual(Backend):
                 repeated = range(member.start + 1, min(epoch, member.target) + 1)
                 if reports := [self._workload.report(trial, x) for x in repeated]:
                     state = TrialState.PAUSED if epoch >= member.target else TrialState.RUNNING
-                    reports = [replace(x, state=TrialState.RUNNING, reason="") for x in reports]
+                    seconds = Cost(lane.profile).seconds([1])  # those of the array that trained it are not kept
+                    reports = [replace(x, seconds=seconds, state=TrialState.RUNNING, reason="") for x in reports]
                     reports[-1] = replace(reports[-1], state=state)
                     self._pending.append(base.Reported(job.job.id, tuple(reports)))
                 if epoch < member.target:
