@@ -31,6 +31,7 @@ from shoal.arguments import (
     searched_space,
     strategy_text,
     study_warnings,
+    with_best_epoch,
     with_stop_rules,
 )
 from shoal.callbacks.base import Callback
@@ -91,7 +92,7 @@ def tune(
     stop_after: NoImprovement | None = None,
     constraints: Mapping[str, str] | None = None,
     rank_by: Literal["best", "last"] = "best",
-    best_by: str | None = None,
+    best_by: str | Mapping[str, Literal["min", "max"]] | None = None,
     keep: int | Literal["best", "all"] = "all",
     packing: str | Packing = "cost",
     fuse: bool = True,
@@ -154,7 +155,8 @@ def tune(
             beside the newest, or "last", the newest epoch. Algorithms compare trials at their budgets either way;
             samplers of `OptunaSearch` get the value that ranks. The best of more epochs is more optimistic: compare
             trials of equal budgets, or by data that chose no epoch.
-        best_by: Of several metrics the one that decides which epoch of a trial is its best; by default the first.
+        best_by: The metric that decides which epoch of a trial is its best, by default the first of `metric`; another
+            reported value with its mode: {"valid_loss": "min"}. A trial then ranks by its values at that epoch.
         keep: Which ended trials keep their weights: "all", "best" (the best one, of several metrics the front) or the
             number of best configurations. Trials that may go on, that failed or that are pinned (`Study.pin`) keep
             theirs. The state of the optimizer of an ended trial is always deleted.
@@ -265,6 +267,7 @@ def _tune(
     if measure:
         algorithm, trials, epochs, callbacks, stop, warm_start = Random(measure, epochs=1), None, None, (), (), ()
         metric, mode = (x if isinstance(x, str) else x[0] for x in (metric, mode))
+        described["best_by"] = None
     space = searched_space(space, metric, mode)
     check_arguments(directory, show_progress, page)
     longest = longest_budget(algorithm, trials, epochs)
@@ -290,6 +293,7 @@ def _tune(
         trial_timeout=parse_duration("trial_timeout", trial_timeout),
         **described,
     )
+    spec = spec if measure else with_best_epoch(spec, task)
     check_memory_limit(training, spec.memory_limit)
     check_objective_of_study(policy, objective, spec.target, len(spec.objectives))
     place = absolute(directory or _new_directory(spec.task))

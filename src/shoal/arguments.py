@@ -7,6 +7,7 @@ import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 from shoal.algorithms.base import Algorithm, call_text, check_integer
@@ -47,6 +48,7 @@ __all__ = [
     "searched_space",
     "strategy_text",
     "study_warnings",
+    "with_best_epoch",
     "with_stop_rules",
 ]
 
@@ -92,7 +94,8 @@ def study_warnings(task: object, algorithm: Algorithm, *, is_function: bool = Fa
     if warnings_of is None or isinstance(task, type):  # a class is refused later
         return unheld_settings
     problem = algorithm.problem
-    return unheld_settings + warnings_of(problem.objectives, algorithm.longest_budget, problem.sample(0))
+    needed = tuple(dict.fromkeys((*problem.objectives, *problem.of_best.objectives)))
+    return unheld_settings + warnings_of(needed, algorithm.longest_budget, problem.sample(0))
 
 
 def with_stop_rules(algorithm: Algorithm, stop: object, task: object, objectives: Sequence[Objective]) -> Algorithm:
@@ -108,6 +111,32 @@ def with_stop_rules(algorithm: Algorithm, stop: object, task: object, objectives
     rules_of: Callable[..., list[StopRule]] | None = getattr(task, "_stop_rules", None)  # of tasks
     own = [] if rules_of is None or isinstance(task, type) else rules_of(objectives)  # a class is refused later
     return StopRules(algorithm, [*stop, *own]) if stop or own else algorithm
+
+
+def with_best_epoch(spec: StudySpec, task: object) -> StudySpec:
+    """Return the specification with the best epoch of the trainer for which the task was written; itself if it has it.
+
+    Raises:
+        TaskError: other arguments of `tune` say otherwise.
+    """
+    best_of: Callable[[], tuple[str, Objective] | None] | None = getattr(task, "_best_epoch", None)  # of tasks
+    asked = None if best_of is None or isinstance(task, type) else best_of()  # a class is refused later
+    if asked is None:
+        return spec
+    shown, goal = asked
+    own = {objective.metric: objective.mode for objective in spec.objectives}
+    if spec.rank_by == "last":
+        given, remedy = 'rank_by="last", without best epochs', "leave one of the two out"
+    elif own.get(goal.metric, goal.mode) != goal.mode:
+        given, remedy = f"metric={goal.metric!r} with mode={own[goal.metric]!r}", "make them agree"
+    elif spec.best_by is not None and spec.of_best.objectives[0] != goal:
+        given, remedy = f"best_by={spec.best_by!r}", "make them agree, or leave one of the two out"
+    else:
+        return spec if spec.of_best.objectives[0] == goal else replace(spec, best_by={goal.metric: goal.mode})
+    raise TaskError(
+        f"{shown} keeps the weights of the epoch with the best {goal.metric}, mode={goal.mode!r}, and shoal.tune was "
+        f"given {given}; {remedy}"
+    )
 
 
 def pickled_algorithm(algorithm: Algorithm) -> bytes:

@@ -76,7 +76,7 @@ class StudySpec:
     stop_after: NoImprovement | None = None
     constraints: Mapping[str, str] = field(default_factory=dict)
     rank_by: str = "best"
-    best_by: str | None = None
+    best_by: str | Mapping[str, str] | None = None
     keep: int | str = "all"
     packing: str = "cost"
     fuse: bool = True
@@ -168,6 +168,11 @@ class StudySpec:
     def of_best(self) -> EpochOrder:
         """Which epoch of a trial is its best."""
         return EpochOrder.of(self.objectives, self.bounds, self.rank_by, self.best_by)
+
+    @property
+    def reported(self) -> tuple[Objective, ...]:
+        """What each report must have: the metrics, and that of `best_by` if it is another."""
+        return tuple(dict.fromkeys((*self.objectives, *self.of_best.objectives)))
 
     @property
     def loss_metric(self) -> str | None:
@@ -263,7 +268,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "loss": (lambda value: value is None or _is_metric(value), "the name of a reported value, or None"),
     **dict.fromkeys(_TEXTS, (_is(str), "a text")),
-    **dict.fromkeys(("best_by", "ray_address", "sbatch", "project"), (_is(str, NoneType), "a text or None")),
+    **dict.fromkeys(("ray_address", "sbatch", "project"), (_is(str, NoneType), "a text or None")),
+    "best_by": (_is(str, dict, NoneType), 'the name of a metric, one with its mode, such as {"loss": "min"}, or None'),
     **dict.fromkeys(("fuse", "kept"), (_is(bool), "True or False")),
     "target": (_is_target, "a number or None"),
     "stop_after": (_is(NoImprovement, NoneType), "shoal.NoImprovement(trials=...) or None"),

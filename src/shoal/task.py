@@ -262,6 +262,10 @@ class Task(ABC):
         """Return the rules of the task itself that end trials of a new study."""
         return []
 
+    def _best_epoch(self) -> tuple[str, Objective] | None:
+        """Return what of the task itself keeps the weights of a best epoch, in words, and by which objective."""
+        return None
+
     def _check_trained(self, model: nn.Module, optimizer: Any, config: Config) -> None:  # noqa: B027
         """Refuse an optimizer that does not fit the model; called when both are made for a trial."""
 

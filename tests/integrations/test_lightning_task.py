@@ -226,7 +226,7 @@ class Losses(lightning.Callback):
         self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def fit(trial: Any, module: Any, data: Data, **settings: Any) -> tuple[Any, Losses]:
+def fit(trial: Any, module: Any, data: Data, *savers: Any, **settings: Any) -> tuple[Any, Losses]:
     """What Lightning trains for a trial."""
     data.setup("fit")
     loader = DataLoader(data.train, data.batch_size, sampler=InOrder(trial))
@@ -234,9 +234,9 @@ def fit(trial: Any, module: Any, data: Data, **settings: Any) -> tuple[Any, Loss
     model = module(**{name: value for name, value in trial.config.items() if name not in ("batch_size", *settings)})
     losses = Losses()
     trainer = lightning.Trainer(
-        max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, callbacks=[losses], use_distributed_sampler=False,
-        **settings,
+        max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=bool(savers),
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, callbacks=[losses, *savers],
+        use_distributed_sampler=False, **settings,
     )  # fmt: skip
     trainer.fit(model, loader, data.val_dataloader())
     return model, losses
@@ -466,7 +466,7 @@ def test_classes_without_an_equal_are_refused_by_name(module: Any, said: str) ->
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"callbacks": []}, "takes no `callbacks`: `ModelCheckpoint"),
+        ({"callbacks": []}, "takes no `callbacks`: of Lightning's a task takes EarlyStopping and ModelCheckpoint; "),
         ({"accelerator": "gpu"}, "takes no `accelerator`: a trial trains on one device; give `shoal.tune` devices="),
         (
             {"gradient_clip_algorithm": "value"},

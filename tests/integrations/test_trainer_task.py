@@ -412,28 +412,9 @@ def test_arguments_without_effect_are_said(tmp_path: Path) -> None:
     assert re.match(r"push_to_hub=True .* push `study.best_model\(\)` after the search", hub)
 
 
-@pytest.mark.parametrize(
-    ("asked", "metric", "mode"),
-    [
-        ({}, "valid_loss", "min"),
-        ({"metric_for_best_model": "loss"}, "valid_loss", "min"),
-        ({"metric_for_best_model": "eval_score"}, "score", "max"),
-        ({"metric_for_best_model": "score", "greater_is_better": False}, "score", "min"),
-    ],
-)
-def test_the_best_model_is_that_of_the_metric_of_the_study(
-    asked: dict[str, Any], metric: str, mode: str, tmp_path: Path
-) -> None:
-    args = arguments(tmp_path, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, **asked)
-    assert warned(args, shoal.Random(2, epochs=2), metric, mode) == []
-    for other in ((metric, "max" if mode == "min" else "min"), ("another", mode)):
-        with pytest.raises(TaskError, match=rf"means metric='{metric}', mode='{mode}' of shoal\.tune, which was given"):
-            warned(args, shoal.Random(2, epochs=2), *other)
-
-
 @pytest.mark.parametrize(("metric", "own"), [("eval_loss", "valid_loss"), ("eval_score", "score")])
 def test_a_metric_with_the_prefix_of_trainer_is_refused(metric: str, own: str, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=rf"reports {metric} of `Trainer` as '{own}'; pass metric='{own}'"):
+    with pytest.raises(TaskError, match=rf"reports {metric} of `Trainer` as '{own}'; pass '{own}'"):
         warned(arguments(tmp_path, eval_strategy="epoch"), shoal.Random(2, epochs=2), metric)
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
+from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
 from shoal.core.ranking import ranked
@@ -104,7 +105,7 @@ def test_trials_best_first():
         row(1, TrialState.STOPPED, 0.25, reason="rank 7 of 9 at 3 epochs; the best 3 go on"),
         row(2, TrialState.COMPLETE, 0.75, seconds=12345.678),
     ]
-    assert rendered(trials_table(rows, objectives("accuracy", "max"), rank_by="last")) == [
+    assert rendered(trials_table(rows, objectives("accuracy", "max"), of_best=LAST_EPOCHS)) == [
         "trial  state     accuracy   best  epochs  seconds  config",
         "    2  complete      0.75  0.875     3/9  12345.7  lr=0.003704 optimizer.name=sgd",
         "    1  stopped       0.25  0.375     3/9      1.2  lr=0.002469 optimizer.name=sgd",
@@ -128,6 +129,10 @@ def test_values_of_the_best_epochs_have_the_last_ones_beside_them():
         ["0", "complete", "0.25", "0.25", "1", "3/9"],
     ]
     assert lines[-2] == "ranked by accuracy, its value at the best epoch of each trial (higher is better)"
+    goals = objectives("accuracy", "max")
+    by_loss = EpochOrder.of(goals, [], "best", {"loss": "min"})
+    said = " ".join(rendered(trials_table(rows, goals, of_best=by_loss))[-2:])
+    assert "at: the best epoch, that of the best loss; last: of the newest epoch; " in said
 
 
 @pytest.mark.parametrize("width", [100, 80, 60, 40])

@@ -124,6 +124,12 @@ def test_a_study_without_a_usable_trial_is_refused(name: str, source: shoal.Stud
         earlier_trials([source.directory], spec(**fields), BUDGETS)
 
 
+def test_trials_without_the_metric_of_the_best_epoch_are_refused(source: shoal.Study) -> None:
+    fields = spec(best_by={"f1": "max"})
+    with pytest.raises(ShoalError, match="8 without valid_loss and f1 at epoch 1, 2, 4"):
+        earlier_trials([source.directory], fields, BUDGETS, fields.of_best)
+
+
 def test_epochs_without_values_are_refused(source: shoal.Study) -> None:
     with pytest.raises(ShoalError, match="8 without valid_loss at epoch 9; leave the study out"):
         earlier_trials([source.directory], spec(), (9,))

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 import shoal
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.epoch_order import EpochOrder
-from shoal.core.errors import AlgorithmError, ShoalError
+from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.job import Job, WorkerContext
 from shoal.core.objective import Objective
 from shoal.core.trial import Trial
@@ -174,6 +174,24 @@ def test_a_study_ranks_by_the_best_epochs_and_returns_their_models(tmp_path: Pat
     assert all(len(checkpoint_files(tmp_path / "last", number)) == 1 for number in range(3))
 
 
+@pytest.mark.parametrize(("mode", "best"), [("max", 1), ("min", 4)])
+def test_another_metric_decides_the_best_epoch(mode: str, best: int, tmp_path: Path) -> None:
+    goal: dict[str, Any] = {"metric": "score", "mode": "max", "algorithm": shoal.Grid(epochs=4)}
+    study = search(Rising(), {"lr": 0.2}, tmp_path / "study", best_by={"valid_loss": mode}, **goal)
+    (row,) = study.trials
+    weight = 2 * 0.2 * best
+    assert (row.best_epoch, row.objective) == (best, pytest.approx(-((weight - 1) ** 2)))
+    assert row.ranked["valid_loss"] == pytest.approx(-weight)
+    assert row.best["valid_loss"] == pytest.approx(-0.4 if mode == "max" else -1.6)
+    assert study.best_model().weight.item() == pytest.approx(weight)
+
+
+def test_a_metric_that_is_to_decide_and_is_not_reported_is_named(tmp_path: Path) -> None:
+    goal: dict[str, Any] = {"metric": "score", "mode": "max", "algorithm": shoal.Grid(epochs=1)}
+    with pytest.raises(TaskError, match=r"best_by 'los' is not reported .* Name one of these as best_by="):
+        search(Rising(), {"lr": 0.2}, tmp_path / "study", best_by={"los": "min"}, **goal)
+
+
 def test_copies_of_a_population_begin_anew_with_their_best_epochs(tmp_path: Path) -> None:
     study = search(
         Rising(),
@@ -195,7 +213,13 @@ def test_copies_of_a_population_begin_anew_with_their_best_epochs(tmp_path: Path
     ("arguments", "message"),
     [
         ({"rank_by": "first"}, '`rank_by` must be "best" or "last", got \'first\''),
-        ({"best_by": "loss"}, "`best_by` must be one of the metrics 'score', got 'loss'"),
+        (
+            {"best_by": "loss"},
+            "`best_by` must be one of the metrics 'score', got 'loss'; another metric needs",
+        ),
+        ({"best_by": {"loss": "low"}}, "`best_by` must be one metric with its mode, such as .*, got {'loss': 'low'}"),
+        ({"best_by": {"a": "min", "b": "max"}}, "`best_by` must be one metric with its mode"),
+        ({"best_by": {"score": "min"}}, "`best_by` must have the mode of the metric, 'max', got {'score': 'min'}"),
         ({"rank_by": "last", "best_by": "score"}, '`best_by` chooses the best epoch, and rank_by="last" has none'),
     ],
 )

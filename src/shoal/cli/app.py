@@ -294,14 +294,14 @@ def trials(
     with JournalView.read(directory) as journal:
         goals = journal.objectives
         runs = journal.writer() is not None
-        rows, rank_by = journal.configurations(), journal.spec.rank_by
+        rows, of_best = journal.configurations(), journal.spec.of_best
     best = front(rows, goals) if len(goals) > 1 else set()
     rows = ranked(rows, goals)
     if as_json:
         marks = [{"front": row.number in best} if len(goals) > 1 else {} for row in rows]
         print_json([trial_json(row, runs=runs) | mark for row, mark in list(zip(rows, marks, strict=True))[:limit]])
         return
-    print_table(trials_table(rows[:limit], goals, best, runs=runs, rank_by=rank_by))
+    print_table(trials_table(rows[:limit], goals, best, runs=runs, of_best=of_best))
     if limit is not None and limit < len(rows):
         print_message(f"{limit} of {len(rows)} trials")
 

@@ -40,6 +40,7 @@ __all__ = [
         "File",
         "Folds",
         "Keep",
+        "best_by_argument",
         "keep_argument",
     ),
     *("MemoryLimit", "Oversubscription", "Packing", "Page", "Policy", "Program", "RankBy", "RayAddress", "Repeats"),
@@ -137,7 +138,11 @@ RankBy = Annotated[
 ]
 BestBy = Annotated[
     str | None,
-    typer.Option("--best-by", metavar="METRIC", help="Of several metrics the one that decides the best epoch."),
+    typer.Option(
+        "--best-by",
+        metavar="METRIC",
+        help="Metric that decides the best epoch: of several the one, or another with its mode, as val_loss:min.",
+    ),
 ]
 Keep = Annotated[
     str | None,
@@ -219,6 +224,12 @@ Trackers = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Page = Annotated[bool, typer.Option("--page", help="Serve the page of the study while it runs; see shoal page.")]
+
+
+def best_by_argument(text: str) -> str | dict[str, str]:
+    """Return the argument `best_by` of `tune`."""
+    name, _, mode = text.rpartition(":")
+    return {name: mode} if name and mode in ("min", "max") else text
 
 
 def keep_argument(text: str) -> int | str:

@@ -59,6 +59,7 @@ from shoal.cli.options import (
     Timeout,
     Trackers,
     WarmStart,
+    best_by_argument,
     device_list,
     keep_argument,
     print_json,
@@ -177,7 +178,8 @@ def run(
     given |= stop_arguments(patience, stop_below, stop_above, stop_after)
     given |= {"timeout": timeout, "trial_timeout": trial_timeout, "max_concurrent": max_concurrent}
     given |= {"constraints": dict(map(constraint_argument, constraint or ())) or None}
-    given |= {"rank_by": rank_by, "best_by": best_by, "keep": None if keep is None else keep_argument(keep)}
+    given |= {"rank_by": rank_by, "best_by": None if best_by is None else best_by_argument(best_by)}
+    given |= {"keep": None if keep is None else keep_argument(keep)}
     given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}
     given |= {"show_progress": False if as_json else None}
     chosen = {name: value for name, value in given.items() if value is not None}

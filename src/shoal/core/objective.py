@@ -113,19 +113,18 @@ def metric_names(metrics: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(metrics))) or "nothing"
 
 
-def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object], loss: str | None = None) -> None:
-    """Raise an error unless a task reports all metrics of the objectives, and its loss.
+def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object], **others: str | None) -> None:
+    """Raise an error unless a task reports all metrics of the objectives, and what other arguments of `tune` name.
 
     Raises:
-        TaskError: a metric or the loss is missing; the message names it and the reported ones.
+        TaskError: one is missing; the message names it and the reported ones.
     """
-    metric = missing_metric(objectives, metrics)
-    argument, name = ("loss", loss) if metric is None else ("metric", metric)
-    if name is not None and name not in metrics:
-        raise TaskError(
-            f"{argument} {name!r} is not reported by the task; it reports {metric_names(metrics)}. Name one of these "
-            f"as {argument}="
-        )
+    for argument, name in [("metric", missing_metric(objectives, metrics)), *others.items()]:
+        if name is not None and name not in metrics:
+            raise TaskError(
+                f"{argument} {name!r} is not reported by the task; it reports {metric_names(metrics)}. Name one of "
+                f"these as {argument}="
+            )
 
 
 def metric_fault(name: object, value: object) -> str:

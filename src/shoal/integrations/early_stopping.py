@@ -1,4 +1,4 @@
-"""Callbacks of trainers that stop a training early, as rules of a study."""
+"""Callbacks of trainers, and those that stop a training early as rules of a study."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from shoal.algorithms.rules import Patience, StopRule
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 
-__all__ = ["EarlyStop", "is_early_stopping", "rules_for"]
+__all__ = ["EarlyStop", "are_callbacks", "rules_for"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class EarlyStop:
     rule: Patience
 
 
-def is_early_stopping(callbacks: object, name: str) -> bool:
-    """Whether an argument `callbacks` is a list of callbacks of a class of this name, or of its subclasses."""
+def are_callbacks(callbacks: object, *names: str) -> bool:
+    """Whether an argument `callbacks` is a list of callbacks of classes of these names, or of their subclasses."""
     if not isinstance(callbacks, list | tuple) or not callbacks:
         return False
-    return all(name in {kind.__name__ for kind in type(each).__mro__} for each in callbacks)
+    return all(not {kind.__name__ for kind in type(each).__mro__}.isdisjoint(names) for each in callbacks)
 
 
 def rules_for(stops: Sequence[EarlyStop], objectives: Sequence[Objective]) -> list[StopRule]:

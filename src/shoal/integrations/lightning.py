@@ -31,9 +31,9 @@ from shoal.integrations.lightning_trainer import (
     ValidationLog,
     attached,
     check_others,
-    early_stops,
     parsed,
     precision_of,
+    taken_callbacks,
 )
 from shoal.integrations.optional import check_installed, numbers
 from shoal.programs.trainable import checkpoint, report
@@ -82,7 +82,9 @@ class LightningTask(Task):
     Refused by name, since arrays have no equal: manual optimization, several optimizers, and all hooks but the above
     (`on_train_epoch_end`, `optimizer_step`, `configure_callbacks`, `setup` ...). Train such a module in a function for
     `shoal.tune`, with a ReportCheckpointCallback. Callbacks, loggers and devices of a Trainer are the study's.
-    `callbacks=[EarlyStopping(...)]` is `shoal.Patience` where it monitors the metric of the study.
+    `callbacks=[EarlyStopping(...)]` is `shoal.Patience` where it monitors the metric of the study, and
+    `ModelCheckpoint(monitor=..., mode=...)` is `best_by` of `shoal.tune`: what decides the best epoch of a trial, by
+    whose values it ranks and whose weights its model has.
 
     Args:
         module: Subclass of LightningModule.
@@ -114,7 +116,7 @@ class LightningTask(Task):
         precision: str | int = "32-true",
         **others: Any,
     ) -> None:
-        self._early_stops = early_stops(others.pop("callbacks", None))
+        self._early_stops, self._best = taken_callbacks(others.pop("callbacks", None))
         check_others(others)
         precision_of(precision)
         check_class(module)
@@ -245,6 +247,9 @@ class LightningTask(Task):
             f"LightningTask(max_epochs={planned}) plans schedules that read it for {planned} epochs, and the longest "
             f"trials of the study have {longest}; give both the same number, or trials {consequence}"
         ]
+
+    def _best_epoch(self) -> tuple[str, Objective] | None:
+        return self._best
 
     def _stop_rules(self, objectives: Sequence[Objective]) -> list[StopRule]:
         return rules_for(self._early_stops, objectives)

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from shoal.algorithms.rules import Patience
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
-from shoal.integrations.early_stopping import EarlyStop, is_early_stopping
+from shoal.integrations.early_stopping import EarlyStop, are_callbacks
 from shoal.integrations.lightning_module import BATCHES, REMEDY, MetricCall, MetricStandIn
 from shoal.task import size_of
 
@@ -28,9 +28,9 @@ __all__ = [
     "ValidationLog",
     "attached",
     "check_others",
-    "early_stops",
     "parsed",
     "precision_of",
+    "taken_callbacks",
 ]
 
 _LENGTH = "_shoal_length"
@@ -40,9 +40,8 @@ _LOADERS = "give a `datamodule`, such as LightningDataModule.from_datasets(train
 _OWN = "a study has its own; leave it out"
 _LOGS = "give `shoal.tune` callbacks=[...], such as WandbCallback"
 _CALLBACKS = (
-    "`ModelCheckpoint(monitor=, mode=)` is metric= and mode= of `shoal.tune`, whose `best_model()` has the weights of "
-    "the best epoch and `best_model(which='last')` the newest; its algorithm stops trials, and its callbacks=[...], "
-    "such as WandbCallback, follow the study. Of Lightning's callbacks a task takes EarlyStopping"
+    "of Lightning's a task takes EarlyStopping and ModelCheckpoint; callbacks=[...] of `shoal.tune`, such as "
+    "WandbCallback, follow the study, and its algorithm stops trials, too"
 )
 _EPOCHS = "the algorithm of the study decides how long a trial trains: algorithm=shoal.Random(n, epochs=...)"
 _OTHERS = {
@@ -56,6 +55,22 @@ _OTHERS = {
     **dict.fromkeys(("enable_progress_bar", "log_every_n_steps", "num_sanity_val_steps"), _OWN),
 }
 """Arguments of `Trainer` and of `fit` that are refused, with a remedy."""
+
+_SAVES = "study.best_model() and study.model(number) have the weights, from the directory of the study; leave it out"
+_EPOCH = "a study compares all epochs of a trial, and saves each checkpoint_seconds of `shoal.tune`; leave it out"
+_CHECKPOINT: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
+    (
+        *("save_top_k", "save_top_k", (0, 1)),
+        "a trial keeps the weights of its best epoch and of the newest one; give save_top_k=1. How many trials keep "
+        "theirs is keep= of `shoal.tune`",
+    ),
+    ("every_n_train_steps", "_every_n_train_steps", (0,), _EPOCH),
+    ("train_time_interval", "_train_time_interval", (None,), _EPOCH),
+    ("every_n_epochs", "_every_n_epochs", (0, 1), _EPOCH),
+    ("dirpath", "dirpath", (None,), _SAVES),
+    ("filename", "filename", (None,), _SAVES),
+)
+"""Argument of `ModelCheckpoint`, its attribute, values that a study takes, and the remedy for others."""
 
 _PRECISIONS = {"32-true": "32", "16": "16-mixed", "bf16": "bf16-mixed"}
 """Names of Lightning -> names of `Task.precision`, where they differ."""
@@ -92,12 +107,38 @@ def check_others(others: Mapping[str, Any]) -> None:
             raise TaskError(f"LightningTask takes no `{name}`: {_OTHERS.get(name, f'arrays have no equal. {REMEDY}')}")
 
 
-def early_stops(callbacks: Any) -> list[EarlyStop]:
-    """The `EarlyStopping` callbacks among the arguments of `Trainer`; no others are taken."""
+def taken_callbacks(callbacks: Any) -> tuple[list[EarlyStop], tuple[str, Objective] | None]:
+    """What the callbacks of `Trainer` that a study takes mean: its stop rules, and what keeps the best epoch.
+
+    Raises:
+        TaskError: A callback is another than `EarlyStopping` or `ModelCheckpoint`, or has no equal.
+    """
     if callbacks is None:
-        return []
-    if not is_early_stopping(callbacks, "EarlyStopping"):
+        return [], None
+    if not are_callbacks(callbacks, "EarlyStopping", "ModelCheckpoint"):
         check_others({"callbacks": callbacks})
+    savers = [each for each in callbacks if are_callbacks([each], "ModelCheckpoint")]
+    kept = dict.fromkeys(found for each in savers if (found := _kept_epoch(each)) is not None)
+    if len(kept) > 1:
+        raise TaskError(
+            f"LightningTask takes one ModelCheckpoint with a monitor, got {' and '.join(shown for shown, _ in kept)}: "
+            "a trial keeps the weights of one best epoch, and those of the newest"
+        )
+    return _early_stops([each for each in callbacks if each not in savers]), next(iter(kept), None)
+
+
+def _kept_epoch(callback: Any) -> tuple[str, Objective] | None:
+    """What a `ModelCheckpoint` keeps the best epoch by, in words and as an objective; None if it keeps none."""
+    shown = f"ModelCheckpoint(monitor={callback.monitor!r}, mode={callback.mode!r})"
+    for name, attribute, values, remedy in _CHECKPOINT:
+        if (value := getattr(callback, attribute)) not in values:
+            raise TaskError(f"LightningTask takes no {name}={value!r} of {shown}: {remedy}")
+    if callback.monitor is None or 0 in (callback.save_top_k, callback._every_n_epochs):
+        return None
+    return shown, Objective(callback.monitor, callback.mode)
+
+
+def _early_stops(callbacks: list[Any]) -> list[EarlyStop]:
     found = []
     for each in callbacks:
         shown = f"EarlyStopping(monitor={each.monitor!r})"

@@ -244,14 +244,12 @@ def warnings_for(
     for name in (each.metric for each in objectives):
         if name.startswith("eval_"):
             own = "valid_loss" if name == "eval_loss" else name.removeprefix("eval_")
-            raise TaskError(f"a TrainerTask reports {name} of `Trainer` as {own!r}; pass metric={own!r}")
+            raise TaskError(f"a TrainerTask reports {name} of `Trainer` as {own!r}; pass {own!r}")
     found = [
         f"{name}={_shown(getattr(args, name))} of TrainingArguments has no effect in a study; {remedy}"
         for name, remedy in _NO_EFFECT.items()
         if getattr(args, name)
     ]
-    if args.load_best_model_at_end:
-        _check_best(args, objectives)
     scheduled, epoch = total_steps(args, samples), eval_every(args, samples) or _pass_steps(args, samples)
     ends = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type) not in _ENDLESS
     if ends and longest is not None and abs(longest * epoch - scheduled) >= epoch:
@@ -275,16 +273,12 @@ def _best_goal(args: TrainingArguments) -> Objective:
     return Objective("valid_loss" if name == "loss" else name, "max" if greater else "min")
 
 
-def _check_best(args: TrainingArguments, objectives: Sequence[Objective]) -> None:
-    goal = _best_goal(args)
-    if goal not in objectives:
-        shown = " and ".join(f"metric={each.metric!r}, mode={each.mode!r}" for each in objectives)
-        raise TaskError(
-            f"load_best_model_at_end=True with metric_for_best_model={args.metric_for_best_model!r} and "
-            f"greater_is_better={args.greater_is_better} of TrainingArguments means metric={goal.metric!r}, "
-            f"mode={goal.mode!r} of shoal.tune, which was given {shown}; make them agree, or set "
-            "load_best_model_at_end=False"
-        )
+def best_evaluation(args: TrainingArguments) -> tuple[str, Objective] | None:
+    """What `load_best_model_at_end` loads, in words, and by which objective; None without it."""
+    if not args.load_best_model_at_end:
+        return None
+    chosen = f"metric_for_best_model={args.metric_for_best_model!r} and greater_is_better={args.greater_is_better}"
+    return f"load_best_model_at_end=True of TrainingArguments with {chosen}", _best_goal(args)
 
 
 def _length_text(args: TrainingArguments, scheduled: int, longest: int, epoch: int) -> str:

@@ -32,10 +32,11 @@ from shoal.algorithms.rules import StopRule
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
-from shoal.integrations.early_stopping import is_early_stopping, rules_for
+from shoal.integrations.early_stopping import are_callbacks, rules_for
 from shoal.integrations.optional import numbers
 from shoal.integrations.trainer_arguments import (
     FUNCTION,
+    best_evaluation,
     check,
     check_environment,
     check_methods,
@@ -80,10 +81,11 @@ class TrainerTask(Task):
     The optimizer, its two groups of weight decay, the schedule per optimizer step with its warm-up, accumulation,
     clipping, precision, label smoothing and `compute_metrics` are `Trainer`'s. Arguments that cannot be honoured are
     refused by name. Arguments that only concern logs, saved files, seeds and devices have no effect: these are the
-    study's. `load_best_model_at_end` must name the metric of the study, whose models have the weights of the best
-    evaluation, as by `Trainer`, unless `tune` has rank_by="last". `callbacks=[EarlyStoppingCallback(...)]` is
-    `shoal.Patience` where its metric is that of the study. docs/trainer.md places each argument. What `Trainer` is
-    subclassed for, such as another loss or optimizer, a subclass has in `loss` and `optimizer`.
+    study's. With `load_best_model_at_end`, the best epoch of a trial, by whose values it ranks and whose weights its
+    model has, is that of the best `metric_for_best_model`, as with `best_by` of `tune`.
+    `callbacks=[EarlyStoppingCallback(...)]` is `shoal.Patience` where its metric is that of the study. docs/trainer.md
+    places each argument. What `Trainer` is subclassed for, such as another loss or optimizer, a subclass has in `loss`
+    and `optimizer`.
 
     Names of the config that are names of `TrainingArguments` (learning_rate, weight_decay, warmup_steps,
     per_device_train_batch_size, lr_scheduler_type ...) override `args` for the trial. `model_init` reads the others.
@@ -130,7 +132,7 @@ class TrainerTask(Task):
         **others: Any,
     ) -> None:
         callbacks: Sequence[Any] = ()
-        if is_early_stopping(others.get("callbacks"), "EarlyStoppingCallback"):
+        if are_callbacks(others.get("callbacks"), "EarlyStoppingCallback"):
             callbacks = others.pop("callbacks")
         for name in others:
             raise TaskError(f"TrainerTask takes no `{name}`: {_OTHERS.get(name, 'Trainer has no such argument')}")
@@ -268,6 +270,9 @@ class TrainerTask(Task):
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
         self._asked = tuple(each.metric for each in objectives)
         return warnings_for(self.arguments(config), len(self.train_dataset), objectives, longest)
+
+    def _best_epoch(self) -> tuple[str, Objective] | None:
+        return best_evaluation(self.args)
 
     def _stop_rules(self, objectives: Sequence[Objective]) -> list[StopRule]:
         return rules_for(self._early_stops, objectives)

@@ -9,6 +9,7 @@ from shoal.core.constraint import with_directions
 from shoal.core.domain import Domain
 from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.errors import ShoalError
+from shoal.core.objective import Objective
 from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space, flatten, is_number
@@ -100,7 +101,7 @@ def _usable(
             if metrics:
                 found.append(EarlierTrial(row.config, metrics, stopped=row.state is TrialState.STOPPED))
                 continue
-            names = " and ".join(dict.fromkeys(goal.metric for goal in with_directions(spec.objectives, spec.bounds)))
+            names = " and ".join(dict.fromkeys(goal.metric for goal in _needed(spec, of_best)))
             epochs = ", ".join(map(str, budgets))
             refusal = f"without {names} at {spec.unit.removesuffix('s')} {epochs}"
         refused[refusal] += 1
@@ -153,21 +154,26 @@ def _why_outside(space: Space, row: TrialRow) -> str:
     return next((f"with `{name}`, which the space lacks" for name in values if name not in leaves), faults[0])
 
 
+def _needed(spec: StudySpec, of_best: EpochOrder) -> tuple[Objective, ...]:
+    """What a report must have to be used: the metrics, the one that decides the best epoch, and the constraints'."""
+    return with_directions((*spec.objectives, *of_best.objectives), spec.bounds)
+
+
 def _values(
     journal: JournalView, row: TrialRow, spec: StudySpec, budgets: Sequence[int], of_best: EpochOrder
 ) -> dict[int, dict[str, float]]:
     """Budget -> the values of the metrics and of the constraints then; without those of which one is missing."""
-    goals = with_directions(spec.objectives, spec.bounds)
+    needed = _needed(spec, of_best)
     if isinstance(row, ConfigurationRow):
         curves = [journal.curve(each.number) for each in row.repeats]
-        reports: Sequence[Report] = journal.spec.repetition.curve(curves, goals)
+        reports: Sequence[Report] = journal.spec.repetition.curve(curves, needed)
     else:
         reports = journal.curve(row.number)
-    names = [goal.metric for goal in goals]
+    names = [goal.metric for goal in with_directions(spec.objectives, spec.bounds)]
     found: dict[int, dict[str, float]] = {}
     best: Mapping[str, float] = {}
     for each in reports:
-        if each.state is TrialState.FAILED or not all(name in each.metrics for name in names):
+        if each.state is TrialState.FAILED or not all(goal.metric in each.metrics for goal in needed):
             continue
         if of_best.improves(each.metrics, best):
             best = each.metrics

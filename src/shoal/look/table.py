@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from shoal.core.epoch_order import EpochOrder
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.ranking import front, ranked
@@ -155,17 +156,18 @@ def trials_table(
     best: Set[int] | None = None,
     *,
     runs: bool = True,
-    rank_by: str = "best",
+    of_best: EpochOrder | None = None,
 ) -> Group:
     """All trials, the best first, with the reason for the state of each below its config, and what the columns mean.
 
     With several metrics, each has its columns, and the trials of the front (`best`, if it is known) are marked.
-    `rank_by` is that of the study: by default the columns have the values of the best epoch of each trial.
+    `of_best` is that of the study: by default the values are those of the best epoch by the first metric.
     """
     several, constrained = len(objectives) > 1, any(row.violation for row in rows)
     if best is None:
         best = front(rows, objectives) if several else set()
-    by_best = rank_by == "best"
+    deciding = (of_best or EpochOrder(tuple(objectives))).objectives[:1]
+    by_best = bool(deciding)
     others = "last" if by_best else "best"
     metrics = [(title, True) for goal in objectives for title in (printable(goal.metric), others)]
     head = [
@@ -203,7 +205,7 @@ def trials_table(
         )
         for row in _with_repeats(ranked(rows, objectives))
     ]
-    return Group(_TrialLines(head, lines), Text(_columns_text(objectives, constrained, by_best), "dim"))
+    return Group(_TrialLines(head, lines), Text(_columns_text(objectives, constrained, deciding), "dim"))
 
 
 def _numbers_text(row: TrialRow) -> str:
@@ -219,16 +221,17 @@ def _with_repeats(rows: Iterable[TrialRow]) -> Iterator[TrialRow]:
             yield from row.repeats
 
 
-def _columns_text(objectives: Sequence[Objective], constrained: bool, by_best: bool) -> str:
+def _columns_text(objectives: Sequence[Objective], constrained: bool, deciding: Sequence[Objective]) -> str:
     first = objectives[0]
     better = "lower" if first.mode == "min" else "higher"
-    which = "its value at the best epoch of each trial" if by_best else "the last value"
+    which = "its value at the best epoch of each trial" if deciding else "the last value"
     ranked_by = f"ranked by {printable(first.metric)}, {which} ({better} is better)"
     if len(objectives) > 1:
         ranked_by = "*: no other trial is better in all metrics; then those that only these are, and so on"
     if constrained:
         ranked_by += "\nviolation: of the constraints; feasible trials, without one, come first"
-    columns = "at: the best epoch; last: of the newest epoch" if by_best else "best: of all epochs"
+    best = "".join(f", that of the best {printable(goal.metric)}" for goal in deciding if goal != first)
+    columns = f"at: the best epoch{best}; last: of the newest epoch" if deciding else "best: of all epochs"
     return f"{ranked_by}\n{columns}; seconds: of training, a trial's share of its array's"
 
 

@@ -186,7 +186,7 @@ def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
         case Proven():
             state.step.write(*state.checks.add(event))
         case Reported():
-            complete = complete_reports(event.reports, state.config.spec.objectives)
+            complete = complete_reports(event.reports, state.config.spec)
             state.write_reports(event.job, [report for report in complete if state.trials.reported(report)])
             if event.ended_by is not None:
                 end_by_trial(state, OBJECTIVE_ENDED.format(event.ended_by))

@@ -23,11 +23,12 @@ from shoal.core.event import (
     TurnStats,
 )
 from shoal.core.job import Job, JobUpdate, Purpose
-from shoal.core.objective import Objective, check_reported, metric_fault, metric_names, missing_metric
+from shoal.core.objective import check_reported, metric_fault, metric_names, missing_metric
 from shoal.core.rows import Quantum
 from shoal.core.trial import FIRST_ADDED, Decision, Report, TrialState, numbers_text
 from shoal.host.remedy import command, resume_remedy
 from shoal.plan.cost.costs import OutOfMemoryObserved
+from shoal.spec import StudySpec
 from shoal.study.improvement import best_value
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
@@ -90,12 +91,11 @@ def _with_losses(state: StudyState, event: Reported) -> Reported:
 def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
     """Apply reports, and the decisions that follow; `job` is "" if the study itself fails a trial.
 
-    If a metric of the study or its loss is missing before any trial has reported, or a value under a constraint is at
-    the end of a budget before any trial has reported it, TaskError is raised and nothing kept.
+    If a metric of the study, that of `best_by` or its loss is missing before any trial has reported, or a value under a
+    constraint is at the end of a budget before any trial has reported it, TaskError is raised and nothing kept.
     """
-    objectives, loss = state.config.spec.objectives, state.config.spec.loss
     sent = list(reports)
-    valid = [_validated(report, objectives, loss, state.trials) for report in sent]
+    valid = [_validated(report, state.config.spec, state.trials) for report in sent]
     _check_bounded(valid, state.config.spec.bounds, state.trials)
     if any(report.metrics for report in valid):
         state.retries.first_failures.reported()
@@ -350,24 +350,24 @@ def _fatal_error(
     return None
 
 
-def complete_reports(reports: Iterable[Report], objectives: Sequence[Objective]) -> list[Report]:
-    """The reports with all metrics of the study and no invalid metric."""
-    return [report for report in reports if _missing_metric(report, objectives) is None and not _invalid_metric(report)]
+def complete_reports(reports: Iterable[Report], spec: StudySpec) -> list[Report]:
+    """The reports with all metrics that the study needs and no invalid metric."""
+    return [report for report in reports if _missing_metric(report, spec) is None and not _invalid_metric(report)]
 
 
-def _validated(report: Report, objectives: Sequence[Objective], loss: str | None, trials: TrialTable) -> Report:
+def _validated(report: Report, spec: StudySpec, trials: TrialTable) -> Report:
     """The report itself if it is valid, else a report that its trial has failed.
 
-    A report is invalid if it lacks a metric of the study or holds an invalid metric. Invalid metrics are left out,
-    because the journal cannot store them."""
+    A report is invalid if it lacks a metric that the study needs or holds an invalid metric. Invalid metrics are left
+    out, because the journal cannot store them."""
     if fault := _invalid_metric(report):
         valid_metrics = {name: value for name, value in report.metrics.items() if not metric_fault(name, value)}
         reason = report.reason or f"at epoch {report.epoch} {fault}"
         return replace(report, state=TrialState.FAILED, reason=reason, metrics=valid_metrics)
-    metric = _missing_metric(report, objectives)
+    metric, loss = _missing_metric(report, spec), spec.loss
     loss_missing = loss is not None and report.state is not TrialState.FAILED and loss not in report.metrics
     if (metric is not None or loss_missing) and not any(x.epoch > x.trial.start for x in trials):
-        check_reported(objectives, report.metrics, loss)
+        check_reported(spec.objectives, report.metrics, best_by=spec.reported[-1].metric, loss=loss)
     if metric is None:
         return report
     reason = f"metric {metric!r} is missing at epoch {report.epoch}; the trial reports {metric_names(report.metrics)}"
@@ -390,8 +390,8 @@ def _check_bounded(reports: Sequence[Report], bounds: Sequence[Constraint], tria
             )
 
 
-def _missing_metric(report: Report, objectives: Sequence[Objective]) -> str | None:
-    return None if report.state is TrialState.FAILED else missing_metric(objectives, report.metrics)
+def _missing_metric(report: Report, spec: StudySpec) -> str | None:
+    return None if report.state is TrialState.FAILED else missing_metric(spec.reported, report.metrics)
 
 
 def _invalid_metric(report: Report) -> str:

@@ -145,7 +145,7 @@ class TrialTable:
         """Least loss, by the first objective, of all reports."""
         self._objectives = objectives
         self._constraints = constraints
-        self._directions = with_directions(objectives, constraints)
+        self._directions = with_directions((*objectives, *of_best.objectives), constraints)
         self._bounded = {each.metric for each in constraints}
         self._of_best = of_best
         self._new: list[Trial] = []
