@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
+from shoal.cli.options import best_by_argument
 from shoal.cli.space_file import read_space
 from shoal.core.domain import Constant
 from shoal.core.errors import SpaceError
@@ -220,6 +221,20 @@ def test_wrong_usage(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(app, ["run", *arguments])
     assert done.exit_code == 2
     assert words in " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("f1", "f1"),
+        ("val/loss:min", {"val/loss": "min"}),
+        ("a:b:max", {"a:b": "max"}),
+        ("a:b", "a:b"),
+        (":min", ":min"),
+    ],
+)
+def test_the_metric_of_the_best_epoch_may_have_its_mode(text: str, expected: str | dict[str, str]) -> None:
+    assert best_by_argument(text) == expected
 
 
 def test_a_program_cannot_be_profiled(shoal: Run, tmp_path: Path) -> None:

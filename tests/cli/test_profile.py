@@ -57,8 +57,9 @@ if __name__ == "__main__":
     {tune}(
         Sums(),
         {{"lr": shoal.loguniform(1e-4, 1e-2), "width": shoal.choice([4, 6])}},
-        metric="valid_loss",
-        mode="min",
+        metric=["valid_loss", "size"],
+        mode=["min", "max"],
+        best_by="size",
         algorithm=shoal.Random(8, epochs=9),
         devices="cpu:1",
     )
