@@ -167,8 +167,7 @@ def trials_table(
     if best is None:
         best = front(rows, objectives) if several else set()
     deciding = (of_best or EpochOrder(tuple(objectives))).objectives[:1]
-    by_best = bool(deciding)
-    others = "last" if by_best else "best"
+    others = "last" if deciding else "best"
     metrics = [(title, True) for goal in objectives for title in (printable(goal.metric), others)]
     head = [
         ("trial", True),
@@ -176,7 +175,7 @@ def trials_table(
         *[("front", True)] * several,
         *metrics,
         *[("violation", True)] * constrained,
-        *[("at", True)] * by_best,
+        *[("at", True)] * len(deciding),
         ("epochs", True),
         ("seconds", True),
     ]
@@ -191,11 +190,11 @@ def trials_table(
                     for goal in objectives
                     for text in (
                         metric_text(row, goal.metric),
-                        number_text((row.metrics if by_best else row.best).get(goal.metric)),
+                        number_text((row.metrics if deciding else row.best).get(goal.metric)),
                     )
                 ),
                 *[number_text(row.violation) if row.violation else ""] * constrained,
-                *["–" if row.best_epoch is None else str(row.best_epoch)] * by_best,
+                *["–" if row.best_epoch is None else str(row.best_epoch)] * len(deciding),
                 f"{row.epoch}/{row.target}",
                 f"{row.seconds:.1f}",
             ),
