@@ -11,6 +11,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.core.domain import (
+    GREATEST_POWER,
     MOST_STEPPED,
     Choice,
     Domain,
@@ -37,18 +38,24 @@ _LEAST_QUANTILE = 2.0**-53
 """The least distance of a quantile from 0 and 1, at 8.2 standard deviations from the mean."""
 _LEAST_PROBABILITY = 1e-300
 _MOST_DEVIATIONS = 8.3
-_GREATEST_POWER = 700.0
-"""Exponent up to which exp() of a float does not overflow."""
 _SIGNIFICANT = 12
 """Significant digits of the values of a `LogRange`, so that 1 to 1000 has 10 and not 9.999999999999998."""
 
 
 class _ByQuantile(Domain):
-    """A domain that Optuna gets as a quantile, because it has no such distribution."""
+    """A domain of floats or the multiples of a step that Optuna gets as a quantile: it has no such distribution."""
 
-    def sample(self, rng: Random) -> Any:
-        """A value, by one uniform number."""
-        return self.value_at(rng.random())
+    step: float | None
+
+    def quantile_of(self, value: float) -> float:
+        """The quantile of the value; with a step, the middle of those of all that are rounded to it."""
+        if self.step is None:
+            return self._quantile(value)
+        return (self._quantile(value - self.step / 2) + self._quantile(value + self.step / 2)) / 2
+
+    @abstractmethod
+    def _quantile(self, value: float) -> float:
+        """The quantile of any float."""
 
     def optuna_value(self, value: Any) -> float:
         """The quantile of the value."""
@@ -113,12 +120,6 @@ class Normal(_ByQuantile):
         value = self.mean + self.sd * (-deviations if self._is_mirrored else deviations)
         return self.nearest(value)
 
-    def quantile_of(self, value: float) -> float:
-        """The quantile of the value; with a step, the middle of those of all that are rounded to it."""
-        if self.step is None:
-            return self._quantile(value)
-        return (self._quantile(value - self.step / 2) + self._quantile(value + self.step / 2)) / 2
-
     def nearest(self, value: float) -> float:
         """The value of the domain that is nearest to a number."""
         low, high = self._bounds
@@ -179,19 +180,13 @@ class LogNormal(_ByQuantile):
         if not (is_finite(self.median) and self.median > 0 and is_finite(self.factor) and self.factor > 1):
             return "median must be a number above 0 and factor one above 1"
         ends = [math.log(self.median) + sign * _MOST_DEVIATIONS * math.log(self.factor) for sign in (-1, 1)]
-        if not -_GREATEST_POWER < ends[0] < ends[1] < _GREATEST_POWER:
+        if not -GREATEST_POWER < ends[0] < ends[1] < GREATEST_POWER:
             return "median and factor give values beyond the floats"
         return _step_fault(self.step)
 
     def value_at(self, quantile: float) -> float:
         """The exponential of the normal value at the quantile."""
         return self.nearest(math.exp(self._logarithm.value_at(quantile)))
-
-    def quantile_of(self, value: float) -> float:
-        """The quantile of the value; with a step, the middle of those of all that are rounded to it."""
-        if self.step is None:
-            return self._quantile(value)
-        return (self._quantile(value - self.step / 2) + self._quantile(value + self.step / 2)) / 2
 
     def nearest(self, value: float) -> float:
         """The value of the domain that is nearest to a number above 0."""
@@ -232,10 +227,6 @@ class QLogUniform(Domain):
         if self.integer and not (is_integer(self.low) and is_integer(self.step)):
             return "low and step must be integers"
         return None
-
-    def sample(self, rng: Random) -> float:
-        """One of the points."""
-        return self.value_at(rng.random())
 
     def value_at(self, quantile: float) -> float:
         """The point nearest to the loguniform value at the quantile."""

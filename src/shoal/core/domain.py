@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 __all__ = [
+    "GREATEST_POWER",
     "MOST_STEPPED",
     "Choice",
     "Constant",
@@ -40,7 +41,7 @@ __all__ = [
 MOST_STEPPED = 10**6
 """Maximum number of points of a domain that is passed to Optuna with a step."""
 
-_GREATEST_POWER = 700.0
+GREATEST_POWER = 700.0
 """Exponent up to which exp() of a float does not overflow."""
 
 
@@ -63,9 +64,9 @@ class Domain(ABC):
     def fault(self) -> str | None:
         """An error text on its bounds or options; None if the domain is valid."""
 
-    @abstractmethod
     def sample(self, rng: Random) -> Any:
-        """Draw a value with `rng`; for a `Choice`, the position of an option."""
+        """Draw a value, by default at a random quantile; for a `Choice`, the position of an option."""
+        return self.value_at(rng.random())
 
     @abstractmethod
     def value_at(self, quantile: float) -> Any:
@@ -116,10 +117,6 @@ class Uniform(Domain):
         """An error text if a bound is not a number, or if the bounds are in the wrong order."""
         return range_fault(self.low, self.high)
 
-    def sample(self, rng: Random) -> float:
-        """A float in [low, high]."""
-        return self.value_at(rng.random())
-
     def value_at(self, quantile: float) -> float:
         """The value at the quantile: linear between `low` and `high`."""
         return between(self.low, self.high, quantile)
@@ -150,10 +147,6 @@ class LogUniform(Domain):
     def fault(self) -> str | None:
         """An error text if a bound is not a number or not above 0, or if the bounds are in the wrong order."""
         return range_fault(self.low, self.high) or log_fault(self.low)
-
-    def sample(self, rng: Random) -> float:
-        """A float in [low, high]."""
-        return self.value_at(rng.random())
 
     def value_at(self, quantile: float) -> float:
         """The value at the quantile: linear in the logarithm."""
@@ -302,14 +295,10 @@ class LogRandInt(Domain):
         """Bounds that are not integers, not above 0, or in the wrong order."""
         return _integer_fault(self.low, self.high) or log_fault(self.low)
 
-    def sample(self, rng: Random) -> int:
-        """The floor of a loguniform value."""
-        return self.value_at(rng.random())
-
     def value_at(self, quantile: float) -> int:
         """The floor of the loguniform value at the quantile."""
         power = between(math.log(self.low), math.log(self.high), quantile)
-        doublings = max(math.ceil((power - _GREATEST_POWER) / math.log(2)), 0)  # beyond the floats
+        doublings = max(math.ceil((power - GREATEST_POWER) / math.log(2)), 0)  # beyond the floats
         value = int(math.exp(power - doublings * math.log(2))) << doublings
         return min(max(value, self.low), self.high - 1)
 
