@@ -126,6 +126,14 @@ _SYNTAX = {
 }
 
 
+def _infix(name: str) -> Callable[["Expression", Any], "Expression"]:
+    return lambda left, right: _operation(name, left, right)
+
+
+def _reflected(name: str) -> Callable[["Expression", Any], "Expression"]:
+    return lambda right, left: _operation(name, left, right)
+
+
 @final
 class Expression:
     """Arithmetic with values of a configuration, as `ref` makes it.
@@ -147,79 +155,23 @@ class Expression:
         """The greatest of this and other values."""
         return _operation("max", self, *others)
 
-    def __add__(self, other: Any) -> "Expression":
-        return _operation("+", self, other)
-
-    def __radd__(self, other: Any) -> "Expression":
-        return _operation("+", other, self)
-
-    def __sub__(self, other: Any) -> "Expression":
-        return _operation("-", self, other)
-
-    def __rsub__(self, other: Any) -> "Expression":
-        return _operation("-", other, self)
-
-    def __mul__(self, other: Any) -> "Expression":
-        return _operation("*", self, other)
-
-    def __rmul__(self, other: Any) -> "Expression":
-        return _operation("*", other, self)
-
-    def __truediv__(self, other: Any) -> "Expression":
-        return _operation("/", self, other)
-
-    def __rtruediv__(self, other: Any) -> "Expression":
-        return _operation("/", other, self)
-
-    def __floordiv__(self, other: Any) -> "Expression":
-        return _operation("//", self, other)
-
-    def __rfloordiv__(self, other: Any) -> "Expression":
-        return _operation("//", other, self)
-
-    def __mod__(self, other: Any) -> "Expression":
-        return _operation("%", self, other)
-
-    def __rmod__(self, other: Any) -> "Expression":
-        return _operation("%", other, self)
+    __add__, __radd__ = _infix("+"), _reflected("+")
+    __sub__, __rsub__ = _infix("-"), _reflected("-")
+    __mul__, __rmul__ = _infix("*"), _reflected("*")
+    __truediv__, __rtruediv__ = _infix("/"), _reflected("/")
+    __floordiv__, __rfloordiv__ = _infix("//"), _reflected("//")
+    __mod__, __rmod__ = _infix("%"), _reflected("%")
+    __and__, __rand__ = _infix("&"), _reflected("&")
+    __or__, __ror__ = _infix("|"), _reflected("|")
+    __lt__, __le__, __gt__, __ge__ = map(_infix, ("<", "<=", ">", ">="))
+    __eq__, __ne__ = _infix("=="), _infix("!=")  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
 
     def __neg__(self) -> "Expression":
         return _operation("-", self)
 
     def __round__(self, digits: int | None = None) -> "Expression":
         return _operation("round", self) if digits is None else _operation("round", self, digits)
-
-    def __lt__(self, other: Any) -> "Expression":
-        return _operation("<", self, other)
-
-    def __le__(self, other: Any) -> "Expression":
-        return _operation("<=", self, other)
-
-    def __gt__(self, other: Any) -> "Expression":
-        return _operation(">", self, other)
-
-    def __ge__(self, other: Any) -> "Expression":
-        return _operation(">=", self, other)
-
-    def __eq__(self, other: object) -> "Expression":  # type: ignore[override]
-        return _operation("==", self, other)
-
-    def __ne__(self, other: object) -> "Expression":  # type: ignore[override]
-        return _operation("!=", self, other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __and__(self, other: Any) -> "Expression":
-        return _operation("&", self, other)
-
-    def __rand__(self, other: Any) -> "Expression":
-        return _operation("&", other, self)
-
-    def __or__(self, other: Any) -> "Expression":
-        return _operation("|", self, other)
-
-    def __ror__(self, other: Any) -> "Expression":
-        return _operation("|", other, self)
 
     def __invert__(self) -> "Expression":
         return _operation("~", self)
