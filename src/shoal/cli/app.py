@@ -1,7 +1,10 @@
 """The commands of `shoal`: they print results on standard output, everything else on standard error."""
 
+import os
 import shutil
+import sys
 import time
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +12,16 @@ import typer
 
 from shoal.cli.history import history_app
 from shoal.cli.interventions import devices_app, keep, pin, policy, study_app, trial_app
-from shoal.cli.options import AsJson, StudyDirectory, named_option, print_json, print_message, print_table
+from shoal.cli.options import (
+    AsJson,
+    Devices,
+    StudyDirectory,
+    device_list,
+    named_option,
+    print_json,
+    print_message,
+    print_table,
+)
 from shoal.cli.profile import profile
 from shoal.cli.run import new_app, resume, run
 from shoal.cli.simulate import simulate
@@ -19,14 +31,19 @@ from shoal.core.ranking import front, next_best, ranked, why_no_best
 from shoal.core.resources import bytes_text
 from shoal.core.rows import TrialRow
 from shoal.core.trial import numbers_text
+from shoal.host.paths import working_directory
 from shoal.host.remedy import command
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
+from shoal.look.accounting import accounting, accounting_json, accounting_table
 from shoal.look.disk import free_text, nearly_full_text
 from shoal.look.grid import HeatMap, StudyGrid, grid_json, journal_grid
 from shoal.look.importance import METHODS, importance_json
+from shoal.look.overview import overview, overview_json
+from shoal.look.page.files import check_page_file, frozen_page, write_page
 from shoal.look.page.server import serve
+from shoal.look.rerun import find_rerun, rerun_json, rerun_notes, rerun_table
 from shoal.look.snapshot import snapshot
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.look.text import hypervolume_text, request_text
@@ -35,16 +52,6 @@ from shoal.train.checkpoint_paths import checkpoint_bytes, checkpoint_files, che
 
 if TYPE_CHECKING:
     from torch import nn
-import os
-import sys
-from contextlib import nullcontext, redirect_stdout
-
-from shoal.cli.options import Devices, device_list
-from shoal.host.paths import working_directory
-from shoal.look.accounting import accounting, accounting_json, accounting_table
-from shoal.look.overview import overview, overview_json
-from shoal.look.page.files import check_page_file, frozen_page, write_page
-from shoal.look.rerun import find_rerun, rerun_json, rerun_notes, rerun_table
 
 __all__ = ["app", "export", "page", "report", "rerun"]
 

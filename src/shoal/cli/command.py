@@ -8,37 +8,22 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from shoal import api
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.registry import ALGORITHMS
-from shoal.cli.options import named_option, print_message
+from shoal.cli.options import print_message
 from shoal.cli.space_file import read_space
 from shoal.core.errors import ShoalError
 from shoal.core.foreign_spaces import SweepSettings
 from shoal.host.paths import absolute, working_directory
 from shoal.programs.opaque import TIME_LIMIT, Command
 
-__all__ = [
-    "AlgorithmName",
-    "CommandRequest",
-    "Epochs",
-    "Initial",
-    "Loss",
-    "Metric",
-    "Mode",
-    "SpaceFile",
-    "TimeLimit",
-    "Trials",
-    "read_initial",
-    "run_command",
-    "run_script",
-]
+__all__ = ["CommandRequest", "read_initial", "run_command", "run_script"]
 
-_PANEL = "With --space"
 _NOT_TAKEN = {
     "method": "choose --algorithm",
     "early_terminate": "choose an --algorithm that stops early",
@@ -46,53 +31,6 @@ _NOT_TAKEN = {
     "command": "the command after -- is run",
 }
 """Key of a sweep of W&B that Shoal does not take -> what stands for it."""
-
-SpaceFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--space",
-        exists=True,
-        dir_okay=False,
-        help="TOML file of the search space of a command, or YAML file of a W&B sweep; "
-        "shoal run --space FILE -- python train.py --lr {lr}",
-        rich_help_panel=_PANEL,
-    ),
-]
-
-Initial = Annotated[
-    Path | None,
-    typer.Option(dir_okay=False, help="JSON file of configurations to try first: a list of objects, whole or partial."),
-]
-
-Metric = Annotated[str | None, typer.Option(help="The reported value to compare trials by.", rich_help_panel=_PANEL)]
-
-Mode = Annotated[str | None, named_option(("min", "max"), "Which end of it is good", panel=_PANEL)]
-
-AlgorithmName = Annotated[
-    str | None,
-    named_option(ALGORITHMS, "What is tried next, by default as the budget suggests", "--algorithm", panel=_PANEL),
-]
-
-Trials = Annotated[int | None, typer.Option(min=1, help="How many are tried.", rich_help_panel=_PANEL)]
-
-Epochs = Annotated[
-    int | None, typer.Option(min=1, help="Reports that a trial may make at most.", rich_help_panel=_PANEL)
-]
-
-TimeLimit = Annotated[
-    float | None,
-    typer.Option(
-        help=f"Seconds without a report; by default {TIME_LIMIT:g}. Not --trial-timeout.", rich_help_panel=_PANEL
-    ),
-]
-
-Loss = Annotated[
-    str | None,
-    typer.Option(
-        help="The reported value that policies take as the loss; by default the metric, if its mode is min.",
-        rich_help_panel=_PANEL,
-    ),
-]
 
 
 def run_script(file: Path, arguments: Sequence[str]) -> None:
@@ -117,7 +55,7 @@ def run_script(file: Path, arguments: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class CommandRequest:
-    """The options of `_PANEL`; None for missing options."""
+    """The options that go with `--space` only; None for missing options."""
 
     space: Path | None
     metric: str | None

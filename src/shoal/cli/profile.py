@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,6 @@ from shoal.cli.command import run_script
 from shoal.cli.options import (
     AsJson,
     Devices,
-    File,
     Packing,
     Script,
     device_list,
@@ -42,7 +42,9 @@ _SECONDS = ("s an epoch\nalone", "planned")
 
 
 def profile(
-    file: File,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Python file that calls shoal.tune.")
+    ],
     arguments: Script = None,
     trials: Annotated[int, typer.Option(min=1, help="Configurations, as shoal.Random would try them.")] = 8,
     devices: Devices = None,

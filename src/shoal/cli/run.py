@@ -13,71 +13,72 @@ from typing import Annotated, Any
 import typer
 
 from shoal import api
-from shoal.cli.command import (
-    AlgorithmName,
-    CommandRequest,
-    Epochs,
-    Initial,
-    Loss,
-    Metric,
-    Mode,
-    SpaceFile,
-    TimeLimit,
-    Trials,
-    read_initial,
-    run_command,
-    run_script,
-)
+from shoal.algorithms.registry import ALGORITHMS
+from shoal.algorithms.rules import NoImprovement, Patience, StopRule, Threshold
+from shoal.cli.command import CommandRequest, read_initial, run_command, run_script
 from shoal.cli.options import (
-    Above,
-    Aggregate,
     AsJson,
-    Backend,
-    Below,
-    BestBy,
-    Constraints,
     Devices,
-    EpochsOfPatience,
-    Folds,
-    Keep,
-    MemoryLimit,
-    Oversubscription,
     Packing,
-    Page,
-    Policy,
-    Program,
-    RankBy,
-    RayAddress,
-    Repeats,
-    Sbatch,
-    SchedulingObjective,
     Script,
-    Sharing,
-    StopAfter,
     StudyDirectory,
-    Target,
-    Timeout,
-    Trackers,
-    WarmStart,
     best_by_argument,
     device_list,
     keep_argument,
+    named_option,
     print_json,
     print_message,
-    stop_arguments,
 )
 from shoal.core.constraint import constraint_argument
-from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
+from shoal.core.errors import AlgorithmError, ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
+from shoal.core.repeats import AGGREGATES
 from shoal.core.version import VERSION
 from shoal.host.paths import working_directory
 from shoal.host.remedy import command
 from shoal.integrations.registry import TRACKERS
 from shoal.journal.view import JournalView
 from shoal.look.snapshot import snapshot
+from shoal.plan.schedule.auto import OBJECTIVES
+from shoal.plan.schedule.registry import POLICIES
+from shoal.programs.opaque import TIME_LIMIT
+from shoal.run.gpu_sharing import SHARINGS
 from shoal.run.nodes.slurm_commands import requeue
+from shoal.run.registry import BACKENDS
 from shoal.run_study import overridden
 
 __all__ = ["new_app", "resume", "run"]
+
+
+_PANEL = "With --space"
+
+_Policy = Annotated[str | None, named_option(POLICIES, "Which job runs where")]
+_Backend = Annotated[str | None, named_option(BACKENDS, "What runs the jobs")]
+_RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="Address of the Ray cluster, for --backend ray; by default $RAY_ADDRESS, else that of this machine.",
+    ),
+]
+_Sbatch = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OPTIONS",
+        help="For --backend slurm: options of Slurm's sbatch for nodes that the study asks for one by one, such as "
+        "'--nodes=4 --time=4:00:00'; by default it runs on the nodes of the Slurm job that it is in.",
+    ),
+]
+_Sharing = Annotated[str | None, named_option(SHARINGS, "How jobs share a GPU")]
+_Oversubscription = Annotated[
+    float | None,
+    typer.Option(metavar="RATIO", help="How many times the compute of a device may be reserved, at least 1."),
+]
+_Timeout = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="How long the study may run, as 90s, 20m, 2h, 1d or 1h30m; then it can go on."),
+]
+_Page = Annotated[bool, typer.Option("--page", help="Serve the page of the study while it runs; see shoal page.")]
 
 
 def new_app() -> typer.Typer:
@@ -109,50 +110,166 @@ def _shoal(
     pass
 
 
+def _checked_bounds(texts: list[str] | None) -> list[str] | None:
+    """Refuse constraints that are invalid, or two on one value."""
+    try:
+        names = [constraint_argument(text)[0] for text in texts or ()]
+    except AlgorithmError as error:
+        raise typer.BadParameter(str(error)) from error
+    if len(set(names)) < len(names):
+        raise typer.BadParameter(f"a value has one bound, and the constraints are on {', '.join(map(repr, names))}")
+    return texts
+
+
+def _stop_arguments(
+    patience: int | None, below: float | None, above: float | None, after: int | None
+) -> dict[str, Any]:
+    """Return the arguments `stop` and `stop_after` of `tune`; None for missing options."""
+    rules: list[StopRule] = [] if patience is None else [Patience(patience)]
+    if below is not None or above is not None:
+        rules.append(Threshold(below, above))
+    return {"stop": rules or None, "stop_after": None if after is None else NoImprovement(after)}
+
+
 def run(
-    file: Program,
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="Python file that calls shoal.tune; or, with --space, a program after --."),
+    ],
     arguments: Script = None,
     directory: Annotated[Path | None, typer.Option(help="New directory for the study.")] = None,
     devices: Devices = None,
-    policy: Policy = None,
-    objective: SchedulingObjective = None,
-    target: Target = None,
-    patience: EpochsOfPatience = None,
-    stop_below: Below = None,
-    stop_above: Above = None,
-    stop_after: StopAfter = None,
-    constraint: Constraints = None,
-    rank_by: RankBy = None,
-    best_by: BestBy = None,
-    keep: Keep = None,
+    policy: _Policy = None,
+    objective: Annotated[
+        str | None, named_option(OBJECTIVES, "What the policy auto makes short", "--objective")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Value of the metric that is good enough: reached, it ends the study.")
+    ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option("--patience", metavar="EPOCHS", help="End a trial after so many without an improvement."),
+    ] = None,
+    stop_below: Annotated[
+        float | None, typer.Option("--stop-below", help="Stop a trial whose metric is below this, or NaN.")
+    ] = None,
+    stop_above: Annotated[
+        float | None, typer.Option("--stop-above", help="Stop a trial whose metric is above this, or NaN.")
+    ] = None,
+    stop_after: Annotated[
+        int | None,
+        typer.Option("--stop-after", metavar="TRIALS", help="End the study after so many without an improvement."),
+    ] = None,
+    constraint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--constraint",
+            metavar="BOUND",
+            callback=_checked_bounds,
+            help="Bound of a reported value that trials must keep, such as 'latency_ms <= 10'. Repeatable.",
+        ),
+    ] = None,
+    rank_by: Annotated[
+        str | None,
+        named_option(("best", "last"), "Epoch of a trial that ranks it, whose weights are kept", "--rank-by"),
+    ] = None,
+    best_by: Annotated[
+        str | None,
+        typer.Option(
+            "--best-by",
+            metavar="METRIC",
+            help="Metric that decides the best epoch: of several the one, or another with its mode, as val_loss:min.",
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K",
+            help="Ended trials that keep their weights: the K best ones, best (of several the front) or all.",
+        ),
+    ] = None,
     packing: Packing = None,
-    backend: Backend = None,
-    ray_address: RayAddress = None,
-    sbatch: Sbatch = None,
-    sharing: Sharing = None,
-    oversubscription: Oversubscription = None,
-    memory_limit: MemoryLimit = None,
-    timeout: Timeout = None,
+    backend: _Backend = None,
+    ray_address: _RayAddress = None,
+    sbatch: _Sbatch = None,
+    sharing: _Sharing = None,
+    oversubscription: _Oversubscription = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Main memory that each process of a function or command may allocate, such as 8GiB; auto, the "
+            "default: limits on a shared GPU only; none: not even these.",
+        ),
+    ] = None,
+    timeout: _Timeout = None,
     trial_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="How long each trial may train; then it is stopped.")
     ] = None,
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Most trials that train at a time.")] = None,
-    tracker: Trackers = None,
+    tracker: Annotated[
+        list[str] | None, named_option(TRACKERS, "Where to track the trials, too", "--tracker", repeatable=True)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
-    initial: Initial = None,
-    warm_start: WarmStart = None,
-    repeats: Repeats = None,
-    folds: Folds = None,
-    aggregate: Aggregate = None,
-    space: SpaceFile = None,
-    metric: Metric = None,
-    mode: Mode = None,
-    algorithm: AlgorithmName = None,
-    trials: Trials = None,
-    epochs: Epochs = None,
-    time_limit: TimeLimit = None,
-    loss: Loss = None,
-    page: Page = False,
+    initial: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="JSON file of configurations to try first: a list of objects, whole or partial."
+        ),
+    ] = None,
+    warm_start: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--warm-start",
+            metavar="DIR",
+            help="Directory of an earlier study, whose values enter the model of the algorithm. Repeatable.",
+        ),
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, help="Seeds with which each configuration is trained; what counts is the aggregate."),
+    ] = None,
+    folds: Annotated[
+        int | None, typer.Option(min=1, help="Folds of the data, for each of which each configuration is trained.")
+    ] = None,
+    aggregate: Annotated[str | None, named_option(AGGREGATES, "The value of a configuration that is repeated")] = None,
+    space: Annotated[
+        Path | None,
+        typer.Option(
+            "--space",
+            exists=True,
+            dir_okay=False,
+            help="TOML file of the search space of a command, or YAML file of a W&B sweep; "
+            "shoal run --space FILE -- python train.py --lr {lr}",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="The reported value to compare trials by.", rich_help_panel=_PANEL)
+    ] = None,
+    mode: Annotated[str | None, named_option(("min", "max"), "Which end of it is good", panel=_PANEL)] = None,
+    algorithm: Annotated[
+        str | None,
+        named_option(ALGORITHMS, "What is tried next, by default as the budget suggests", "--algorithm", panel=_PANEL),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="How many are tried.", rich_help_panel=_PANEL)] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Reports that a trial may make at most.", rich_help_panel=_PANEL)
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Seconds without a report; by default {TIME_LIMIT:g}. Not --trial-timeout.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="The reported value that policies take as the loss; by default the metric, if its mode is min.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    page: _Page = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python file that calls shoal.tune; or, with --space, search the arguments of any program.
@@ -175,7 +292,7 @@ def run(
     given |= {"objective": objective, "target": target, "oversubscription": oversubscription}
     given |= {"initial": None if initial is None else read_initial(initial), "warm_start": warm_start or None}
     given |= {"repeats": repeats, "folds": folds, "aggregate": aggregate}
-    given |= stop_arguments(patience, stop_below, stop_above, stop_after)
+    given |= _stop_arguments(patience, stop_below, stop_above, stop_after)
     given |= {"timeout": timeout, "trial_timeout": trial_timeout, "max_concurrent": max_concurrent}
     given |= {"constraints": dict(map(constraint_argument, constraint or ())) or None}
     given |= {"rank_by": rank_by, "best_by": None if best_by is None else best_by_argument(best_by)}
@@ -201,19 +318,19 @@ def run(
 def resume(
     directory: StudyDirectory,
     devices: Devices = None,
-    policy: Policy = None,
+    policy: _Policy = None,
     packing: Packing = None,
-    backend: Backend = None,
-    ray_address: RayAddress = None,
-    sbatch: Sbatch = None,
-    sharing: Sharing = None,
-    oversubscription: Oversubscription = None,
-    timeout: Timeout = None,
+    backend: _Backend = None,
+    ray_address: _RayAddress = None,
+    sbatch: _Sbatch = None,
+    sharing: _Sharing = None,
+    oversubscription: _Oversubscription = None,
+    timeout: _Timeout = None,
     trials: Annotated[int | None, typer.Option(min=1, help="More trials: how many are tried in all.")] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on with an edited task; the journal notes it.")
     ] = False,
-    page: Page = False,
+    page: _Page = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
