@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal.core.hypervolume import REFERENCE_KEY, Hypervolume, hypervolume, reference_point
 from shoal.core.objective import Objective, pareto_front
-from shoal.core.repeats import ConfigurationRow, p_value
+from shoal.core.repeats import p_value
 from shoal.core.rows import TrialRow, values
 from shoal.core.score import Score, order
 
@@ -73,16 +73,16 @@ def front_volume(
     return hypervolume(filter(None, (shown[row.number] for row in rows if not row.violation)), objectives, point)
 
 
-def next_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tuple[ConfigurationRow, float] | None:
+def next_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tuple[TrialRow, float] | None:
     """The second best configuration by the first metric, and the p-value of its difference to the best; None unless
     both are feasible and have finite values of two repeats.
     """
     feasible = [row for row in rows if not row.violation]
-    pair = [row for row in ranked(feasible, objectives[:1])[:2] if isinstance(row, ConfigurationRow)]
+    pair = ranked(feasible, objectives[:1])[:2]
     name = objectives[0].metric
     if len(pair) < 2 or not all(name in row.deviations and values(row, objectives[:1]) for row in pair):
         return None
-    best, other = ([repeat.ranked[name] for repeat in row.repeats] for row in pair)
+    best, other = ([repeat.ranked[name] for repeat in row.members] for row in pair)
     return pair[1], p_value(best, other)
 
 

@@ -47,6 +47,11 @@ class ConfigurationRow(TrialRow):
     repeats: tuple[TrialRow, ...] = ()
 
     @property
+    def members(self) -> tuple[TrialRow, ...]:
+        """The repeats."""
+        return self.repeats
+
+    @property
     def deviations(self) -> dict[str, float]:
         """Name of each metric of which all repeats rank by finite values -> their sample standard deviation."""
         values = {name: [row.ranked[name] for row in self.repeats] for name in self.ranked}
@@ -94,6 +99,10 @@ class Repeats:
         if configuration >= FIRST_ADDED:
             return range(configuration, configuration + 1)
         return range(configuration * self.size, (configuration + 1) * self.size)
+
+    def is_whole(self, row: TrialRow) -> bool:
+        """Whether the row of a configuration has all its trials."""
+        return len(row.members) == len(self.trials(self.configuration(row.number)))
 
     def seeds_of(self, trial: int) -> list[int]:
         """Numbers of the trials that differ from a trial only in their seed, with its own."""

@@ -228,6 +228,16 @@ class TrialRow:
         return self.trial.config
 
     @property
+    def members(self) -> tuple["TrialRow", ...]:
+        """The rows of the trials that count as this one: itself, or the repeats of a configuration."""
+        return (self,)
+
+    @property
+    def deviations(self) -> Mapping[str, float]:
+        """Name of a metric -> standard deviation over the repeats of a configuration; empty for a single trial."""
+        return {}
+
+    @property
     def seed(self) -> int:
         """Seed of the trial's initial weights and dropout."""
         return self.trial.seed

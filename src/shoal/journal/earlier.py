@@ -10,10 +10,9 @@ from shoal.core.domain import Domain
 from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
-from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space, flatten, is_number
-from shoal.core.trial import EarlierTrial, Report, TrialState
+from shoal.core.trial import EarlierTrial, TrialState
 from shoal.host.paths import absolute, as_given, check_path
 from shoal.journal.view import JournalView
 from shoal.spec import StudySpec
@@ -124,11 +123,9 @@ def _reasons_text(refused: Counter[str]) -> str:
 
 def _refusal(row: TrialRow, journal: JournalView) -> str:
     """Why the training of a trial cannot be used; "" if it can."""
-    repetition = journal.spec.repetition
-    members = len(row.repeats) if isinstance(row, ConfigurationRow) else 1
     if row.state is TrialState.FAILED:
         return "failed"
-    if not row.state.final or members < len(repetition.trials(repetition.configuration(row.number))):
+    if not row.state.final or not journal.spec.repetition.is_whole(row):
         return "not finished"
     if row.trial.origin is not None:
         return "begun with the weights of another"
@@ -164,15 +161,10 @@ def _values(
 ) -> dict[int, dict[str, float]]:
     """Budget -> the values of the metrics and of the constraints then; without those of which one is missing."""
     needed = _needed(spec, of_best)
-    if isinstance(row, ConfigurationRow):
-        curves = [journal.curve(each.number) for each in row.repeats]
-        reports: Sequence[Report] = journal.spec.repetition.curve(curves, needed)
-    else:
-        reports = journal.curve(row.number)
     names = [goal.metric for goal in with_directions(spec.objectives, spec.bounds)]
     found: dict[int, dict[str, float]] = {}
     best: Mapping[str, float] = {}
-    for each in reports:
+    for each in journal.curve_of(row):
         if each.state is TrialState.FAILED or not all(goal.metric in each.metrics for goal in needed):
             continue
         if of_best.improves(each.metrics, best):

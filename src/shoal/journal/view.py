@@ -10,8 +10,10 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Self, TypeVar
 
+from shoal.core.constraint import with_directions
 from shoal.core.errors import JournalError, ShoalError
 from shoal.core.event import TurnStats
+from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import (
     NOT_FAILED,
     CheckRow,
@@ -269,6 +271,13 @@ class JournalView(OpenJournal):
     def curve(self, trial: int) -> list[Report]:
         """Reports of a trial, in the order of arrival."""
         return self.tables.read("report", report_of, f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)
+
+    def curve_of(self, row: TrialRow) -> list[Report]:
+        """Reports of a row of `configurations`: of a trial, or of the repeats of a configuration as one."""
+        if not isinstance(row, ConfigurationRow):
+            return self.curve(row.number)
+        curves, spec = [self.curve(each.number) for each in row.repeats], self.spec
+        return spec.repetition.curve(curves, with_directions(spec.objectives, spec.bounds))
 
     def reports_after(self, seq: int, limit: int) -> list[tuple[int, float, Report]]:
         """The first report of each epoch of each trial, of those recorded after a position, in order.

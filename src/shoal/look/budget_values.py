@@ -7,7 +7,6 @@ from statistics import stdev
 
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
-from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Config, TrialState
@@ -96,8 +95,8 @@ def budget_values(journal: JournalView, budget: int | None = None) -> BudgetValu
         row.number: row
         for row in journal.configurations()
         if objective.metric in row.metrics
-        and len(_trials(row)) == len(repetition.trials(repetition.configuration(row.number)))
-        and not any(trial.state is TrialState.FAILED for trial in _trials(row))
+        and repetition.is_whole(row)
+        and not any(trial.state is TrialState.FAILED for trial in row.members)
         and _is_inside(space, row)
     }
     least = min_trials(space)
@@ -106,9 +105,9 @@ def budget_values(journal: JournalView, budget: int | None = None) -> BudgetValu
         budget = each
         by_trial = _read_values(journal, objective.metric, budget)
         measured = {
-            number: [by_trial[trial.number] for trial in _trials(row)]
+            number: [by_trial[trial.number] for trial in row.members]
             for number, row in rows.items()
-            if all(trial.number in by_trial for trial in _trials(row))
+            if all(trial.number in by_trial for trial in row.members)
         }
         if len(measured) >= least:
             break
@@ -127,10 +126,6 @@ def budget_values(journal: JournalView, budget: int | None = None) -> BudgetValu
         deviations={x: stdev(each) for x, each in measured.items() if len(each) > 1 and all(map(isfinite, each))},
         repeated=repetition.size > 1,
     )
-
-
-def _trials(row: TrialRow) -> tuple[TrialRow, ...]:
-    return row.repeats if isinstance(row, ConfigurationRow) else (row,)
 
 
 def _is_inside(space: Space, row: TrialRow) -> bool:

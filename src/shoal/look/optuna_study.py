@@ -11,7 +11,6 @@ from shoal.algorithms.sampler import directions, varying_domains, without_optuna
 from shoal.core.constraint import Constraint
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
-from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import TrialRow, values
 from shoal.core.space import Space
 from shoal.core.trial import Config, Report, TrialState
@@ -29,14 +28,8 @@ def journal_optuna_study(
     journal: JournalView, name: str, storage: "str | optuna.storages.BaseStorage | None" = None
 ) -> "optuna.Study":
     """Return a new Optuna study of a study's configurations, see `optuna_study`."""
-    repetition, goals = journal.spec.repetition, journal.objectives
-    trials = [
-        (row, repetition.curve([journal.curve(each.number) for each in row.repeats], goals))
-        if isinstance(row, ConfigurationRow)
-        else (row, journal.curve(row.number))
-        for row in journal.configurations()
-    ]
-    return optuna_study(trials, journal.space, goals, name, storage, journal.spec.bounds)
+    trials = ((row, journal.curve_of(row)) for row in journal.configurations())
+    return optuna_study(trials, journal.space, journal.objectives, name, storage, journal.spec.bounds)
 
 
 def optuna_study(

@@ -12,7 +12,6 @@ from shoal.algorithms.sampler import directions, varying_domains, without_optuna
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.ranking import ranked, why_no_best
-from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import TrialRow, values
 from shoal.journal.view import JournalView
 from shoal.look.budget_values import BudgetValues, budget_values
@@ -202,7 +201,7 @@ def _deviations(rows: Iterable[TrialRow], goal: Objective) -> dict[float, float]
     return {
         row.objective: row.deviations[goal.metric]
         for row in rows
-        if isinstance(row, ConfigurationRow) and row.objective is not None and goal.metric in row.deviations
+        if row.objective is not None and goal.metric in row.deviations
     }
 
 

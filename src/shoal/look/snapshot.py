@@ -12,7 +12,6 @@ from shoal.core.hypervolume import MAX_METRICS, Hypervolume
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
 from shoal.core.ranking import all_nan, front, front_volume, least_violating, ranked
-from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict, values
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_values
@@ -55,9 +54,7 @@ class Best:
     @staticmethod
     def of(row: TrialRow, value: float | tuple[float, ...]) -> "Best":
         """The best of its row, of a trial or of a configuration."""
-        if isinstance(row, ConfigurationRow):
-            return Best(row.number, row.config, value, row.deviations, len(row.repeats))
-        return Best(row.number, row.config, value)
+        return Best(row.number, row.config, value, row.deviations, len(row.members))
 
 
 @dataclass(frozen=True)

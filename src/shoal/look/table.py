@@ -209,7 +209,7 @@ def trials_table(
 
 def _numbers_text(row: TrialRow) -> str:
     """The number of a trial, or those of a configuration's trials."""
-    return numbers_text([each.number for each in row.repeats] if isinstance(row, ConfigurationRow) else [row.number])
+    return numbers_text([each.number for each in row.members])
 
 
 def _with_repeats(rows: Iterable[TrialRow]) -> Iterator[TrialRow]:
@@ -239,7 +239,7 @@ def best_table(
     objectives: Sequence[Objective],
     *,
     runs: bool = True,
-    following: tuple[ConfigurationRow, float] | None = None,
+    following: tuple[TrialRow, float] | None = None,
 ) -> Table:
     """One trial with its whole config and all its metrics; those of the objectives come first.
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.hypervolume import Hypervolume
-from shoal.core.repeats import ConfigurationRow
 from shoal.core.request import Request
 from shoal.core.rows import Intervention, TrialRow, Verdict
 from shoal.core.space import Space, flatten
@@ -82,10 +81,7 @@ def spread_text(value: Any, deviation: float | None, repeats: int) -> str:
 
 def metric_text(row: TrialRow, name: str) -> str:
     """Return the value of a metric at the epoch that ranks a trial, or of a configuration with its spread."""
-    value = row.ranked.get(name)
-    if not isinstance(row, ConfigurationRow):
-        return number_text(value)
-    return spread_text(value, row.deviations.get(name), len(row.repeats))
+    return spread_text(row.ranked.get(name), row.deviations.get(name), len(row.members))
 
 
 def printable(text: str, lines: bool = False) -> str:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from shoal.core.command import DeleteCheckpoints
 from shoal.core.ranking import front, ranked
-from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import Deletion, TrialRow
 from shoal.spec import StudySpec
 from shoal.study.trials import TrialRecord
@@ -29,22 +28,12 @@ def below_rank(rows: Sequence[TrialRow], spec: StudySpec, keep: int | str) -> se
     if keep == "all":
         return set()
     repetition, objectives = spec.repetition, spec.objectives
-    configurations = repetition.rows(rows, objectives, spec.bounds)
-    found = {row.number: _trials(row) for row in configurations}
-    whole = [
-        row
-        for row in configurations
-        if len(found[row.number]) == len(repetition.trials(repetition.configuration(row.number)))
-    ]
+    whole = [row for row in repetition.rows(rows, objectives, spec.bounds) if repetition.is_whole(row)]
     best = ranked(whole, objectives)
     kept = {row.number for row in best[: keep if isinstance(keep, int) else 1]}
     if keep == "best" and len(objectives) > 1:
         kept = front(whole, objectives) or kept
-    return {number for row in best if row.number not in kept for number in found[row.number]}
-
-
-def _trials(row: TrialRow) -> list[int]:
-    return [each.number for each in row.repeats] if isinstance(row, ConfigurationRow) else [row.number]
+    return {each.number for row in best if row.number not in kept for each in row.members}
 
 
 class Retention:
