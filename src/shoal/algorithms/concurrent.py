@@ -40,9 +40,9 @@ class ConcurrentAlgorithm(Algorithm):
         return []
 
     @property
-    @abstractmethod
     def has_paused(self) -> bool:
-        """Whether a trial that is not in training may be trained further."""
+        """Whether a trial that is not in training may be trained further; by default each is trained in one stretch."""
+        return False
 
     def begin_trial(self, config: Config | None = None) -> int:
         """The number of a new trial; its configuration is random unless given."""

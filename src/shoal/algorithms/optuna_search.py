@@ -97,8 +97,3 @@ class OptunaSearch(ConcurrentAlgorithm):
         self._best.pop(number, None)
         self._projection.mark_failed(number)
         return []
-
-    @property
-    def has_paused(self) -> bool:
-        """False: each trial is trained to the end in one stretch."""
-        return False

@@ -239,11 +239,6 @@ class RaySearch(ConcurrentAlgorithm):
         return []
 
     @property
-    def has_paused(self) -> bool:
-        """False: each trial is trained to the end in one stretch."""
-        return False
-
-    @property
     def finished(self) -> bool:
         """Whether all trials have ended and the searcher proposes no more."""
         self.check_bound()
