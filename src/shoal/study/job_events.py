@@ -142,9 +142,8 @@ def equal_repeats(state: StudyState, reports: Iterable[Report]) -> str:
 
 def end_without_improvement(state: StudyState) -> None:
     """End the study, unless it is to end already, if its best value has not improved for as many trials as it sets."""
-    if state.lifecycle.end_requested or not (why := state.improvement.stalled(state.trials)):
-        return
-    if end_by_trial(state, why):
+    if not state.lifecycle.end_requested and (why := state.improvement.stalled(state.trials)):
+        end_by_trial(state, why)
         stop_jobs(state)
 
 
