@@ -244,7 +244,7 @@ class Dependent:
         return f"{self.kind.name}({', '.join(map(str, self.arguments))})"
 
 
-def make_domain(kind: type[Domain], *arguments: Any) -> Any:
+def make_domain(kind: type[Domain], *arguments: Any) -> Domain | Dependent:
     """A domain, or a `Dependent` if an argument is an expression."""
     return Dependent(kind, arguments) if any(isinstance(each, Expression) for each in arguments) else kind(*arguments)
 

@@ -57,27 +57,27 @@ _Number = float | Expression
 
 def uniform(low: _Number, high: _Number) -> Domain | Dependent:
     """A float between `low` and `high`, all equally likely."""
-    return _domain(Uniform, low, high)
+    return make_domain(Uniform, low, high)
 
 
 def loguniform(low: _Number, high: _Number) -> Domain | Dependent:
     """A float between `low` and `high`, both above 0, all orders of magnitude equally likely."""
-    return _domain(LogUniform, low, high)
+    return make_domain(LogUniform, low, high)
 
 
 def quniform(low: _Number, high: _Number, q: _Number) -> Domain | Dependent:
     """One of the floats `low`, `low + q`, `low + 2 q`, ... up to `high` inclusive, all equally likely."""
-    return _domain(QUniform, low, high, q)
+    return make_domain(QUniform, low, high, q)
 
 
 def qloguniform(low: _Number, high: _Number, step: _Number) -> Domain | Dependent:
     """The nearest of the floats `low`, `low + step`, ... up to `high` inclusive to a `loguniform(low, high)`."""
-    return _domain(QLogUniform, low, high, step)
+    return make_domain(QLogUniform, low, high, step)
 
 
 def randint(low: int | Expression, high: int | Expression) -> Domain | Dependent:
     """An integer of `range(low, high)`, all equally likely."""
-    return _domain(RandInt, low, high)
+    return make_domain(RandInt, low, high)
 
 
 def normal(mean: _Number, sd: _Number, low: _Number | None = None, high: _Number | None = None) -> Domain | Dependent:
@@ -89,7 +89,7 @@ def normal(mean: _Number, sd: _Number, low: _Number | None = None, high: _Number
         low: Least value; the distribution is cut off there, so that no value is more likely for being a bound.
         high: Greatest value.
     """
-    return _domain(Normal, mean, sd, low, high)
+    return make_domain(Normal, mean, sd, low, high)
 
 
 def lognormal(median: _Number, factor: _Number) -> Domain | Dependent:
@@ -99,7 +99,7 @@ def lognormal(median: _Number, factor: _Number) -> Domain | Dependent:
         median: As many values are above it as below.
         factor: 68 % of the values are between `median / factor` and `median * factor`; above 1.
     """
-    return _domain(LogNormal, median, factor)
+    return make_domain(LogNormal, median, factor)
 
 
 def logrange(low: _Number, high: _Number, size: int, integer: bool = False) -> Domain | Dependent:
@@ -111,7 +111,7 @@ def logrange(low: _Number, high: _Number, size: int, integer: bool = False) -> D
         size: How many numbers, at least 2.
         integer: Whether they are rounded to integers.
     """
-    return _domain(LogRange, low, high, size, integer)
+    return make_domain(LogRange, low, high, size, integer)
 
 
 def ordinal(values: Iterable[Any]) -> Ordinal:
@@ -149,11 +149,6 @@ def grid(options: Iterable[Any]) -> Choice:
     The algorithm `Grid` tries all options of a `grid` or a `choice`; other algorithms draw one at random.
     """
     return choice(options)
-
-
-def _domain(kind: type[Domain], *arguments: Any) -> Domain | Dependent:
-    domain: Domain | Dependent = make_domain(kind, *arguments)
-    return domain
 
 
 def _ordered_tuple(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
