@@ -11,76 +11,47 @@ __all__ = ["StudyRequests"]
 
 
 class StudyRequests:
-    """Requests to the study in a directory: the process that runs it carries them out, or the next one that does."""
+    """Requests to the study in a directory: the process that runs it carries them out, or else the next one that does,
+    once the study is resumed.
+
+    Arguments `numbers` are the number of a trial or several; the numbers are returned in order.
+
+    Raises:
+        ShoalError: a trial does not exist or is not in a state for the request, no trial is named, or another argument
+            is invalid.
+        JournalError: the directory of the study cannot be written.
+    """
 
     directory: Path
 
     def retry(self, numbers: int | Iterable[int] | None = None) -> list[int]:
-        """Retry failed trials: in the process that runs the study, or else once it is resumed.
+        """Retry failed trials.
 
         Such a trial goes on from its newest checkpoint, or begins anew, and trains up to the budget at which it failed.
         Its failures are counted from zero. Its reports count in tables and for the best trial. The algorithm does not
         observe them: it has decided without the trial, and a replay must give the same study.
 
         Args:
-            numbers: Numbers of the trials, one or several; None: all failed trials.
-
-        Returns:
-            Numbers of the trials.
-
-        Raises:
-            ShoalError: a trial does not exist or has not failed; or no trial has failed.
-            JournalError: the directory of the study cannot be written.
+            numbers: As in the other methods; None: all failed trials.
         """
         return client.retry(self.directory, numbers)
 
     def pause(self, numbers: int | Iterable[int]) -> list[int]:
-        """Pause trials: in the process that runs the study, or else once it is resumed.
+        """Pause trials.
 
         A running trial leaves its job at the next step, with a checkpoint. Trials that must be compared with it wait.
         It stays paused after a stop or kill of the study.
-
-        Args:
-            numbers: Numbers of the trials, one or several.
-
-        Returns:
-            Numbers of the trials.
-
-        Raises:
-            ShoalError: a trial does not exist, has ended or is paused already; or no trial is named.
-            JournalError: the directory of the study cannot be written.
         """
         return client.pause(self.directory, numbers)
 
     def resume(self, numbers: int | Iterable[int]) -> list[int]:
-        """Resume paused trials at the step at which they were paused.
-
-        Args:
-            numbers: Numbers of the trials, one or several.
-
-        Returns:
-            Numbers of the trials.
-
-        Raises:
-            ShoalError: a trial does not exist, has ended or is not paused; or no trial is named.
-            JournalError: as in `pause`.
-        """
+        """Resume paused trials at the step at which they were paused."""
         return client.resume(self.directory, numbers)
 
     def stop(self, numbers: int | Iterable[int]) -> list[int]:
-        """Stop trials for good: in the process that runs the study, or else once it is resumed.
+        """Stop trials for good.
 
         They become STOPPED, and their reports count. The algorithm observes a failure of each, so that no rung waits.
-
-        Args:
-            numbers: Numbers of the trials, one or several.
-
-        Returns:
-            Numbers of the trials.
-
-        Raises:
-            ShoalError: a trial does not exist, has ended or is to be stopped already; or no trial is named.
-            JournalError: as in `pause`.
         """
         return client.stop(self.directory, numbers)
 
@@ -92,41 +63,24 @@ class StudyRequests:
 
         Raises:
             PolicyError: the policy does not exist.
-            JournalError: as in `pause`.
         """
         client.policy(self.directory, name)
 
     def keep(self, keep: int | Literal["best", "all"]) -> None:
-        """Change which ended trials keep their weights, now and later: in the process that runs the study, or else once
-        it is resumed, also if it has ended. Deleted weights do not come back.
+        """Change which ended trials keep their weights, now and later, also if the study has ended. Deleted weights do
+        not come back.
 
         Args:
             keep: As in `tune`.
-
-        Raises:
-            ShoalError: `keep` is neither a positive integer nor "best" or "all".
-            JournalError: as in `pause`.
         """
         client.keep(self.directory, keep)
 
     def pin(self, numbers: int | Iterable[int]) -> list[int]:
-        """Keep the checkpoints of trials whatever `keep` says, of an open trial also its optimizer's state: in the
-        process that runs the study, or else once it is resumed.
-
-        Args:
-            numbers: Numbers of the trials, one or several.
-
-        Returns:
-            Numbers of the trials.
-
-        Raises:
-            ShoalError: a trial does not exist, or its weights were deleted; or no trial is named.
-            JournalError: as in `pause`.
-        """
+        """Keep the checkpoints of trials whatever `keep` says, of an open trial also its optimizer's state."""
         return client.pin(self.directory, numbers)
 
     def add(self, config: Config, epochs: int, *, outside: bool = False) -> Config:
-        """Add a trial of your own: in the process that runs the study, or else once it is resumed.
+        """Add a trial of your own.
 
         Its number is 1000000 or above. Its reports count in tables and for the best trial. The algorithm does not
         observe it or decide about it: the trial is COMPLETE after its epochs.
@@ -142,7 +96,6 @@ class StudyRequests:
         Raises:
             ShoalError: the config lies outside the space though `outside` is false, or cannot be stored in the journal;
                 or `epochs` is not a positive integer.
-            JournalError: as in `pause`.
         """
         return client.add(self.directory, config, epochs, outside=outside)
 
@@ -162,7 +115,6 @@ class StudyRequests:
         new optimizer.
 
         Args:
-            numbers: Numbers of the trials to clone, one or several.
             changes: Name of a parameter, with dots where it is nested -> its value.
             epochs: Budget of each clone, epochs of the original included; None: the budget of the original.
             anew: Whether clones begin with new weights instead.
@@ -174,7 +126,6 @@ class StudyRequests:
         Raises:
             ShoalError: a trial does not exist or has no checkpoint of the end of an epoch; no epochs are left to train;
                 or as in `add`.
-            JournalError: as in `pause`.
         """
         return client.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
 
@@ -192,7 +143,6 @@ class StudyRequests:
         Raises:
             DeviceError: a device is named twice, in use already, or not there; or the request is not carried out in
                 time, and stays pending.
-            JournalError: as in `pause`.
         """
         wanted = [names] if isinstance(names, str) else list(names)
         return client.change_devices(self.directory, "add devices", wanted, patience=patience)
@@ -211,7 +161,6 @@ class StudyRequests:
 
         Raises:
             DeviceError: a device is named twice, or the study does not have it; or as in `add_devices`.
-            JournalError: as in `pause`.
         """
         wanted = [names] if isinstance(names, str) else list(names)
         return client.change_devices(self.directory, "remove devices", wanted, patience=patience)
@@ -220,29 +169,16 @@ class StudyRequests:
         """Stop all jobs after a checkpoint, and start none until `resume_study`; the study's process goes on.
 
         The study stays paused after a stop or kill.
-
-        Raises:
-            ShoalError: the study is paused already, or has ended.
-            JournalError: as in `pause`.
         """
         client.pause_study(self.directory)
 
     def resume_study(self) -> None:
-        """Resume the study after `pause_study`.
-
-        Raises:
-            ShoalError: the study is not paused, or has ended.
-            JournalError: as in `pause`.
-        """
+        """Resume the study after `pause_study`."""
         client.resume_study(self.directory)
 
     def end_study(self) -> None:
         """End the study: all jobs stop after a checkpoint, and open trials become STOPPED.
 
         The algorithm is asked for no further trials.
-
-        Raises:
-            ShoalError: the study has ended, or is to end already.
-            JournalError: as in `pause`.
         """
         client.end_study(self.directory)
