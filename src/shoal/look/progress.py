@@ -108,17 +108,39 @@ class _Stream:
             self._stream.flush()
 
 
-class _ConsoleProgress(Progress):
+class _PacedProgress(Progress):
+    """Shows a snapshot at most once in a period, that of a large study less often."""
+
     _PERIOD: ClassVar[float]
+    """Seconds."""
+
+    def __init__(self, take_snapshot: Callable[[], Snapshot], clock: Callable[[], float]) -> None:
+        self._take_snapshot = take_snapshot
+        self._clock = clock
+        self._due = clock()
+
+    def update(self) -> None:
+        """Show a snapshot if it is due."""
+        if (now := self._clock()) >= self._due:
+            self._show(self._take_snapshot(), now)
+            self._due = now + max(self._PERIOD, _PAUSE * (self._clock() - now))
+
+    @abstractmethod
+    def _show(self, snapshot: Snapshot, now: float) -> None: ...
+
+    def __enter__(self) -> Self:
+        self.update()
+        return self
+
+
+class _ConsoleProgress(_PacedProgress):
     _SOFT_WRAP: ClassVar[bool]
 
     def __init__(
         self, take_snapshot: Callable[[], Snapshot], console: "Console", clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._take_snapshot = take_snapshot
+        super().__init__(take_snapshot, clock)
         self._console = console
-        self._clock = clock
-        self._due = clock()
 
     def print_lines(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -146,30 +168,23 @@ class LiveProgress(_ConsoleProgress):
 
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
 
-    def update(self) -> None:
-        """Redraw the table if it is due."""
-        if (now := self._clock()) >= self._due:
-            self._draw()
-            self._due = now + max(self._PERIOD, _PAUSE * (self._clock() - now))
-
     def __enter__(self) -> Self:
         self._live.start()
-        self.update()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
         try:
-            self._draw()
+            self._show(self._take_snapshot(), self._clock())
         finally:
             self._live.stop()  # restores the cursor of the terminal
 
-    def _draw(self) -> None:
+    def _show(self, snapshot: Snapshot, now: float) -> None:
         from shoal.look.table import status_table
 
-        self._live.update(status_table(self._take_snapshot()), refresh=True)
+        self._live.update(status_table(snapshot), refresh=True)
 
 
-class NotebookProgress(Progress):
+class NotebookProgress(_PacedProgress):
     """Redraws the table of `LiveProgress` in the output of a notebook's cell in place, at most twice a second."""
 
     _PERIOD = 0.5
@@ -181,10 +196,8 @@ class NotebookProgress(Progress):
         display: Callable[..., Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._take_snapshot = take_snapshot
+        super().__init__(take_snapshot, clock)
         self._display = display
-        self._clock = clock
-        self._due = clock()
         self._lines: list[str] = []
         self._handle: Any = None
         self._shown: dict[str, str] = {}
@@ -193,21 +206,11 @@ class NotebookProgress(Progress):
         """Keep the lines; they stand above the table."""
         self._lines += lines
 
-    def update(self) -> None:
-        """Redraw the table if it is due."""
-        if (now := self._clock()) >= self._due:
-            self._draw()
-            self._due = now + max(self._PERIOD, _PAUSE * (self._clock() - now))
-
-    def __enter__(self) -> Self:
-        self.update()
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        self._draw()
+        self._show(self._take_snapshot(), self._clock())
 
-    def _draw(self) -> None:
-        shown = self._bundle(self._take_snapshot())
+    def _show(self, snapshot: Snapshot, now: float) -> None:
+        shown = self._bundle(snapshot)
         if self._handle is None:
             self._handle = self._display(shown, raw=True, display_id=True)
         elif shown != self._shown:
@@ -263,14 +266,7 @@ class LineProgress(_ConsoleProgress):
         self._notes = 0
         self._plain: set[str] = set()
 
-    def update(self) -> None:
-        """Take a snapshot if it is due, and print changes."""
-        if (now := self._clock()) < self._due:
-            return
-        self._print_changes(now, self._take_snapshot())
-        self._due = now + max(self._PERIOD, _PAUSE * (self._clock() - now))
-
-    def _print_changes(self, now: float, snapshot: Snapshot) -> None:
+    def _show(self, snapshot: Snapshot, now: float) -> None:
         self._print_phases(snapshot)
         if not self._started and snapshot.trials:
             self._started = True
@@ -287,10 +283,6 @@ class LineProgress(_ConsoleProgress):
         if now >= self._status_due and self._started:
             self._status_due = now + self._STATUS_PERIOD
             self._print(f"{duration_text(snapshot.elapsed)} {_status_text(snapshot)}")
-
-    def __enter__(self) -> Self:
-        self.update()
-        return self
 
     def __exit__(self, *exception: object) -> None:
         snapshot = self._take_snapshot()
