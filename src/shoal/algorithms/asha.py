@@ -16,7 +16,7 @@ from shoal.core.errors import AlgorithmError
 from shoal.core.fronts import SortedFronts
 from shoal.core.plain import plain_fields
 from shoal.core.score import Score, order
-from shoal.core.trial import Config, Decision, Report, TrialState
+from shoal.core.trial import Decision, Report, TrialState
 
 if TYPE_CHECKING:
     import optuna
@@ -67,11 +67,6 @@ class _AsyncRung:
         """Let no trial wait any more; return those that did, the best first."""
         keys, self._paused = sorted(self._paused), []
         return [number for _, number in keys]
-
-    @property
-    def has_paused(self) -> bool:
-        """Whether a trial waits."""
-        return bool(self._paused)
 
 
 class _SetRung(_AsyncRung):
@@ -126,11 +121,6 @@ class _SetRung(_AsyncRung):
         waiting = set().union(*self._waiting.values())
         self._waiting, self._best = {}, None
         return [number for number in order(self.scores) if number in waiting]
-
-    @property
-    def has_paused(self) -> bool:
-        """Whether a trial waits."""
-        return bool(self._waiting)
 
 
 @dataclass(eq=False)
@@ -239,15 +229,15 @@ class ASHA(ConcurrentAlgorithm):
                 return self._resume_training(rung.promoted.popleft()), above.epochs
             if self._may_promote(rung):
                 return self._resume_training(rung.pop_best()), above.epochs
-        return (self.begin_trial(self._proposed_config()), self._rungs[0].epochs) if len(self.trials) < self.n else None
+        if len(self.trials) == self.n:
+            return None
+        config = None if self._projection is None else self._projection.propose()
+        return self.begin_trial(config), self._rungs[0].epochs
 
     def _resume_training(self, number: int) -> int:
         if self._projection is not None:
             self._projection.mark_training(number)
         return number
-
-    def _proposed_config(self) -> Config | None:
-        return None if self._projection is None else self._projection.propose()
 
     def _may_promote(self, rung: _AsyncRung) -> bool:
         places = rung.count // self.eta
@@ -287,7 +277,7 @@ class ASHA(ConcurrentAlgorithm):
             return []
         if any(map(self._may_promote, self._rungs)):
             return []
-        highest = next((rung for rung in reversed(self._rungs) if rung.has_paused), None)
+        highest = next((rung for rung in reversed(self._rungs) if rung.best_paused), None)
         if highest is not None and not self._has_final_value:
             highest.promoted.append(highest.pop_best())
             return []
@@ -308,4 +298,4 @@ class ASHA(ConcurrentAlgorithm):
     @property
     def has_paused(self) -> bool:
         """Whether a trial on a rung may still be promoted."""
-        return any(rung.promoted or rung.has_paused for rung in self._rungs)
+        return any(rung.promoted or rung.best_paused for rung in self._rungs)
