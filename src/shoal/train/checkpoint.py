@@ -34,7 +34,6 @@ from shoal.fuse.rows import bytes_of, data_address
 from shoal.host.activity_clock import during
 from shoal.train.checkpoint_paths import (
     CHECKPOINT_NAME,
-    STATE_NAME,
     checkpoint_files,
     checkpoint_stem,
     make_checkpoint_directory,
@@ -423,7 +422,7 @@ def mismatch_message(what: str, checkpoint: Checkpoint | Weights, error: Excepti
 
 def _read(path: Path, trial: int) -> dict[str, Any]:
     data = path.read_bytes()
-    match = CHECKPOINT_NAME.fullmatch(path.name) or STATE_NAME.fullmatch(path.name)
+    match = CHECKPOINT_NAME.fullmatch(path.name)
     if match is None or f"{zlib.crc32(data):08x}" != match.group(3):
         raise CheckpointError(f"checkpoint {path} of trial {trial} is damaged: its checksum differs")
     try:

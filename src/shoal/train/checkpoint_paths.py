@@ -20,7 +20,6 @@ from shoal.host.file_system import network_file_system
 
 __all__ = [
     "CHECKPOINT_NAME",
-    "STATE_NAME",
     "checkpoint_bytes",
     "checkpoint_directory",
     "checkpoint_files",
@@ -39,10 +38,9 @@ VISIBLE_SECONDS = 60.0
 """Longest wait for a file of another machine; NFS shows it after 30 to 60 seconds."""
 _PAUSE_SECONDS = 0.5
 
-CHECKPOINT_NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.pt")
-"""Name of a file with weights: epochs finished, steps done of the next epoch, checksum."""
-STATE_NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.state")
-"""Name of the file with the state of optimizers, schedulers and reports of a checkpoint."""
+CHECKPOINT_NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.(pt|state)")
+"""Name of a file with weights, or with the state of optimizers, schedulers and reports:
+epochs finished, steps done of the next epoch, checksum."""
 
 _study: tuple[Path, int] | None = None
 """Directory of the study that this process trains for, and a descriptor of it, which follows it when it is moved."""
@@ -89,14 +87,17 @@ def make_checkpoint_directory(directory: Path, trial: int) -> Path:
 
 def checkpoint_files(directory: Path, trial: int) -> list[Path]:
     """Return a trial's files with weights, newest first: of its checkpoints, and of its best epoch."""
-    found = checkpoint_directory(directory, trial).glob("*.pt")
-    return sorted((path for path in found if CHECKPOINT_NAME.fullmatch(path.name)), reverse=True)
+    return _files(directory, trial, "*.pt")
 
 
 def state_files(directory: Path, trial: int) -> list[Path]:
     """Return a trial's files with the state of optimizers, newest first."""
-    found = checkpoint_directory(directory, trial).glob("*.state")
-    return sorted((path for path in found if STATE_NAME.fullmatch(path.name)), reverse=True)
+    return _files(directory, trial, "*.state")
+
+
+def _files(directory: Path, trial: int, pattern: str) -> list[Path]:
+    found = checkpoint_directory(directory, trial).glob(pattern)
+    return sorted((path for path in found if CHECKPOINT_NAME.fullmatch(path.name)), reverse=True)
 
 
 def checkpoint_stem(epoch: int, step: int) -> str:
