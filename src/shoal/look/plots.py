@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -89,16 +89,14 @@ def _curves(journal: JournalView) -> "Figure":
     rows = ranked(journal.configurations(), journal.objectives)
     best = [str(row.number) for row in rows if values(row, journal.objectives) is not None][:_COLOURED]
     _, axes = plt.subplots()
-    for number, (epochs, _, measured) in found.items():
-        if number not in best:
-            axes.plot(
-                epochs, _gaps(measured), color="0.6", linewidth=0.7, alpha=0.6, marker="." if len(epochs) == 1 else ""
-            )
+    styles: dict[str, dict[str, Any]] = {x: {"color": "0.6", "linewidth": 0.7, "alpha": 0.6} for x in found}
     for place, number in enumerate(best):
+        styles.pop(number)  # the best are drawn last, over the others
+        styles[number] = {"color": f"C{place}", "label": f"trial {number}"}
+    for number, style in styles.items():
         epochs, _, measured = found[number]
-        axes.plot(
-            epochs, _gaps(measured), color=f"C{place}", label=f"trial {number}", marker="." if len(epochs) == 1 else ""
-        )
+        values_or_gaps = [nan if value is None else value for value in measured]
+        axes.plot(epochs, values_or_gaps, marker="." if len(epochs) == 1 else "", **style)
     axes.set(title="Learning curves, the best trials in colour", ylabel=goal.metric)
     axes.set_xlabel("epoch" if journal.spec.unit == "epochs" else "step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -215,10 +213,6 @@ def _bars(axes: "Axes", points: Iterable[tuple[float, float | None]], deviations
 
 def _title(found: BudgetValues) -> str:
     return "\n".join([str(found), *wrap(found.selection, _TITLE)])
-
-
-def _gaps(measured: Sequence[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in measured]
 
 
 def _limit_values(axes: "Axes", shown: Sequence[float], goal: Objective) -> None:
