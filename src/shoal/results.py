@@ -174,7 +174,7 @@ class Study(StudyRequests):
             ShoalError: there is no such trial.
         """
         with JournalView.read(self.directory) as journal:
-            _row(journal, number)
+            journal.named_trials([number])
             return [row for row in journal.checks(number) if row.what]
 
     def grid(self) -> StudyGrid:
@@ -264,7 +264,7 @@ class Study(StudyRequests):
         if which not in ("best", "last"):
             raise ShoalError(f'`which` must be "best" or "last", got {which!r}')
         with JournalView.read(self.directory) as journal:
-            row = _row(journal, number)
+            (row,) = journal.named_trials([number])
             best = row.best_epoch if which == "best" else None
             _check_weights(journal, number)
             if journal.spec.opaque:
@@ -320,13 +320,6 @@ class Study(StudyRequests):
         """Return the study for a notebook: its state, the best value over time, and the best trials."""
         with JournalView.read(self.directory) as journal:
             return notebook_html(overview(journal, time.time()))
-
-
-def _row(journal: JournalView, number: int) -> TrialRow:
-    rows = {row.number: row for row in journal.trials()}
-    if number not in rows:
-        raise ShoalError(f"the study in {journal.directory} has no trial {number}; it has {len(rows)} trials, from 0")
-    return rows[number]
 
 
 def _check_weights(journal: JournalView, number: int) -> None:

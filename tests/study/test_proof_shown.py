@@ -77,7 +77,7 @@ def test_a_search_says_what_was_proven(tmp_path: Path) -> None:
         rows = study.proof(number)
         assert {(row.what, row.difference) for row in rows} == {("refused", None)}
         assert all("hook" in row.reason for row in rows)
-    with pytest.raises(ShoalError, match="has no trial 6; it has 6 trials, from 0"):
+    with pytest.raises(ShoalError, match="has no trial 6; its trials are 0-5"):
         study.proof(6)
 
     frame = study.dataframe().set_index("trial")["proof"]

@@ -21,7 +21,7 @@ from shoal.core.request import Verb
 from shoal.core.rows import TrialRow
 from shoal.core.space import flatten
 from shoal.core.space_tree import constant
-from shoal.core.trial import Config, TrialState, numbers_text, state_name
+from shoal.core.trial import Config, TrialState, state_name
 from shoal.host.fleet import REMOVED, Fleet
 from shoal.host.remedy import command
 from shoal.journal.codec import encode
@@ -274,14 +274,9 @@ def _request(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: C
 
 
 def _rows(journal: JournalView, numbers: Sequence[int]) -> list[TrialRow]:
-    rows = {row.number: row for row in journal.trials()}
     if not numbers:
         raise ShoalError(f"no trial of the study in {journal.directory} is named; name at least one")
-    for number in numbers:
-        if number not in rows:
-            known = f"its trials are {numbers_text(list(rows))}" if rows else "it has none yet"
-            raise ShoalError(f"the study in {journal.directory} has no trial {number}; {known}")
-    return [rows[number] for number in numbers]
+    return journal.named_trials(numbers)
 
 
 def change_devices(

@@ -3,7 +3,7 @@
 import heapq
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -30,7 +30,7 @@ from shoal.core.rows import (
     Verdict,
 )
 from shoal.core.space import Space
-from shoal.core.trial import FIRST_ADDED, Report, TrialState
+from shoal.core.trial import FIRST_ADDED, Report, TrialState, numbers_text
 from shoal.host.paths import absolute
 from shoal.host.remedy import command
 from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row, verdict_of
@@ -223,6 +223,19 @@ class JournalView(OpenJournal):
     def configurations(self) -> list[TrialRow]:
         """A row for each configuration: the trials of a study without repeats, else `ConfigurationRow`s."""
         return self.spec.repetition.rows(self.trials(), self.objectives, self.spec.bounds)
+
+    def named_trials(self, numbers: Sequence[int]) -> list[TrialRow]:
+        """The trials that a user names by their numbers.
+
+        Raises:
+            ShoalError: there is no such trial.
+        """
+        rows = {row.number: row for row in self.trials()}
+        for number in numbers:
+            if number not in rows:
+                known = f"its trials are {numbers_text(list(rows))}" if rows else "it has none yet"
+                raise ShoalError(f"the study in {self.directory} has no trial {number!r}; {known}")
+        return [rows[number] for number in numbers]
 
     def changed_trials(self, known: dict[int, int]) -> list[TrialRow]:
         """The trials whose rows are new or have changed, by number; the others are not decoded.

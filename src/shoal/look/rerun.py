@@ -27,13 +27,9 @@ def find_rerun(
     journal: JournalView, number: int, devices: str | Sequence[str] | None = None
 ) -> tuple[TrialRow, Device]:
     """The trial to rerun, and the device for it: the first of `devices`, by default of the study's."""
-    rows = {row.number: row for row in journal.trials()}
-    if number not in rows:
-        raise ShoalError(
-            f"the study in {journal.directory} has no trial {number!r}; it has {len(rows)}, numbered from 0"
-        )
-    check_rerun(rows[number], journal.spec.opaque)
-    return rows[number], next(device for _, device in discover(devices or journal.spec.devices))
+    (row,) = journal.named_trials([number])
+    check_rerun(row, journal.spec.opaque)
+    return row, next(device for _, device in discover(devices or journal.spec.devices))
 
 
 def check_rerun(row: TrialRow, opaque: object) -> None:
