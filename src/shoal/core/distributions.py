@@ -21,7 +21,9 @@ from shoal.core.domain import (
     RandInt,
     Uniform,
     decimal,
+    float_distribution,
     index_at,
+    int_distribution,
     is_finite,
     is_integer,
     log_fault,
@@ -67,9 +69,7 @@ class _ByQuantile(Domain):
 
     def to_optuna(self) -> "BaseDistribution":
         """FloatDistribution(0, 1) of the quantile."""
-        from optuna.distributions import FloatDistribution
-
-        return FloatDistribution(0.0, 1.0)
+        return float_distribution(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -315,9 +315,7 @@ class _ByIndex(Domain):
 
     def to_optuna(self) -> "BaseDistribution":
         """IntDistribution of the position."""
-        from optuna.distributions import IntDistribution
-
-        return IntDistribution(0, len(self.values) - 1)
+        return int_distribution(0, len(self.values) - 1)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,9 @@ __all__ = [
     "Uniform",
     "between",
     "decimal",
+    "float_distribution",
     "index_at",
+    "int_distribution",
     "is_finite",
     "is_integer",
     "log_fault",
@@ -131,9 +133,7 @@ class Uniform(Domain):
 
     def to_optuna(self) -> "BaseDistribution":
         """FloatDistribution(low, high)."""
-        from optuna.distributions import FloatDistribution
-
-        return FloatDistribution(self.low, self.high)
+        return float_distribution(self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,7 @@ class LogUniform(Domain):
 
     def to_optuna(self) -> "BaseDistribution":
         """FloatDistribution(low, high, log=True)."""
-        from optuna.distributions import FloatDistribution
-
-        return FloatDistribution(self.low, self.high, log=True)
+        return float_distribution(self.low, self.high, log=True)
 
 
 @dataclass(frozen=True)
@@ -216,10 +214,8 @@ class QUniform(Domain):
         With very many points it has no step: Optuna 5 counts the steps up to a value in floats and requires an integer
         up to 1e-8, so it would refuse valid values.
         """
-        from optuna.distributions import FloatDistribution
-
         step = self.q if self.count() <= MOST_STEPPED else None
-        return FloatDistribution(self.low, self._value(self.count() - 1), step=step)
+        return float_distribution(self.low, self._value(self.count() - 1), step=step)
 
     def from_optuna_value(self, value: float) -> float:
         """The nearest point."""
@@ -278,9 +274,7 @@ class RandInt(Domain):
 
     def to_optuna(self) -> "BaseDistribution":
         """IntDistribution with a step, whose upper bound is included."""
-        from optuna.distributions import IntDistribution
-
-        return IntDistribution(self.low, range(self.low, self.high, self.step)[-1], step=self.step)
+        return int_distribution(self.low, range(self.low, self.high, self.step)[-1], step=self.step)
 
 
 @dataclass(frozen=True)
@@ -321,9 +315,7 @@ class LogRandInt(Domain):
 
     def to_optuna(self) -> "BaseDistribution":
         """IntDistribution(log=True), whose upper bound is included."""
-        from optuna.distributions import IntDistribution
-
-        return IntDistribution(self.low, self.high - 1, log=True)
+        return int_distribution(self.low, self.high - 1, log=True)
 
 
 @dataclass(frozen=True)
@@ -428,6 +420,20 @@ class Constant:
     """
 
     value: Any
+
+
+def float_distribution(low: float, high: float, **settings: Any) -> "BaseDistribution":
+    """A distribution of floats, made by Optuna."""
+    from optuna.distributions import FloatDistribution
+
+    return FloatDistribution(low, high, **settings)
+
+
+def int_distribution(low: int, high: int, **settings: Any) -> "BaseDistribution":
+    """A distribution of integers, made by Optuna."""
+    from optuna.distributions import IntDistribution
+
+    return IntDistribution(low, high, **settings)
 
 
 def is_finite(value: object) -> bool:
