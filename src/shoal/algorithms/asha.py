@@ -80,25 +80,21 @@ class _SetRung(_AsyncRung):
         self._best: tuple[int, int] | None = None  # without the changes since
 
     def add(self, number: int, score: Score) -> None:
-        """Rank a trial."""
         self.scores[number] = score
         insort(self._classes, score[:2])
         self._fronts.setdefault(score[:2], SortedFronts()).add(number, score.losses)
         self._best = None
 
     def rank(self, number: int) -> int:
-        """Number of better trials on the rung."""
         group = self.scores[number][:2]
         return bisect_left(self._classes, group) + self._fronts[group].rank(number)
 
     def pause(self, number: int) -> None:
-        """Let a ranked trial wait for its promotion."""
         self._waiting.setdefault(self.scores[number][:2], set()).add(number)
         self._best = None
 
     @property
     def best_paused(self) -> tuple[int, int] | None:
-        """The rank of the best waiting trial, and its number; None if none waits."""
         if self._best is None and self._waiting:
             group = min(self._waiting)
             rank, number = self._fronts[group].best_of(self._waiting[group])
@@ -106,7 +102,6 @@ class _SetRung(_AsyncRung):
         return self._best
 
     def pop_best(self) -> int:
-        """Let the best waiting trial wait no more."""
         if (best := self.best_paused) is None:
             raise IndexError("no trial waits")
         group = self.scores[best[1]][:2]
@@ -117,7 +112,6 @@ class _SetRung(_AsyncRung):
         return best[1]
 
     def pop_all(self) -> list[int]:
-        """Let no trial wait any more; return those that did, the best first."""
         waiting = set().union(*self._waiting.values())
         self._waiting, self._best = {}, None
         return [number for number in order(self.scores) if number in waiting]
@@ -156,8 +150,7 @@ class ASHA(ConcurrentAlgorithm):
         sampler: None for random configurations, a name of `SAMPLERS`, or a function that makes a new Optuna sampler
             from a seed. "nsga2" and "cmaes" need generations of trials with a value at the modelled budget; few trials
             reach that budget, so these samplers improve late.
-        group_by: Parameters by which each `concurrency` configurations are ordered, so that those which can be fused
-            into one array follow each other. The set of configurations does not change.
+        group_by: Parameters by which configurations are ordered, see `Problem.group_by`.
 
     Raises:
         AlgorithmError: a setting is not an integer, out of range, or not the name of a variant or sampler.

@@ -88,7 +88,8 @@ class Problem:
         data_seed: Data seed of all trials; None gives every trial its own.
         other_objectives: Further metrics, for algorithms that take several.
         group_by: Parameters, named as `flatten` names them, such as "width" or "optimizer.name". Random configurations
-            with equal values of these are adjacent, so that their trials can form one array.
+            with equal values of these are adjacent, so that their trials can form one array: of those that may begin
+            together, a bracket or as many as train at a time. The set of configurations does not change.
         initial: Configurations of the first trials; values that they leave out are those of `sample`.
         constraints: Bounds that reported values must keep.
         of_best: Which epoch of a trial is its best, by which it ranks; for samplers that learn from ended trials.

@@ -48,8 +48,7 @@ class SyncBOHB(BracketedAlgorithm):
         min_points: Fewest trials in either density, which may share some; None is one more than there are parameters.
         bandwidth_factor: Factor by which the bandwidths are widened for the candidates.
         min_bandwidth: Least bandwidth of either density, all values lying between 0 and 1.
-        group_by: Parameters by which the random configurations of each bracket are ordered, so that those which can be
-            fused into one array follow each other. The set of configurations does not change.
+        group_by: Parameters by which configurations are ordered, see `Problem.group_by`.
 
     Raises:
         AlgorithmError: a setting is not a number, or out of range.

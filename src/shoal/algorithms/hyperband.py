@@ -23,8 +23,7 @@ class Hyperband(BracketedAlgorithm):
         eta: Factor by which each rung has fewer trials, and more epochs.
         brackets: Number of brackets to run, beginning with the one that has the most trials; None runs all
             floor(log_eta(R)) + 1 brackets, 1 is plain successive halving.
-        group_by: Parameters by which the configurations of each bracket are ordered, so that those which can be fused
-            into one array follow each other. The set of configurations does not change.
+        group_by: Parameters by which configurations are ordered, see `Problem.group_by`.
         skip_last: Rungs that each bracket leaves out at its end (HFTA, Table 11: last rounds to skip). The trials on
             its last remaining rung are complete, after `max_epochs / eta^skip_last` epochs, and brackets of no more
             rungs than that do not begin. The last rungs train few trials for long, so they fuse least.

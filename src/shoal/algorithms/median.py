@@ -32,8 +32,7 @@ class Median(ConcurrentAlgorithm):
         grace: First epoch at which a trial may be stopped.
         least: Number of other trials that must have reached an epoch before a trial is stopped there.
         concurrency: Largest number of trials in training at a time, on any number of devices.
-        group_by: Parameters by which each `concurrency` configurations are ordered, so that those which can be fused
-            into one array follow each other. The set of configurations does not change.
+        group_by: Parameters by which configurations are ordered, see `Problem.group_by`.
 
     Raises:
         AlgorithmError: a setting is not an integer, or out of range.

@@ -34,8 +34,7 @@ class PBT(Algorithm):
     its domain, or its option or its value of an `ordinal` or `logrange` is exchanged for an adjacent one. For a domain
     with computed bounds that is done to its quantile, and values computed from others follow them. A change that the
     conditions of the space refuse is drawn again, up to 100 times, after which the copy keeps its configuration. By
-    default all numbers are explored: options often
-    decide the structure of a model, and then no other model's weights fit.
+    default all numbers are explored: options often decide the structure of a model, whose weights then do not fit.
 
     Members wait for each other, so that the population trains as full arrays, and the result does not depend on the
     speed of a member.

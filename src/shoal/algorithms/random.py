@@ -17,8 +17,7 @@ class Random(BracketedAlgorithm):
     Args:
         n: Number of trials.
         epochs: Epochs of each trial.
-        group_by: Parameters by which the configurations are ordered, so that those which can be one array come
-            together. The set of configurations does not change.
+        group_by: Parameters by which configurations are ordered, see `Problem.group_by`.
 
     Raises:
         AlgorithmError: a setting is not an integer of at least 1.

@@ -24,8 +24,7 @@ class SuccessiveHalving(BracketedAlgorithm):
         max_epochs: Longest training of a trial.
         eta: Factor by which each rung has fewer trials, and more epochs.
         min_epochs: Epochs of the first rung.
-        group_by: Parameters by which the configurations are ordered, so that those which can be one array come
-            together. The set of configurations does not change.
+        group_by: Parameters by which configurations are ordered, see `Problem.group_by`.
 
     Raises:
         AlgorithmError: a setting is not an integer, or out of range.
