@@ -19,7 +19,7 @@ from shoal.host.paths import absolute, check_path
 from shoal.host.process_settings import applied
 from shoal.host.remedy import command
 from shoal.host.sources import edits
-from shoal.journal.check import check_study
+from shoal.journal.check import check_study, named_trials
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.budget_values import budget_values
@@ -174,7 +174,7 @@ class Study(StudyRequests):
             ShoalError: there is no such trial.
         """
         with JournalView.read(self.directory) as journal:
-            journal.named_trials([number])
+            named_trials(journal, [number])
             return [row for row in journal.checks(number) if row.what]
 
     def grid(self) -> StudyGrid:
@@ -264,7 +264,7 @@ class Study(StudyRequests):
         if which not in ("best", "last"):
             raise ShoalError(f'`which` must be "best" or "last", got {which!r}')
         with JournalView.read(self.directory) as journal:
-            (row,) = journal.named_trials([number])
+            (row,) = named_trials(journal, [number])
             best = row.best_epoch if which == "best" else None
             _check_weights(journal, number)
             if journal.spec.opaque:

@@ -194,6 +194,14 @@ class Repeats:
             repeats=tuple(rows),
         )
 
+    def curve_of(
+        self, row: TrialRow, read: Callable[[int], list[Report]], objectives: Sequence[Objective]
+    ) -> list[Report]:
+        """The reports of a row of `rows`; `read` returns those of the trial with a number."""
+        if not isinstance(row, ConfigurationRow):
+            return read(row.number)
+        return self.curve([read(each.number) for each in row.repeats], objectives)
+
     def curve(self, curves: Sequence[Sequence[Report]], objectives: Sequence[Objective]) -> list[Report]:
         """The reports of a configuration: one for each epoch that all its repeats have reported.
 

@@ -2,6 +2,7 @@
 
 import reprlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,11 +10,13 @@ from msgspec import Meta, Struct, ValidationError, convert
 
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause
-from shoal.core.errors import JournalError
+from shoal.core.errors import JournalError, ShoalError
+from shoal.core.rows import TrialRow
+from shoal.core.trial import numbers_text
 from shoal.host.remedy import command
 from shoal.journal.view import JournalView
 
-__all__ = ["check_not_paused", "check_study", "check_values"]
+__all__ = ["check_not_paused", "check_study", "check_values", "named_trials"]
 
 
 def check_study(journal: JournalView) -> None:
@@ -34,6 +37,16 @@ def check_not_paused(directory: Path) -> None:
                 f"the study in {directory} is paused, and {owner} runs it; let it go on with: "
                 f"{command('study resume', now.directory)}"
             )
+
+
+def named_trials(journal: JournalView, numbers: Sequence[int]) -> list[TrialRow]:
+    """The trials that a user names by their numbers; a ShoalError if there is none of a number."""
+    rows = {row.number: row for row in journal.trials()}
+    for number in numbers:
+        if number not in rows:
+            known = f"its trials are {numbers_text(list(rows))}" if rows else "it has none yet"
+            raise ShoalError(f"the study in {journal.directory} has no trial {number!r}; {known}")
+    return [rows[number] for number in numbers]
 
 
 def check_values(journal: JournalView) -> None:

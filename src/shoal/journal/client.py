@@ -24,6 +24,7 @@ from shoal.core.space_tree import constant
 from shoal.core.trial import Config, TrialState, state_name
 from shoal.host.fleet import REMOVED, Fleet
 from shoal.host.remedy import command
+from shoal.journal.check import named_trials
 from shoal.journal.codec import encode
 from shoal.journal.requests import delete_request, pending_requests, write_request
 from shoal.journal.statistics import StudyStatistics
@@ -276,7 +277,7 @@ def _request(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: C
 def _rows(journal: JournalView, numbers: Sequence[int]) -> list[TrialRow]:
     if not numbers:
         raise ShoalError(f"no trial of the study in {journal.directory} is named; name at least one")
-    return journal.named_trials(numbers)
+    return named_trials(journal, numbers)
 
 
 def change_devices(

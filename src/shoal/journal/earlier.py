@@ -164,7 +164,7 @@ def _values(
     names = [goal.metric for goal in with_directions(spec.objectives, spec.bounds)]
     found: dict[int, dict[str, float]] = {}
     best: Mapping[str, float] = {}
-    for each in journal.curve_of(row):
+    for each in journal.spec.repetition.curve_of(row, journal.curve, needed):
         if each.state is TrialState.FAILED or not all(goal.metric in each.metrics for goal in needed):
             continue
         if of_best.improves(each.metrics, best):

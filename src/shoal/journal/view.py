@@ -3,17 +3,15 @@
 import heapq
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Self, TypeVar
 
-from shoal.core.constraint import with_directions
 from shoal.core.errors import JournalError, ShoalError
 from shoal.core.event import TurnStats
-from shoal.core.repeats import ConfigurationRow
 from shoal.core.rows import (
     NOT_FAILED,
     CheckRow,
@@ -30,7 +28,7 @@ from shoal.core.rows import (
     Verdict,
 )
 from shoal.core.space import Space
-from shoal.core.trial import FIRST_ADDED, Report, TrialState, numbers_text
+from shoal.core.trial import FIRST_ADDED, Report, TrialState
 from shoal.host.paths import absolute
 from shoal.host.remedy import command
 from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row, verdict_of
@@ -224,19 +222,6 @@ class JournalView(OpenJournal):
         """A row for each configuration: the trials of a study without repeats, else `ConfigurationRow`s."""
         return self.spec.repetition.rows(self.trials(), self.objectives, self.spec.bounds)
 
-    def named_trials(self, numbers: Sequence[int]) -> list[TrialRow]:
-        """The trials that a user names by their numbers.
-
-        Raises:
-            ShoalError: there is no such trial.
-        """
-        rows = {row.number: row for row in self.trials()}
-        for number in numbers:
-            if number not in rows:
-                known = f"its trials are {numbers_text(list(rows))}" if rows else "it has none yet"
-                raise ShoalError(f"the study in {self.directory} has no trial {number!r}; {known}")
-        return [rows[number] for number in numbers]
-
     def changed_trials(self, known: dict[int, int]) -> list[TrialRow]:
         """The trials whose rows are new or have changed, by number; the others are not decoded.
 
@@ -284,13 +269,6 @@ class JournalView(OpenJournal):
     def curve(self, trial: int) -> list[Report]:
         """Reports of a trial, in the order of arrival."""
         return self.tables.read("report", report_of, f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)
-
-    def curve_of(self, row: TrialRow) -> list[Report]:
-        """Reports of a row of `configurations`: of a trial, or of the repeats of a configuration as one."""
-        if not isinstance(row, ConfigurationRow):
-            return self.curve(row.number)
-        curves, spec = [self.curve(each.number) for each in row.repeats], self.spec
-        return spec.repetition.curve(curves, with_directions(spec.objectives, spec.bounds))
 
     def reports_after(self, seq: int, limit: int) -> list[tuple[int, float, Report]]:
         """The first report of each epoch of each trial, of those recorded after a position, in order.

@@ -28,8 +28,9 @@ def journal_optuna_study(
     journal: JournalView, name: str, storage: "str | optuna.storages.BaseStorage | None" = None
 ) -> "optuna.Study":
     """Return a new Optuna study of a study's configurations, see `optuna_study`."""
-    trials = ((row, journal.curve_of(row)) for row in journal.configurations())
-    return optuna_study(trials, journal.space, journal.objectives, name, storage, journal.spec.bounds)
+    repetition, goals = journal.spec.repetition, journal.objectives
+    trials = ((row, repetition.curve_of(row, journal.curve, goals)) for row in journal.configurations())
+    return optuna_study(trials, journal.space, goals, name, storage, journal.spec.bounds)
 
 
 def optuna_study(

@@ -15,6 +15,7 @@ from shoal.core.rows import TrialRow
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.host.discover import discover
 from shoal.host.sources import edits
+from shoal.journal.check import named_trials
 from shoal.journal.view import JournalView
 from shoal.look.snapshot import TaskEdit, task_edits
 from shoal.look.table import task_edit_json
@@ -27,7 +28,7 @@ def find_rerun(
     journal: JournalView, number: int, devices: str | Sequence[str] | None = None
 ) -> tuple[TrialRow, Device]:
     """The trial to rerun, and the device for it: the first of `devices`, by default of the study's."""
-    (row,) = journal.named_trials([number])
+    (row,) = named_trials(journal, [number])
     check_rerun(row, journal.spec.opaque)
     return row, next(device for _, device in discover(devices or journal.spec.devices))
 
