@@ -6,6 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from math import inf
 from types import NoneType
 from typing import Any, Literal, Self
@@ -22,6 +23,7 @@ from shoal.core.objective import Objective, objectives
 from shoal.core.plain import plain_fields
 from shoal.core.repeats import Repeats
 from shoal.core.resources import parse_bytes
+from shoal.core.rows import TrialRow
 from shoal.core.space import Space
 from shoal.core.trial import Config, EarlierTrial, derive_seed
 from shoal.core.version import VERSION
@@ -144,7 +146,7 @@ class StudySpec:
         """Return the fields as JSON values."""
         return asdict(self)
 
-    @property
+    @cached_property
     def objectives(self) -> tuple[Objective, ...]:
         """The metrics with their modes."""
         return objectives(self.metric, self.mode)
@@ -154,17 +156,21 @@ class StudySpec:
         """How the study repeats its configurations."""
         return Repeats(self.repeats, self.folds, self.aggregate)
 
+    def configurations(self, rows: Sequence[TrialRow]) -> list[TrialRow]:
+        """A row for each configuration of some trials of the study, see `Repeats.rows`."""
+        return self.repetition.rows(rows, self.objectives, self.bounds, self.of_best)
+
     @property
     def process_memory(self) -> int:
         """Bytes of main memory that each process of a function or command may allocate; 0: no limit."""
         return _process_memory(self.memory_limit) or 0
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[Constraint, ...]:
         """The constraints."""
         return parse_constraints(self.constraints)
 
-    @property
+    @cached_property
     def of_best(self) -> EpochOrder:
         """Which epoch of a trial is its best."""
         return EpochOrder.of(self.objectives, self.bounds, self.rank_by, self.best_by)

@@ -25,6 +25,7 @@ from shoal.core.repeats import ConfigurationRow, Repeats, p_value
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space, choice, loguniform, randint
 from shoal.core.trial import FIRST_ADDED, Report, Trial, TrialState
+from shoal.spec import StudySpec
 from shoal.testing.algorithms import (
     check_failures,
     check_order_does_not_matter,
@@ -172,6 +173,23 @@ def test_the_row_of_a_configuration(
     assert (found.number, found.state, found.objective, found.epoch) == (number, state, objective, epoch)
     assert found.seconds == 2.0 * len(rows)
     assert found.repeats == tuple(made)
+
+
+def test_the_metric_of_the_best_epoch_has_its_mode_in_aggregates() -> None:
+    """Its name alone would say that higher values are better."""
+    of_best = StudySpec(metric="loss", mode="min", best_by={"rmse": "min"}).of_best
+    repeats, values = Repeats(2, aggregate="worst"), [{"loss": 1.0, "rmse": 0.5}, {"loss": 2.0, "rmse": 0.3}]
+    rows = [replace(_row(number, each["loss"]), ranked=each) for number, each in enumerate(values)]
+    (found,) = repeats.rows(rows, LOSS, of_best=of_best)
+    assert found.ranked == {"loss": 2.0, "rmse": 0.5}
+
+    search = OptunaSearch(n=1, epochs=2)
+    repeated = Repeated(search, repeats)
+    repeated.bind(SPACE, metric="loss", mode="min", seed=0, of_best=of_best)
+    repeated.next_groups(9)
+    for number, each in enumerate(values):
+        repeated.observe(Report(number, 1, each))
+    assert search._best == {0: {"loss": 2.0, "rmse": 0.5}}
 
 
 def test_a_repeat_that_ended_before_the_others_leaves_its_configuration_without_a_value() -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from shoal.algorithms.base import Algorithm, Problem, Totals, call_text, check_integer
 from shoal.algorithms.wrapper import WrapperAlgorithm
-from shoal.core.constraint import with_directions
 from shoal.core.errors import AlgorithmError
 from shoal.core.repeats import FOLD, Repeats
 from shoal.core.trial import FIRST_ADDED, Decision, Origin, Report, Trial, TrialGroup, TrialState
@@ -149,7 +148,7 @@ class Repeated(WrapperAlgorithm):
             own.target = None
         own.observed = epoch
         own.reports = {later: kept for later, kept in own.reports.items() if later > epoch}
-        directions = with_directions(self.problem.objectives, self.problem.constraints)
+        directions = self.problem.of_best.directions(self.problem.objectives, self.problem.constraints)
         metrics = self._repeats.aggregated([report.metrics for report in reports], directions)
         seconds = math.fsum(report.seconds for report in reports)
         return self._of_all(self.inner.observe(Report(number, epoch, metrics, seconds, state)))

@@ -1,9 +1,9 @@
 """Which epoch of a trial is its best, by which it ranks and whose weights are kept."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.core.constraint import Constraint, violation
+from shoal.core.constraint import Constraint, violation, with_directions
 from shoal.core.errors import AlgorithmError
 from shoal.core.objective import Objective, first_objective
 
@@ -47,6 +47,10 @@ class EpochOrder:
         if rank_by == "last":
             return LAST_EPOCHS
         return cls(tuple(dict.fromkeys((first, *objectives))), tuple(constraints))
+
+    def directions(self, objectives: Sequence[Objective], constraints: Iterable[Constraint]) -> tuple[Objective, ...]:
+        """The objectives of a study, and this order's, as `with_directions` adds its constraints to them."""
+        return with_directions((*objectives, *self.objectives), constraints)
 
     def improves(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
         """Whether an epoch is better than the best one before it; not if a metric of the objectives is missing or NaN.

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import fmean, median, stdev, variance
 
-from shoal.core.constraint import Constraint, violation, with_directions
+from shoal.core.constraint import Constraint, violation
+from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.errors import AlgorithmError
 from shoal.core.objective import Objective, first_objective, lower_is_better
 from shoal.core.rows import TrialRow
@@ -128,7 +129,7 @@ class Repeats:
         """The values of a configuration, of the metrics that all repeats have; NaN where a repeat has NaN.
 
         Args:
-            objectives: Objectives of the study, and its constraints as `with_directions` adds them.
+            objectives: Which values are better, see `EpochOrder.directions`.
         """
         return {
             name: self._aggregated([each[name] for each in metrics], lower_is_better(name, objectives))
@@ -140,7 +141,11 @@ class Repeats:
         return math.nan if any(map(math.isnan, values)) else AGGREGATES[self.aggregate](values, lower)
 
     def rows(
-        self, rows: Sequence[TrialRow], objectives: Sequence[Objective], constraints: Sequence[Constraint] = ()
+        self,
+        rows: Sequence[TrialRow],
+        objectives: Sequence[Objective],
+        constraints: Sequence[Constraint] = (),
+        of_best: EpochOrder = LAST_EPOCHS,
     ) -> list[TrialRow]:
         """A row for each configuration, in the order of numbers; the trials' own rows if nothing is repeated."""
         if self.size == 1:
@@ -149,7 +154,7 @@ class Repeats:
         for row in rows:
             members.setdefault(self.configuration(row.number), []).append(row)
         return [
-            self._row(number, found, objectives, constraints)
+            self._row(number, found, objectives, constraints, of_best)
             if number < FIRST_ADDED
             else replace(found[0], trial=replace(found[0].trial, config=self.searched(found[0].config)))
             for number, found in members.items()
@@ -161,6 +166,7 @@ class Repeats:
         rows: Sequence[TrialRow],
         objectives: Sequence[Objective],
         constraints: Sequence[Constraint],
+        of_best: EpochOrder,
     ) -> ConfigurationRow:
         """A configuration has no objective without all its trials, with a failed one, or at different epochs."""
         first, states = objectives[0], {row.state for row in rows}
@@ -170,7 +176,7 @@ class Repeats:
         whole = failed is None and level and len(valued) == len(self.trials(number))
         shown = valued[(len(valued) - 1) // 2][2] if whole else failed or rows[0]
         open_state = next((state for state in _OPEN if state in states), None)
-        directions = with_directions(objectives, constraints)
+        directions = of_best.directions(objectives, constraints)
         metrics, ranked, best = (
             self.aggregated([kind(row) for row in rows], directions)
             for kind in (attrgetter("metrics"), attrgetter("ranked"), attrgetter("best"))

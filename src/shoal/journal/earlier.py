@@ -153,7 +153,7 @@ def _why_outside(space: Space, row: TrialRow) -> str:
 
 def _needed(spec: StudySpec, of_best: EpochOrder) -> tuple[Objective, ...]:
     """What a report must have to be used: the metrics, the one that decides the best epoch, and the constraints'."""
-    return with_directions((*spec.objectives, *of_best.objectives), spec.bounds)
+    return of_best.directions(spec.objectives, spec.bounds)
 
 
 def _values(

@@ -220,7 +220,7 @@ class JournalView(OpenJournal):
 
     def configurations(self) -> list[TrialRow]:
         """A row for each configuration: the trials of a study without repeats, else `ConfigurationRow`s."""
-        return self.spec.repetition.rows(self.trials(), self.objectives, self.spec.bounds)
+        return self.spec.configurations(self.trials())
 
     def changed_trials(self, known: dict[int, int]) -> list[TrialRow]:
         """The trials whose rows are new or have changed, by number; the others are not decoded.

@@ -28,9 +28,10 @@ def journal_optuna_study(
     journal: JournalView, name: str, storage: "str | optuna.storages.BaseStorage | None" = None
 ) -> "optuna.Study":
     """Return a new Optuna study of a study's configurations, see `optuna_study`."""
-    repetition, goals = journal.spec.repetition, journal.objectives
-    trials = ((row, repetition.curve_of(row, journal.curve, goals)) for row in journal.configurations())
-    return optuna_study(trials, journal.space, goals, name, storage, journal.spec.bounds)
+    spec, goals = journal.spec, journal.objectives
+    directions = spec.of_best.directions(goals, spec.bounds)
+    trials = ((row, spec.repetition.curve_of(row, journal.curve, directions)) for row in journal.configurations())
+    return optuna_study(trials, journal.space, goals, name, storage, spec.bounds)
 
 
 def optuna_study(

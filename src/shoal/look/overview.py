@@ -143,7 +143,7 @@ def overview(journal: JournalView, now: float) -> Overview:
     state = snapshot(journal, now)
     elapsed, bars = timed_jobs(journal, now)
     goals, rows = journal.objectives, journal.trials()
-    ranking = ranked(journal.spec.repetition.rows(rows, goals, journal.spec.bounds), goals)
+    ranking = ranked(journal.spec.configurations(rows), goals)
     valued = [row for row in ranking if row.objective is not None]
     reservations, telemetry = journal.reservations(), by_key(journal.telemetry(), lambda row: row.device)
     of_devices = by_key(bars, lambda bar: bar.job.device)

@@ -16,7 +16,7 @@ def best_value(trials: TrialTable, configuration: int, spec: StudySpec) -> float
     rows = [record.row for record in records if record is not None]
     if len(rows) < len(records):
         return None
-    (row,) = spec.repetition.rows(rows, spec.objectives, spec.bounds)
+    (row,) = spec.configurations(rows)
     return None if row.violation or row.state is TrialState.FAILED else row.objective
 
 

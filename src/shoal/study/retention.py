@@ -27,8 +27,8 @@ def below_rank(rows: Sequence[TrialRow], spec: StudySpec, keep: int | str) -> se
     """
     if keep == "all":
         return set()
-    repetition, objectives = spec.repetition, spec.objectives
-    whole = [row for row in repetition.rows(rows, objectives, spec.bounds) if repetition.is_whole(row)]
+    objectives = spec.objectives
+    whole = [row for row in spec.configurations(rows) if spec.repetition.is_whole(row)]
     best = ranked(whole, objectives)
     kept = {row.number for row in best[: keep if isinstance(keep, int) else 1]}
     if keep == "best" and len(objectives) > 1:

@@ -8,7 +8,7 @@ from math import inf
 from operator import attrgetter, itemgetter
 
 from shoal.core.array import FusionKey, Member
-from shoal.core.constraint import Constraint, violation, with_directions
+from shoal.core.constraint import Constraint, violation
 from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.job import Job, Purpose
 from shoal.core.objective import Objective, first_objective, merge_best
@@ -145,7 +145,7 @@ class TrialTable:
         """Least loss, by the first objective, of all reports."""
         self._objectives = objectives
         self._constraints = constraints
-        self._directions = with_directions((*objectives, *of_best.objectives), constraints)
+        self._directions = of_best.directions(objectives, constraints)
         self._bounded = {each.metric for each in constraints}
         self._of_best = of_best
         self._new: list[Trial] = []
