@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from shoal import api
 from shoal.cli.app import app
 from shoal.cli.options import best_by_argument
 from shoal.cli.space_file import read_space
@@ -235,6 +236,14 @@ def test_wrong_usage(arguments: list[str], words: str) -> None:
 )
 def test_the_metric_of_the_best_epoch_may_have_its_mode(text: str, expected: str | dict[str, str]) -> None:
     assert best_by_argument(text) == expected
+
+
+def test_a_report_of_a_program_has_the_metric_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr(api, "tune", lambda task, space, **arguments: found.append(task.metrics))
+    options = ["--metric", "loss", "--mode", "min", "--trials", "1", "--epochs", "2", "--best-by", "val:min"]
+    CliRunner().invoke(app, ["run", "--space", "space.toml", *options, "--", "true", "{lr}", "{width}"])
+    assert found == [("loss", "val")]
 
 
 def test_a_program_cannot_be_profiled(shoal: Run, tmp_path: Path) -> None:

@@ -88,8 +88,12 @@ class CommandRequest:
         return dataclasses.replace(self, metric=metric, mode=mode, trials=self.trials or cap)
 
 
-def run_command(request: CommandRequest, line: Sequence[str]) -> None:
-    """Run a study of a program; options that are missing or do not fit the algorithm are a BadParameter."""
+def run_command(request: CommandRequest, line: Sequence[str], best_by: object = None) -> None:
+    """Run a study of a program; options that are missing or do not fit the algorithm are a BadParameter.
+
+    Args:
+        best_by: As of `tune`; a line of the program without its metric is no report.
+    """
     assert request.space is not None
     space, sweep = read_space(request.space)
     request = request.completed(sweep)
@@ -98,7 +102,8 @@ def run_command(request: CommandRequest, line: Sequence[str]) -> None:
             raise typer.BadParameter("is needed with --space", param_hint=f"--{name}")
     assert request.metric is not None
     limit = TIME_LIMIT if request.time_limit is None else request.time_limit
-    command = Command(tuple(line), (request.metric,), working_directory(), limit)
+    metrics = dict.fromkeys([request.metric, *(best_by if isinstance(best_by, dict) else ())])
+    command = Command(tuple(line), tuple(metrics), working_directory(), limit)
     counts = {"trials": request.trials, "epochs": request.epochs}
     if request.algorithm is None and request.trials is None:
         raise typer.BadParameter("is needed without --algorithm", param_hint="--trials")

@@ -309,7 +309,7 @@ def run(
                     print_message(f"running {file}")
                 run_script(Path(file), arguments or [])
             else:
-                run_command(asked, [file, *(arguments or [])])
+                run_command(asked, [file, *(arguments or [])], given["best_by"])
         if not begun:
             raise ShoalError(f"{file} ended without a call of shoal.tune, so there is no study")
         _conclude(begun[-1], as_json)
