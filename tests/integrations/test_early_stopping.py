@@ -99,6 +99,25 @@ def test_other_callbacks_of_lightning_are_refused(callbacks: list[Any], said: st
         LightningTask(Classifier, Data(), callbacks=callbacks)
 
 
+@pytest.mark.parametrize(
+    ("callbacks", "rules"),
+    [
+        pytest.param(None, [], id="none"),
+        pytest.param([], [], id="an empty list"),
+        pytest.param(EarlyStopping("val_loss", patience=4), [Patience(4)], id="a single one"),
+    ],
+)
+def test_callbacks_have_the_forms_of_lightning(callbacks: Any, rules: list[Patience]) -> None:
+    assert LightningTask(Classifier, Data(), callbacks=callbacks)._stop_rules([Objective("val_loss", "min")]) == rules
+
+
+@pytest.mark.parametrize("callbacks", [None, []])
+def test_trainer_may_have_no_callbacks(callbacks: Any, tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    task = TrainerTask(bert, args, [{}], [{}], data_collator=dict, callbacks=callbacks)
+    assert task._stop_rules([Objective("valid_loss", "min")]) == []
+
+
 def test_a_callback_that_monitors_something_else_is_refused_by_tune() -> None:
     task: Any = LightningTask(Classifier, Data(), callbacks=[EarlyStopping("val_loss")])
     with pytest.raises(TaskError, match=r"EarlyStopping\(monitor='val_loss'\) means .*given metric='acc', mode='max'"):

@@ -466,7 +466,10 @@ def test_classes_without_an_equal_are_refused_by_name(module: Any, said: str) ->
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"callbacks": []}, "takes no `callbacks`: of Lightning's a task takes EarlyStopping and ModelCheckpoint; "),
+        (
+            {"callbacks": object()},
+            "takes no `callbacks`: of Lightning's a task takes EarlyStopping and ModelCheckpoint; ",
+        ),
         ({"accelerator": "gpu"}, "takes no `accelerator`: a trial trains on one device; give `shoal.tune` devices="),
         (
             {"gradient_clip_algorithm": "value"},

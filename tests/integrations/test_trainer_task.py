@@ -581,6 +581,10 @@ OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
     "the study's alone": ({"eval_steps": 2}, "'eval_steps' is an .*; set it in TrainingArguments$"),
     "the seed": ({"seed": 1}, "'seed' is an argument of the whole study; give `seed` to `shoal.tune`"),
     "the seed of samples": ({"data_seed": 1}, "'data_seed' is .*; give `data_seed` to `shoal.tune`"),
+    **{
+        name: ({name: "f1"}, f"'{name}' is an argument of the whole study; set it in TrainingArguments$")
+        for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better")
+    },
     "unknown": ({"lr": 0.1}, "'lr' is not a TrainingArguments field, and `model_init` takes no config"),
     "of another type": ({"gradient_accumulation_steps": 2.5}, "must be of type int, got 2.5"),
     "no number": ({"warmup_steps": "many"}, "must be of type float, got 'many'"),
@@ -634,7 +638,7 @@ def test_a_model_init_that_needs_a_config_says_when_it_is_called(tmp_path: Path)
 )
 def test_arguments_of_trainer_that_a_study_has_not_are_refused(name: str, remedy: str, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=f"takes no `{name}`: .*{remedy}"):
-        TrainerTask(bert, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], **{name: None})
+        TrainerTask(bert, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], **{name: object()})
 
 
 def test_a_tokenizer_pads_the_samples_of_a_batch(tmp_path: Path) -> None:

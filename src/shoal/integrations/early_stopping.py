@@ -26,10 +26,10 @@ class EarlyStop:
 
 
 def are_callbacks(callbacks: object, *names: str) -> bool:
-    """Whether an argument `callbacks` is a list of callbacks of classes of these names, or of their subclasses."""
-    if not isinstance(callbacks, list | tuple) or not callbacks:
-        return False
-    return all(not {kind.__name__ for kind in type(each).__mro__}.isdisjoint(names) for each in callbacks)
+    """Whether an argument `callbacks` is a list only of callbacks of classes of these names, or of their subclasses."""
+    return isinstance(callbacks, list | tuple) and all(
+        not {kind.__name__ for kind in type(each).__mro__}.isdisjoint(names) for each in callbacks
+    )
 
 
 def rules_for(stops: Sequence[EarlyStop], objectives: Sequence[Objective]) -> list[StopRule]:

@@ -113,8 +113,8 @@ def taken_callbacks(callbacks: Any) -> tuple[list[EarlyStop], tuple[str, Objecti
     Raises:
         TaskError: A callback is another than `EarlyStopping` or `ModelCheckpoint`, or has no equal.
     """
-    if callbacks is None:
-        return [], None
+    callbacks = callbacks or []
+    callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     if not are_callbacks(callbacks, "EarlyStopping", "ModelCheckpoint"):
         check_others({"callbacks": callbacks})
     savers = [each for each in callbacks if are_callbacks([each], "ModelCheckpoint")]

@@ -131,9 +131,9 @@ class TrainerTask(Task):
         processing_class: Any = None,
         **others: Any,
     ) -> None:
-        callbacks: Sequence[Any] = ()
-        if are_callbacks(others.get("callbacks"), "EarlyStoppingCallback"):
-            callbacks = others.pop("callbacks")
+        callbacks: Sequence[Any] = others.get("callbacks") or ()
+        if are_callbacks(callbacks, "EarlyStoppingCallback"):
+            others.pop("callbacks", None)
         for name in others:
             raise TaskError(f"TrainerTask takes no `{name}`: {_OTHERS.get(name, 'Trainer has no such argument')}")
         if model_init is None or isinstance(model_init, nn.Module):
