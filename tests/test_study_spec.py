@@ -2,7 +2,9 @@
 
 import inspect
 import json
+import re
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -33,6 +35,8 @@ def test_json_keeps_all() -> None:
         devices=["cpu:0"],
         settings={"detect_anomaly": True},
         data_seed="trial",
+        best_by=MappingProxyType({"f1": "max"}),
+        constraints=MappingProxyType({"ms": "<= 10"}),
     )
     assert StudySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
@@ -61,10 +65,14 @@ def test_what_follows_from_the_arguments(changes: dict[str, Any], loss: str | No
         {"stop_after": 3},
         {"sbatch": 4},
         {"policy": None},
+        {"best_by": {"": "min"}},
+        {"best_by": {"a\n": "min"}},
+        {"best_by": ["f1"]},
+        {"metric": ""},
     ],
     ids=str,
 )
 def test_a_value_of_another_type_is_refused_by_its_name(changes: dict[str, Any]) -> None:
     ((name, value),) = changes.items()
-    with pytest.raises(ShoalError, match=f"`{name}` must be .*, got {value!r}"):
+    with pytest.raises(ShoalError, match=f"`{name}` must be .*, got {re.escape(repr(value))}"):
         replace(SPEC, **changes)

@@ -117,6 +117,9 @@ class StudySpec:
 
     def __post_init__(self) -> None:
         plain_fields(self)
+        for name in ("best_by", "constraints"):
+            if isinstance(value := getattr(self, name), Mapping):
+                object.__setattr__(self, name, dict(value))
         for name, (is_valid, expected) in _CHECKS.items():
             if not is_valid(value := getattr(self, name)):
                 raise ShoalError(f"`{name}` must be {expected}, got {reprlib.repr(value)}")
@@ -215,7 +218,7 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
 
 
 def _is_metric(value: object) -> bool:
-    return isinstance(value, str) and all(unicodedata.category(char) != "Cc" for char in value)
+    return isinstance(value, str) and value != "" and all(unicodedata.category(char) != "Cc" for char in value)
 
 
 def _is_data_seed(value: Any) -> bool:
@@ -275,7 +278,10 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "loss": (lambda value: value is None or _is_metric(value), "the name of a reported value, or None"),
     **dict.fromkeys(_TEXTS, (_is(str), "a text")),
     **dict.fromkeys(("ray_address", "sbatch", "project"), (_is(str, NoneType), "a text or None")),
-    "best_by": (_is(str, dict, NoneType), 'the name of a metric, one with its mode, such as {"loss": "min"}, or None'),
+    "best_by": (
+        lambda value: value is None or all(map(_is_metric, value if isinstance(value, dict) else [value])),
+        'the name of a metric, one with its mode, such as {"loss": "min"}, or None',
+    ),
     **dict.fromkeys(("fuse", "kept"), (_is(bool), "True or False")),
     "target": (_is_target, "a number or None"),
     "stop_after": (_is(NoImprovement, NoneType), "shoal.NoImprovement(trials=...) or None"),

@@ -80,7 +80,7 @@ def _deciding(objectives: Sequence[Objective], best_by: str | Mapping[str, str] 
             f'its mode: best_by={{{best_by!r}: "min"}}'
         )
     found = [Objective(metric, mode) for metric, mode in best_by.items() if mode in ("min", "max")]
-    if len(best_by) != 1 or not found or not isinstance(found[0].metric, str):
+    if len(best_by) != 1 or not found:
         raise AlgorithmError(f'`best_by` must be one metric with its mode, such as {{"loss": "min"}}, got {best_by!r}')
     if (mine := own.get(found[0].metric, found[0])) != found[0]:
         raise AlgorithmError(f"`best_by` must have the mode of the metric, {mine.mode!r}, got {best_by!r}")
