@@ -156,7 +156,8 @@ def tune(
             samplers of `OptunaSearch` get the value that ranks. The best of more epochs is more optimistic: compare
             trials of equal budgets, or by data that chose no epoch.
         best_by: The metric that decides which epoch of a trial is its best, by default the first of `metric`; another
-            reported value with its mode: {"valid_loss": "min"}. A trial then ranks by its values at that epoch.
+            reported value with its mode: {"valid_loss": "min"}. A trial then ranks by its values at that epoch. The
+            first report must have it; later, an epoch without it cannot be the best.
         keep: Which ended trials keep their weights: "all", "best" (the best one, of several metrics the front) or the
             number of best configurations. Trials that may go on, that failed or that are pinned (`Study.pin`) keep
             theirs. The state of the optimizer of an ended trial is always deleted.

@@ -179,11 +179,6 @@ class StudySpec:
         return EpochOrder.of(self.objectives, self.bounds, self.rank_by, self.best_by)
 
     @property
-    def reported(self) -> tuple[Objective, ...]:
-        """What each report must have: the metrics, and that of `best_by` if it is another."""
-        return tuple(dict.fromkeys((*self.objectives, *self.of_best.objectives)))
-
-    @property
     def loss_metric(self) -> str | None:
         """The reported value that policies take as the loss of a program: the named one, else the first metric that is
         minimised; None if there is none.

@@ -183,12 +183,13 @@ def test_the_metric_of_the_best_epoch_has_its_mode_in_aggregates() -> None:
     (found,) = repeats.rows(rows, LOSS, of_best=of_best)
     assert found.ranked == {"loss": 2.0, "rmse": 0.5}
 
-    search = OptunaSearch(n=1, epochs=2)
+    search = OptunaSearch(n=1, epochs=3)
     repeated = Repeated(search, repeats)
     repeated.bind(SPACE, metric="loss", mode="min", seed=0, of_best=of_best)
     repeated.next_groups(9)
     for number, each in enumerate(values):
         repeated.observe(Report(number, 1, each))
+        repeated.observe(Report(number, 2, {"loss": 0.0, "rmse": 0.0} if number else {"loss": 0.0}))  # not the best
     assert search._best == {0: {"loss": 2.0, "rmse": 0.5}}
 
 

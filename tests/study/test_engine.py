@@ -442,6 +442,23 @@ def test_a_loss_that_the_first_report_lacks_ends_the_study(tmp_path: Path) -> No
     assert {(row[2], row[3]) for row in stage.outcome()} == {(TrialState.PENDING, 0)}
 
 
+def test_an_epoch_without_the_metric_that_decides_is_not_the_best(tmp_path: Path) -> None:
+    def first_only(job: Job) -> list[Event]:
+        return [
+            Reported(job.id, tuple(replace(each, metrics={**each.metrics, "f1": 0.5}) for each in event.reports))
+            if isinstance(event, Reported) and event.reports[0].epoch == 1
+            else event
+            for event in side_by_side(job)
+        ]
+
+    stage = replace(four(tmp_path / "study"), settings={"best_by": {"f1": "max"}})
+    with pytest.raises(TaskError, match="best_by 'f1' is not reported by the task; it reports 'loss'"):
+        stage.run(backend())
+    stage.run(backend(first_only))
+    with closing(stage.open()) as journal:
+        assert [(row.state, row.epoch, row.best_epoch) for row in journal.trials()] == [(TrialState.COMPLETE, 2, 1)] * 4
+
+
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_metric_that_one_trial_lacks_fails_that_trial(epoch: int, tmp_path: Path) -> None:
     stage, carrier = four(tmp_path / "study"), backend(lacking(2, epoch=epoch))

@@ -130,6 +130,17 @@ def test_trials_without_the_metric_of_the_best_epoch_are_refused(source: shoal.S
         earlier_trials([source.directory], fields, BUDGETS, fields.of_best)
 
 
+def test_an_epoch_without_the_metric_of_the_best_epoch_is_not_the_best(source: shoal.Study) -> None:
+    number = next(row.number for row in source.trials if row.epoch == 4)
+    with sqlite3.connect(source.directory / "journal.sqlite") as journal:
+        for epoch, metrics in {2: {"valid_loss": 0.7, "f1": 0.5}, 4: {"valid_loss": 0.1}}.items():
+            values = (json.dumps(metrics), number, epoch)
+            journal.execute("UPDATE reports SET metrics = ? WHERE trial = ? AND epoch = ?", values)
+    fields = spec(best_by={"f1": "max"})
+    (trial,), _ = earlier_trials([source.directory], fields, BUDGETS, fields.of_best)
+    assert trial.metrics == {2: {"valid_loss": 0.7}, 4: {"valid_loss": 0.7}}
+
+
 def test_epochs_without_values_are_refused(source: shoal.Study) -> None:
     with pytest.raises(ShoalError, match="8 without valid_loss at epoch 9; leave the study out"):
         earlier_trials([source.directory], spec(), (9,))

@@ -1,5 +1,6 @@
 """The best epoch of a trial: its weights are kept beside the newest, and a crash does not change them."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,12 @@ def test_another_metric_decides_the_best_epoch(mode: str, best: int, tmp_path: P
 
 def test_a_metric_that_is_to_decide_and_is_not_reported_is_named(tmp_path: Path) -> None:
     goal: dict[str, Any] = {"metric": "score", "mode": "max", "algorithm": shoal.Grid(epochs=1)}
-    with pytest.raises(TaskError, match=r"best_by 'los' is not reported .* Name one of these as best_by="):
+    said = (
+        "best_by 'los' is not reported by the task; it reports 'score', 'valid_loss'. It decides which epoch of a "
+        "trial is the best. Name one of these with its mode where it was given, best_by= of shoal.tune, monitor= of "
+        "ModelCheckpoint or metric_for_best_model of TrainingArguments; or report it from the first epoch on"
+    )
+    with pytest.raises(TaskError, match=re.escape(said)):
         search(Rising(), {"lr": 0.2}, tmp_path / "study", best_by={"los": "min"}, **goal)
 
 

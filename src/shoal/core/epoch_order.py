@@ -48,6 +48,11 @@ class EpochOrder:
             return LAST_EPOCHS
         return cls(tuple(dict.fromkeys((first, *objectives))), tuple(constraints))
 
+    @property
+    def metric(self) -> str | None:
+        """Name of the metric that decides; None if trials rank by their last epochs."""
+        return self.objectives[0].metric if self.objectives else None
+
     def directions(self, objectives: Sequence[Objective], constraints: Iterable[Constraint]) -> tuple[Objective, ...]:
         """The objectives of a study, and this order's, as `with_directions` adds its constraints to them."""
         return with_directions((*objectives, *self.objectives), constraints)

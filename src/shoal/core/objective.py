@@ -113,6 +113,14 @@ def metric_names(metrics: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(metrics))) or "nothing"
 
 
+_REMEDIES = {
+    "best_by": "It decides which epoch of a trial is the best. Name one of these with its mode where it was given, "
+    "best_by= of shoal.tune, monitor= of ModelCheckpoint or metric_for_best_model of TrainingArguments; or report it "
+    "from the first epoch on",
+}
+"""Argument -> what to do if its metric is not reported, where naming another is not all."""
+
+
 def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object], **others: str | None) -> None:
     """Raise an error unless a task reports all metrics of the objectives, and what other arguments of `tune` name.
 
@@ -122,8 +130,8 @@ def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object
     for argument, name in [("metric", missing_metric(objectives, metrics)), *others.items()]:
         if name is not None and name not in metrics:
             raise TaskError(
-                f"{argument} {name!r} is not reported by the task; it reports {metric_names(metrics)}. Name one of "
-                f"these as {argument}="
+                f"{argument} {name!r} is not reported by the task; it reports {metric_names(metrics)}. "
+                + _REMEDIES.get(argument, f"Name one of these as {argument}=")
             )
 
 

@@ -152,7 +152,7 @@ def _why_outside(space: Space, row: TrialRow) -> str:
 
 
 def _needed(spec: StudySpec, of_best: EpochOrder) -> tuple[Objective, ...]:
-    """What a report must have to be used: the metrics, the one that decides the best epoch, and the constraints'."""
+    """What reports must have to be used: the metrics and the constraints', and one of them what decides the best."""
     return of_best.directions(spec.objectives, spec.bounds)
 
 
@@ -163,12 +163,14 @@ def _values(
     needed = _needed(spec, of_best)
     names = [goal.metric for goal in with_directions(spec.objectives, spec.bounds)]
     found: dict[int, dict[str, float]] = {}
+    seen: set[str] = set()
     best: Mapping[str, float] = {}
     for each in journal.spec.repetition.curve_of(row, journal.curve, needed):
-        if each.state is TrialState.FAILED or not all(goal.metric in each.metrics for goal in needed):
+        if each.state is TrialState.FAILED or not all(name in each.metrics for name in names):
             continue
+        seen.update(each.metrics)
         if of_best.improves(each.metrics, best):
             best = each.metrics
-        if each.epoch in budgets:
+        if each.epoch in budgets and all(goal.metric in seen for goal in needed):
             found[each.epoch] = {name: (best or each.metrics)[name] for name in names}
     return found

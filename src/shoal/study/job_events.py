@@ -363,10 +363,11 @@ def _validated(report: Report, spec: StudySpec, trials: TrialTable) -> Report:
         valid_metrics = {name: value for name, value in report.metrics.items() if not metric_fault(name, value)}
         reason = report.reason or f"at epoch {report.epoch} {fault}"
         return replace(report, state=TrialState.FAILED, reason=reason, metrics=valid_metrics)
-    metric, loss = _missing_metric(report, spec), spec.loss
-    loss_missing = loss is not None and report.state is not TrialState.FAILED and loss not in report.metrics
-    if (metric is not None or loss_missing) and not any(x.epoch > x.trial.start for x in trials):
-        check_reported(spec.objectives, report.metrics, best_by=spec.reported[-1].metric, loss=loss)
+    metric, others = _missing_metric(report, spec), {"best_by": spec.of_best.metric, "loss": spec.loss}
+    failed = report.state is TrialState.FAILED
+    others_missing = not failed and any(name not in (None, *report.metrics) for name in others.values())
+    if (metric is not None or others_missing) and not any(x.epoch > x.trial.start for x in trials):
+        check_reported(spec.objectives, report.metrics, **others)
     if metric is None:
         return report
     reason = f"metric {metric!r} is missing at epoch {report.epoch}; the trial reports {metric_names(report.metrics)}"
@@ -390,7 +391,7 @@ def _check_bounded(reports: Sequence[Report], bounds: Sequence[Constraint], tria
 
 
 def _missing_metric(report: Report, spec: StudySpec) -> str | None:
-    return None if report.state is TrialState.FAILED else missing_metric(spec.reported, report.metrics)
+    return None if report.state is TrialState.FAILED else missing_metric(spec.objectives, report.metrics)
 
 
 def _invalid_metric(report: Report) -> str:
