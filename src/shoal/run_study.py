@@ -122,7 +122,7 @@ def run_study(
         if journal.study.get("paused"):
             display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         config = replace(config, find=backend.find, monitor=backend.monitor)
-        disk = DiskWatch(journal.directory)
+        disk = DiskWatch(journal)
 
         def observe() -> None:
             display.update()

@@ -270,7 +270,7 @@ def status(
     if shown.axes and (shown.has_results or axes is not None):
         typer.echo()
         print_table(HeatMap(shown, runs=now.pid is not None))
-    if warning := nearly_full_text(directory, disk):
+    if warning := nearly_full_text(journal, disk):
         print_message(warning)
     for each in asked:
         if each.verb != "retry":

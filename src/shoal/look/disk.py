@@ -1,6 +1,7 @@
 """The disk of a study: what is free of it, and a warning when it is nearly full."""
 
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -9,11 +10,14 @@ from typing import Protocol
 
 from shoal.core.resources import bytes_text
 from shoal.host.remedy import command
+from shoal.journal.view import JournalView
 
 __all__ = ["DiskUsage", "DiskWatch", "free_text", "nearly_full_text"]
 
-_LEAST_FREE = 0.1
-"""Fraction of the disk below which users are warned."""
+_LEAST_FREE = 0.1, 20 * 10**9
+"""Fraction of the disk, and bytes; users are warned below both, for a tenth of a large disk is room enough."""
+_KEPT = 5
+"""Number of configurations that the remedy keeps."""
 _CHECK_SECONDS = 10.0
 
 _log = logging.getLogger("shoal.look.disk")
@@ -36,18 +40,24 @@ def free_text(usage: DiskUsage) -> str:
     return f"{bytes_text(usage.free)} free of {bytes_text(usage.total)}"
 
 
-def nearly_full_text(directory: Path, usage: DiskUsage) -> str | None:
+def nearly_full_text(journal: JournalView, usage: DiskUsage) -> str | None:
     """Return a warning with a remedy if the disk of a study is nearly full."""
-    if usage.free >= _LEAST_FREE * usage.total:
+    fraction, least = _LEAST_FREE
+    if usage.free >= min(fraction * usage.total, least):
         return None
-    remedy = command("keep", directory, "5")
-    return (
-        f"the disk is nearly full, {free_text(usage)}; {remedy} deletes the weights of ended trials but the best five"
-    )
+    keep = journal.study.get("keep", journal.spec.keep)
+    if keep == "all" or (isinstance(keep, int) and keep > _KEPT):
+        shorter = command("keep", journal.directory, str(_KEPT))
+        remedy = f"{shorter} deletes the weights of ended trials but the best {_KEPT}"
+    else:
+        remedy = "delete other files on it, or stop the study and move its directory to another disk"
+    return f"the disk is nearly full, {free_text(usage)}; {remedy}"
 
 
 class DiskWatch:
-    """Warns once in a run of a study that its disk is nearly full; it asks every ten seconds.
+    """Warns that the disk of a study is nearly full, and again whenever less than half is left of what was free then.
+
+    It asks every ten seconds.
 
     Args:
         find: Function of a path that returns the use of its disk.
@@ -56,22 +66,23 @@ class DiskWatch:
 
     def __init__(
         self,
-        directory: Path,
+        journal: JournalView,
         find: Callable[[Path], DiskUsage] = shutil.disk_usage,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._directory, self._find, self._clock = directory, find, clock
-        self._due: float | None = clock()
+        self._journal, self._find, self._clock = journal, find, clock
+        self._due = clock()
+        self._free = math.inf  # at the last warning
 
     def update(self) -> None:
         """Look at the disk if that is due; the engine calls it in each turn of its loop."""
-        if self._due is None or self._clock() < self._due:
+        if self._clock() < self._due:
             return
         self._due = self._clock() + _CHECK_SECONDS
         try:
-            usage = self._find(self._directory)
-        except FileNotFoundError:  # the journal says that its directory was moved
+            usage = self._find(self._journal.directory)
+        except OSError:  # a file system that does not answer for a moment; a directory that is gone ends the study
             return
-        if warning := nearly_full_text(self._directory, usage):
+        if usage.free < self._free / 2 and (warning := nearly_full_text(self._journal, usage)):
             _log.warning("%s", warning)
-            self._due = None
+            self._free = usage.free
