@@ -265,11 +265,11 @@ def _tune(
     open_standard_streams()
     metric, mode = metric_arguments(metric, mode)
     trials, epochs = plain(trials), plain(epochs)
+    space = searched_space(space, metric, mode, algorithm, trials, described["target"])
     if measure:
         algorithm, trials, epochs, callbacks, stop, warm_start = Random(measure, epochs=1), None, None, (), (), ()
         metric, mode = (x if isinstance(x, str) else x[0] for x in (metric, mode))
         described["best_by"] = None
-    space = searched_space(space, metric, mode)
     check_arguments(directory, show_progress, page)
     longest = longest_budget(algorithm, trials, epochs)
     training = opaque(task, space, time_limit, longest)

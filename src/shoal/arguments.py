@@ -3,6 +3,7 @@
 import base64
 import copy
 import functools
+import logging
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 _PICKLED = "pickled:"
+_log = logging.getLogger("shoal.study")
 
 
 def pickled_task(task: object) -> bytes:
@@ -205,8 +207,15 @@ def metric_arguments(metric: Any, mode: Any) -> Any:
     return list(metric), list(mode)
 
 
-def searched_space(space: Any, metric: str | Sequence[str], mode: str | Sequence[str]) -> Space:
-    """Return the argument `space` of `tune` as a `Space`.
+def searched_space(
+    space: Any,
+    metric: str | Sequence[str],
+    mode: str | Sequence[str],
+    algorithm: Algorithm | None,
+    trials: int | None,
+    target: float | None,
+) -> Space:
+    """Return the argument `space` of `tune` as a `Space`; log what a sweep of W&B has that the other arguments lack.
 
     Raises:
         SpaceError: It is no search space.
@@ -215,10 +224,13 @@ def searched_space(space: Any, metric: str | Sequence[str], mode: str | Sequence
     if isinstance(space, Space):
         return space
     if isinstance(space, Mapping) and is_wandb_sweep(space):
-        sweep = SweepSettings.of(space)
-        for each in objectives(metric, mode):
+        sweep, searched = SweepSettings.of(space), objectives(metric, mode)
+        for each in searched:
             if fault := sweep.contradiction(each.metric, each.mode):
                 raise ShoalError(fault)
+        metrics, number = [each.metric for each in searched], getattr(algorithm, "n", trials)
+        if notes := sweep.not_taken(metrics, trials=number, target=target, has_algorithm=algorithm is not None):
+            _log.warning("of the W&B sweep is not taken: %s", notes)
     return Space(space)
 
 

@@ -1,4 +1,4 @@
-"""What `shoal run --space` takes from a sweep of W&B beside its parameters."""
+"""What a study takes from a sweep of W&B beside its parameters: in a file of `shoal run --space`, or in Python."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import typer
 
-from shoal import api
+from shoal import Hyperband, Random, Space, api
+from shoal.algorithms.base import Algorithm
+from shoal.arguments import searched_space
 from shoal.cli.command import CommandRequest, run_command
 
 SWEEP = """
@@ -71,12 +73,13 @@ def test_what_is_refused(
     [
         (
             None,
-            "program (the command after -- is run), method (choose --algorithm), "
-            "early_terminate (choose an --algorithm that stops early), project",
+            "program (the task or command of the study is run), method (choose an algorithm), "
+            "early_terminate (choose an algorithm that stops early), project",
         ),
         (
             "hyperband",
-            "program (the command after -- is run), project, run_cap (hyperband finds the number of trials by itself)",
+            "program (the task or command of the study is run), project, "
+            "run_cap (`trials` or the algorithm says how many)",
         ),
     ],
 )
@@ -89,6 +92,69 @@ def test_what_is_not_taken_is_said_once_with_the_remedy(
 ) -> None:
     _tuned(tmp_path, monkeypatch, algorithm=algorithm)
     assert capsys.readouterr().err == f"shoal: of sweep.yaml is not taken: {notes}\n"
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "algorithm", "trials", "target", "notes"),
+    [
+        pytest.param(
+            "accuracy",
+            "max",
+            None,
+            5,
+            None,
+            "method (choose an algorithm), early_terminate (choose an algorithm that stops early), "
+            "run_cap (`trials` or the algorithm says how many), metric.target (set the target of the study)",
+            id="all",
+        ),
+        pytest.param(
+            "loss",
+            "min",
+            Hyperband(9),
+            None,
+            None,
+            "run_cap (`trials` or the algorithm says how many), metric (the study has another)",
+            id="another metric",
+        ),
+        pytest.param(
+            ("loss", "accuracy"),
+            ("min", "max"),
+            Random(20, 9),
+            None,
+            None,
+            "metric.target (set the target of the study)",
+            id="two metrics",
+        ),
+        pytest.param("accuracy", "max", Random(20, 9), None, 0.9, None, id="the same"),
+    ],
+)
+def test_in_python_it_is_said_too(
+    metric: Any,
+    mode: Any,
+    algorithm: Algorithm | None,
+    trials: int | None,
+    target: float | None,
+    notes: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sweep = {
+        "method": "bayes",
+        "metric": {"name": "accuracy", "goal": "maximize", "target": 0.9},
+        "run_cap": 20,
+        "early_terminate": {"type": "hyperband"},
+        "parameters": {"lr": {"min": 0.1, "max": 1.0}},
+    }
+    assert searched_space(sweep, metric, mode, algorithm, trials, target) == Space(sweep)
+    assert caplog.messages == ([f"of the W&B sweep is not taken: {notes}"] if notes else [])
+
+
+def test_a_study_says_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sweep = {"method": "grid", "run_cap": 20, "parameters": {"x": {"values": [1, 2]}}}
+    with pytest.raises(api.ShoalError, match="`directory`"):
+        api.tune(print, sweep, metric="loss", mode="min", trials=2, epochs=1, directory=3)  # type: ignore[arg-type]
+    assert caplog.messages == [
+        "of the W&B sweep is not taken: method (choose an algorithm), run_cap (`trials` or the algorithm says how many)"
+    ]
 
 
 def test_in_python_another_goal_is_refused(tmp_path: Path) -> None:

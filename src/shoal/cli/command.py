@@ -24,14 +24,6 @@ from shoal.programs.opaque import TIME_LIMIT, Command
 
 __all__ = ["CommandRequest", "read_initial", "run_command", "run_script"]
 
-_NOT_TAKEN = {
-    "method": "choose --algorithm",
-    "early_terminate": "choose an --algorithm that stops early",
-    "program": "the command after -- is run",
-    "command": "the command after -- is run",
-}
-"""Key of a sweep of W&B that Shoal does not take -> what stands for it."""
-
 
 def run_script(file: Path, arguments: Sequence[str]) -> None:
     """Run a file as `__main__` with these arguments, as the last action of this process.
@@ -77,15 +69,13 @@ class CommandRequest:
         metric = self.metric or sweep.metric
         if self.mode and metric and (fault := sweep.contradiction(metric, self.mode)):
             raise typer.BadParameter(fault, param_hint="--mode")
-        others = [key for key in sweep.others if not (self.algorithm and key in ("method", "early_terminate"))]
-        notes = [f"{key} ({_NOT_TAKEN[key]})" if key in _NOT_TAKEN else key for key in others]
-        cap = sweep.trials
-        if cap and self.algorithm and "n" not in _fields(ALGORITHMS[self.algorithm]):
-            notes, cap = [*notes, f"run_cap ({self.algorithm} finds the number of trials by itself)"], None
-        if notes:
-            print_message(f"of {self.space} is not taken: {', '.join(notes)}")
+        takes_number = not self.algorithm or "n" in _fields(ALGORITHMS[self.algorithm])
+        trials = self.trials or (sweep.trials if takes_number else None)
+        metrics, has_algorithm = [metric] if metric else [], self.algorithm is not None
+        if notes := sweep.not_taken(metrics, trials=trials, target=sweep.target, has_algorithm=has_algorithm):
+            print_message(f"of {self.space} is not taken: {notes}")
         mode = self.mode or (sweep.mode if metric == sweep.metric else None)
-        return dataclasses.replace(self, metric=metric, mode=mode, trials=self.trials or cap)
+        return dataclasses.replace(self, metric=metric, mode=mode, trials=trials)
 
 
 def run_command(request: CommandRequest, line: Sequence[str], best_by: object = None) -> None:

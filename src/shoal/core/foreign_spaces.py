@@ -1,7 +1,7 @@
 """Search spaces of other libraries in Shoal's domains: Optuna, Ray Tune and sweeps of W&B; none of them is imported."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,16 @@ RAY_DOMAINS = "ray.tune.search.sample"
 
 _METHODS = ("grid", "random", "bayes", "custom")
 _GOALS = {"minimize": "min", "maximize": "max"}
+_NOT_TAKEN = {
+    "method": "choose an algorithm",
+    "early_terminate": "choose an algorithm that stops early",
+    "program": "the task or command of the study is run",
+    "command": "the task or command of the study is run",
+    "run_cap": "`trials` or the algorithm says how many",
+    "metric": "the study has another",
+    "metric.target": "set the target of the study",
+}
+"""What a study may not take of a sweep -> what stands for it."""
 _PARAMETER_KEYS = ("value", "values", "distribution", "min", "max", "q", "mu", "sigma", "probabilities", "parameters")
 
 
@@ -129,6 +139,24 @@ class SweepSettings:
             cap,
             tuple(str(key) for key in sweep if key not in ("metric", "parameters", "run_cap")),
         )
+
+    def not_taken(
+        self, metrics: Collection[str], *, trials: int | None, target: float | None, has_algorithm: bool
+    ) -> str:
+        """What a study with these settings does not take of the sweep, with what stands for it; "" if it is nothing.
+
+        Args:
+            trials: Number of configurations of the study; None if its algorithm finds it by itself.
+            has_algorithm: Whether the user has chosen one, which stands for `method` and `early_terminate`.
+        """
+        keys = [key for key in self.others if not (has_algorithm and key in ("method", "early_terminate"))]
+        if self.trials not in (None, trials):
+            keys.append("run_cap")
+        if self.metric not in (None, *metrics):
+            keys.append("metric")
+        elif self.target not in (None, target):
+            keys.append("metric.target")
+        return ", ".join(f"{key} ({_NOT_TAKEN[key]})" if key in _NOT_TAKEN else key for key in keys)
 
     def contradiction(self, metric: str, mode: str) -> str | None:
         """An error text if the sweep has another mode for this metric."""
