@@ -62,7 +62,7 @@ def test_a_sweep_of_wandb_is_a_space(name, parameter, own):
         ({"distribution": "uniform", "min": 0}, "the distribution 'uniform' of W&B needs `max`"),
         ({"min": 0}, "has a value, values, min and max, or a distribution"),
         ({"max": 1, "mim": 0}, "has the keys value, values, distribution, min, max, q, mu, sigma, probabilities"),
-        ({"min": "a", "max": 1}, "`min` must be a finite number, got 'a'"),
+        ({"min": "a", "max": 1}, "`x`: `min` of a W&B sweep must be a finite number, got 'a'"),
         ({"distribution": "log_uniform", "min": 1, "max": 1000}, "takes exponents of e, .* write log_uniform_values"),
         ({"values": [1, 2], "probabilities": [1]}, "as many weights, not 1"),
         ({"values": []}, "at least one option"),

@@ -167,8 +167,14 @@ def _metric(metric: str, more: str = "") -> str:
         pytest.param(
             _metric("{name: a, goal: min}"), "`metric.goal` .* 'minimize' or 'maximize', got 'min'", id="goal"
         ),
-        pytest.param(_metric("{name: a, target: x}"), "`metric`: `target` must be a finite number", id="target"),
-        pytest.param(_metric("{name: a}", "run_cap: 0"), "`run_cap` .* at least 1, got 0", id="run_cap"),
+        pytest.param(_metric("{name: a, target: x}"), "`metric`: `target` .* finite number, got 'x'", id="target"),
+        pytest.param(_metric("{name: a, target: .nan}"), "sweep.yml: `metric`: `target` .* got nan", id="NaN target"),
+        *(
+            pytest.param(
+                _metric("", f"run_cap: {cap}"), f"sweep.yml: `run_cap` .* left out, got {got}", id=f"cap {cap}"
+            )
+            for cap, got in (("0", "0"), ("many", "'many'"), ("'20'", "'20'"), ("2.5", "2.5"), ("true", "True"))
+        ),
         pytest.param("lr: [1, 2]", "sweep.yml is no sweep of W&B, which has `method` and `parameters`", id="no sweep"),
         pytest.param("- 1", "is no sweep of W&B", id="list"),
         pytest.param("a: [", "sweep.yml cannot be read", id="no YAML"),

@@ -51,6 +51,14 @@ def test_a_sweep_gives_what_no_option_says(
     assert tuple(_tuned(tmp_path, monkeypatch, **options).values()) == found
 
 
+@pytest.mark.parametrize(("options", "mode"), [({}, "min"), ({"mode": "max"}, "max")])
+def test_a_goal_that_is_left_out_is_minimize(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], mode: str
+) -> None:
+    text = SWEEP.replace(", goal: maximize", "")
+    assert _tuned(tmp_path, monkeypatch, text, **options)["mode"] == mode
+
+
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
@@ -58,7 +66,12 @@ def test_a_sweep_gives_what_no_option_says(
             SWEEP, {"mode": "min"}, "has goal: maximize for 'accuracy', and the mode is 'min'", id="another mode"
         ),
         pytest.param(SWEEP, {"metric": "loss"}, "is needed with --space", id="no mode of another metric"),
-        pytest.param("method: grid\nparameters: {lr: {values: [1]}}", {}, "is needed with --space", id="no metric"),
+        *(
+            pytest.param(
+                f"method: grid\nparameters: {{lr: {{values: [1]}}}}\n{key}", {}, "is needed with --space", id=name
+            )
+            for key, name in (("", "no metric"), ("metric:", "an empty metric"))
+        ),
     ],
 )
 def test_what_is_refused(

@@ -74,7 +74,7 @@ class CommandRequest:
         metrics, has_algorithm = [metric] if metric else [], self.algorithm is not None
         if notes := sweep.not_taken(metrics, trials=trials, target=sweep.target, has_algorithm=has_algorithm):
             print_message(f"of {self.space} is not taken: {notes}")
-        mode = self.mode or (sweep.mode if metric == sweep.metric else None)
+        mode = self.mode or ((sweep.mode or "min") if metric == sweep.metric else None)  # the default of W&B
         return dataclasses.replace(self, metric=metric, mode=mode, trials=trials)
 
 

@@ -103,7 +103,7 @@ class SweepSettings:
     """What a sweep of W&B says of the search beside its parameters; None where it says nothing.
 
     Args:
-        mode: "min" or "max", by the metric's `goal`.
+        mode: "min" or "max", by the metric's `goal`, for which W&B takes "minimize" where it is left out.
         target: Value of the metric that ends the search.
         trials: Its `run_cap`.
         others: Names of its keys that have no counterpart here.
@@ -122,7 +122,8 @@ class SweepSettings:
         Raises:
             SpaceError: its metric or `run_cap` is invalid.
         """
-        metric, cap = sweep.get("metric", {}), sweep.get("run_cap")
+        metric, cap = sweep.get("metric"), sweep.get("run_cap")
+        metric = {} if metric is None else metric  # `metric:` in YAML, with nothing after it
         if not isinstance(metric, Mapping) or (metric and not isinstance(metric.get("name"), str)):
             raise SpaceError(
                 f"`metric` of a W&B sweep is a dict such as {{'name': 'loss', 'goal': 'minimize'}}, got {metric!r}"
@@ -131,7 +132,7 @@ class SweepSettings:
         if goal is not None and goal not in list(_GOALS):
             raise SpaceError(f"`metric.goal` of a W&B sweep is 'minimize' or 'maximize', got {goal!r}")
         if cap is not None and not (is_integer(cap) and cap > 0):
-            raise SpaceError(f"`run_cap` of a W&B sweep is an integer of at least 1, got {cap!r}")
+            raise SpaceError(f"`run_cap` of a W&B sweep is an integer of at least 1, or left out, got {cap!r}")
         return cls(
             metric.get("name"),
             goal and _GOALS[goal],
@@ -233,7 +234,7 @@ def _wandb_number(key: str, value: Any, path: str) -> Any:
     except ValueError:
         number = None
     if not is_finite(number):
-        raise SpaceError(f"`{path}`: `{key}` must be a finite number, got {value!r}")
+        raise SpaceError(f"`{path}`: `{key}` of a W&B sweep must be a finite number, got {value!r}")
     return number
 
 
