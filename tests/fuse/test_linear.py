@@ -163,17 +163,17 @@ def test_autocast_gives_the_types_of_the_members(lowering: str) -> None:
         torch.testing.assert_close(result[i], torch.stack(own), rtol=0.05, atol=0.05)
 
 
-def large(*, rows: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+def large(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(3)
-    shapes = ((2, rows, 4), (2, 3, 4), (2, 3))
-    x, w, b = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    x, w, b = (torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((2, 2, 4), (2, 3, 4), (2, 3)))
     return x, w, b
 
 
 @pytest.mark.usefixtures("all_large")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("trained", [(0, 1, 2), (1,), (1, 2), (0, 1)])
-def test_gradients_of_large_weights_and_their_gradients(trained: tuple[int, ...]) -> None:
-    given = [t.requires_grad_(i in trained) for i, t in enumerate(large())]
+def test_gradients_of_large_weights_and_their_gradients(trained: tuple[int, ...], dtype: torch.dtype) -> None:
+    given = [t.requires_grad_(i in trained) for i, t in enumerate(large(dtype))]
     assert gradcheck(linear.batched_linear, given)
     assert gradgradcheck(linear.batched_linear, given)
     assert gradgradcheck(lambda x, w: linear.batched_linear(x, w, None), given[:2])
@@ -185,6 +185,23 @@ def test_the_gradient_of_large_weights_has_their_layout() -> None:
     graph = make_fx(lambda x: torch.autograd.grad(array(x).sum(), list(array.parameters())))(torch.randn(6, 4))
     of_weight, _ = (node.meta["tensor_meta"] for node in graph.graph.find_nodes(op="output")[0].args[0])
     assert (of_weight.shape, of_weight.stride) == ((2, 3, 4), (12, 4, 1))
+
+
+@pytest.mark.usefixtures("all_large")
+def test_weights_may_change_before_the_backward_pass_of_an_input_without_gradients() -> None:
+    x, w, b = large()
+    loss = linear.batched_linear(x.detach(), w, b).sum()
+    with torch.no_grad():
+        w.mul_(2)
+    loss.backward()
+    assert w.grad is not None
+    torch.testing.assert_close(w.grad, x.detach().sum(1, keepdim=True).expand_as(w))
+
+
+@pytest.mark.usefixtures("all_large")
+def test_large_weights_on_a_device_without_autocast() -> None:
+    x, w, b = (t.to("meta") for t in large())
+    assert linear.batched_linear(x, w, b).shape == (2, 2, 3)
 
 
 def forward_mode(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, w)
+        ctx.save_for_backward(x, w if ctx.needs_input_grad[0] else None)
         return _product(x, w, b)
 
     @staticmethod
@@ -54,15 +54,16 @@ class _Linear(torch.autograd.Function):
         x, w = ctx.saved_tensors
         of_x, of_w, of_b = ctx.needs_input_grad
         return (
-            torch.bmm(of_output, w) if of_x else None,
-            torch.bmm(of_output.transpose(1, 2), x) if of_w else None,
+            torch.bmm(of_output, w.conj()) if of_x else None,
+            torch.bmm(of_output.transpose(1, 2), x.conj()) if of_w else None,
             of_output.sum(1) if of_b else None,
         )
 
 
 def transformed(x: Tensor) -> bool:
     """Whether a custom backward pass would not be used as it is: under autocast, in `torch.func`, in forward mode."""
-    if torch.is_autocast_enabled(x.device.type) or forward_ad._current_level >= 0:
+    kind = x.device.type
+    if (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)) or forward_ad._current_level >= 0:
         return True
     return torch._C._functorch.peek_interpreter_stack() is not None
 
