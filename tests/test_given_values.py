@@ -129,6 +129,8 @@ def test_a_number_that_is_a_value_but_for_rounding_stands_for_it(domain, value, 
         pytest.param(logrange(1, 8, 4), 9, "8.0", id="above all"),
         pytest.param(qloguniform(0.1, 1, 0.1), 0.05, "0.1 and 0.2", id="below all"),
         pytest.param(LogNormal(1, 2, step=0.1), -0.04, "0.0 and 0.1", id="below 0"),
+        pytest.param(quniform(0, 1e9, 1), 5e8 + 0.3, "500000000.0 and 500000001.0", id="among many steps"),
+        pytest.param(quniform(0, 1e9, 1), 1e9 + 1, "1000000000.0", id="a step beyond many"),
         pytest.param(quniform(-1.7e308, 1.7e308, 1e308), 1.75e308, "1.3e+308", id="as large as floats are"),
     ],
 )
@@ -137,7 +139,7 @@ def test_another_number_is_refused_with_the_nearest_values(domain, value, neares
         Space({"x": domain}).sample(0, {"x": value})
 
 
-@given(st.floats(0.001, 10), st.integers(1, 400), st.integers(0, 400), st.floats(-9e-10, 9e-10))
+@given(st.floats(0.001, 10), st.integers(1, 400), st.integers(0, 400), st.floats(-9e-12, 9e-12))
 def test_any_value_of_steps_is_found_with_rounding(step, count, position, rounding):
     space = Space({"x": quniform(step, step * count, step)})
     values = [point["x"] for point in space.grid()]

@@ -264,6 +264,15 @@ def test_second_derivatives() -> None:
     check(lambda: nn.Linear(4, 3), X, fn=curvature, members=3)
 
 
+def test_gradients_of_a_batch_at_once_are_refused() -> None:
+    def slope(model: nn.Module, x: Tensor) -> Tensor:
+        own = x * model.weight.sum()
+        return torch.autograd.functional.jacobian(lambda y: model(y).sum(1), own, vectorize=True).square().mean()
+
+    with pytest.raises(FusionError, match="it computes gradients of a batch at once"):
+        array_of(2, lambda: nn.Linear(4, 3)).map(slope, X)
+
+
 def test_a_stacked_batch() -> None:
     array = array_of(2, lambda: nn.Linear(4, 4))
     with array.open() as model:

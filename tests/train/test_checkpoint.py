@@ -11,7 +11,7 @@ from contract_samples import write_checkpoint
 from torch import nn
 
 from shoal.core.trial import Report
-from shoal.train.checkpoint import Checkpoint, load_newest
+from shoal.train.checkpoint import Checkpoint, Weights, load_newest
 from shoal.train.checkpoint_paths import state_files
 
 
@@ -107,6 +107,13 @@ def test_a_view_is_stored_without_the_rest_of_its_tensor(tmp_path: Path) -> None
     whole = torch.zeros(1000, 1000)
     state = Checkpoint(3, 1, 0, {"weight": whole[3]}, {}, None, ())
     assert write_checkpoint(tmp_path, state).stat().st_size < 20_000
+
+
+def test_weights_of_which_none_is_real_are_copied() -> None:
+    weight = torch.randn(2, dtype=torch.complex64)
+    copy = Weights(3, 1, 0, {"weight": weight}).copied(frozenset(), frozenset())
+    assert torch.equal(copy.model["weight"], weight)
+    assert copy.model["weight"] is not weight
 
 
 def test_what_was_frozen_or_shared_comes_back_in_the_models_own_classes(tmp_path: Path) -> None:

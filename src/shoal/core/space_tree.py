@@ -44,7 +44,7 @@ __all__ = [
 _MOST_DIGITS = 4000
 """Most digits of an integer; Python converts at most 4300 to text."""
 _MOST_BITS = int(_MOST_DIGITS * 3.32)
-_ROUNDING = 1e-9
+_ROUNDING = 1e-11
 """Relative distance up to which a given float stands for a value of a stepped domain."""
 
 Lookup = Callable[[str], Any]

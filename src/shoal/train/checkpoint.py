@@ -110,7 +110,8 @@ class Weights:
         copies |= {key: distinct[key].clone() for key in distinct.keys() - copies.keys() - set(plain)}
         try:
             copies |= {key: torch.empty_like(distinct[key]) for key in plain}
-            torch._foreach_copy_([copies[key] for key in plain], [distinct[key] for key in plain])
+            if plain:  # complex and sparse parameters are not
+                torch._foreach_copy_([copies[key] for key in plain], [distinct[key] for key in plain])
         except torch.OutOfMemoryError:
             copies |= zip(plain, host_copies([distinct[key] for key in plain], pinned=False)[0], strict=True)
         by_id = {id(each): copies[memory_key(each)] for each in moved}

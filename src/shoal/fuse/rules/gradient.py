@@ -66,6 +66,8 @@ def _backward_of_several(
 
 
 def _gradients(func: Any, outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("is_grads_batched"):
+        raise NeedsMemberError("it computes gradients of a batch at once")
     starts, given = _with_initial_gradients(outputs, grad_outputs)
     results = func(starts, [_whole(x) for x in _listed(inputs)], given, *args, **kwargs)
     return tuple(None if result is None else Stacked(result) for result in results)
