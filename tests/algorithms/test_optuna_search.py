@@ -1,5 +1,7 @@
 """Optuna's samplers as an algorithm: they propose what they would in a study of their own."""
 
+import math
+
 import optuna
 import pytest
 
@@ -123,6 +125,17 @@ def test_bad_settings(settings, message):
     with pytest.raises(AlgorithmError) as error:
         OptunaSearch(**settings)
     assert str(error.value) == message
+
+
+def test_a_trial_without_a_best_epoch_failed_for_the_sampler(monkeypatch):
+    search = OptunaSearch(1, epochs=1, sampler="random")
+    of_best = EpochOrder((Objective("valid", "min"), Objective("loss", "min")))
+    search.bind(Space(FLAT), metric="loss", mode="min", seed=5, of_best=of_best)
+    search.next_groups(free=1)
+    failed = []
+    monkeypatch.setattr(search._projection, "mark_failed", failed.append)
+    search.observe(Report(0, 1, {"loss": 0.1, "valid": math.nan}, state=TrialState.PAUSED))
+    assert failed == [0]
 
 
 @pytest.mark.parametrize(("of_best", "told"), [(EpochOrder(), 0.7), (EpochOrder((Objective("loss", "min"),)), 0.2)])

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -126,6 +127,9 @@ def test_a_study_without_a_usable_trial_is_refused(name: str, source: shoal.Stud
 
 def test_trials_without_the_metric_of_the_best_epoch_are_refused(source: shoal.Study) -> None:
     fields = spec(best_by={"f1": "max"})
+    with sqlite3.connect(source.directory / "journal.sqlite") as journal:
+        metrics = json.dumps({"valid_loss": 0.1, "f1": math.nan})
+        journal.execute("UPDATE reports SET metrics = ? WHERE trial = 0", (metrics,))
     with pytest.raises(ShoalError, match="8 without valid_loss and f1 at epoch 1, 2, 4"):
         earlier_trials([source.directory], fields, BUDGETS, fields.of_best)
 

@@ -27,8 +27,9 @@ from shoal.train.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")
 LARGE = 1003
-BYTES = LARGE * 3 * 8
-"""Of the base's weight; nothing else here is as large."""
+FEATURES = 11
+BYTES = LARGE * FEATURES * 8
+"""Of the base's weight; nothing else here is as large: arrays of fewer members have fewer biases of the base."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +62,12 @@ class Headed(Task):
         self.held: list[int] = []
 
     def data(self, config: Any) -> Any:
-        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        x = torch.randn(8, FEATURES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         return TensorDataset(x), TensorDataset(x)
 
     def model(self, config: Any) -> nn.Module:
         self.held.append(bases())
-        base = nn.Linear(3, LARGE, dtype=torch.float64)
+        base = nn.Linear(FEATURES, LARGE, dtype=torch.float64)
         with torch.no_grad():
             base.weight.fill_(0.01)
             base.bias.zero_()
@@ -121,7 +122,7 @@ def test_a_profile_holds_one_base(tmp_path: Path) -> None:
 
 
 def test_one_after_another_a_base_that_is_trained_is_its_own() -> None:
-    task, batch = Unfreezing(), [torch.ones(4, 3, dtype=torch.float64)]
+    task, batch = Unfreezing(), [torch.ones(4, FEATURES, dtype=torch.float64)]
     lent, alone = ([build(task, member, CPU) for member in members(3)] for _ in range(2))
     for runtime in lent:
         share_frozen(lent[0].model, runtime.model)

@@ -88,8 +88,12 @@ class OptunaSearch(ConcurrentAlgorithm):
         return super().observe(report)
 
     def reached(self, report: Report, score: Score) -> list[Decision]:
-        """Give the sampler the values of a trial by which it ranks."""
-        self._projection.add_report(replace(report, metrics=self._best.pop(report.trial, report.metrics)))
+        """Give the sampler the values of a trial by which it ranks; without a best epoch it counts as failed."""
+        best = self._best.pop(report.trial, None) if self.problem.of_best.objectives else report.metrics
+        if best is None:
+            self._projection.mark_failed(report.trial)
+        else:
+            self._projection.add_report(replace(report, metrics=best))
         return [Decision(report.trial, TrialState.COMPLETE)]
 
     def failed(self, number: int) -> list[Decision]:

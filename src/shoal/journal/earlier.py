@@ -9,7 +9,6 @@ from shoal.core.constraint import with_directions
 from shoal.core.domain import Domain
 from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.errors import ShoalError
-from shoal.core.objective import Objective
 from shoal.core.rows import TrialRow
 from shoal.core.space import Space, flatten, is_number
 from shoal.core.trial import EarlierTrial, TrialState
@@ -100,7 +99,9 @@ def _usable(
             if metrics:
                 found.append(EarlierTrial(row.config, metrics, stopped=row.state is TrialState.STOPPED))
                 continue
-            names = " and ".join(dict.fromkeys(goal.metric for goal in _needed(spec, of_best)))
+            names = " and ".join(
+                dict.fromkeys(goal.metric for goal in of_best.directions(spec.objectives, spec.bounds))
+            )
             epochs = ", ".join(map(str, budgets))
             refusal = f"without {names} at {spec.unit.removesuffix('s')} {epochs}"
         refused[refusal] += 1
@@ -151,26 +152,19 @@ def _why_outside(space: Space, row: TrialRow) -> str:
     return next((f"with `{name}`, which the space lacks" for name in values if name not in leaves), faults[0])
 
 
-def _needed(spec: StudySpec, of_best: EpochOrder) -> tuple[Objective, ...]:
-    """What reports must have to be used: the metrics and the constraints', and one of them what decides the best."""
-    return of_best.directions(spec.objectives, spec.bounds)
-
-
 def _values(
     journal: JournalView, row: TrialRow, spec: StudySpec, budgets: Sequence[int], of_best: EpochOrder
 ) -> dict[int, dict[str, float]]:
     """Budget -> the values of the metrics and of the constraints then; without those of which one is missing."""
-    needed = _needed(spec, of_best)
+    needed = of_best.directions(spec.objectives, spec.bounds)
     names = [goal.metric for goal in with_directions(spec.objectives, spec.bounds)]
     found: dict[int, dict[str, float]] = {}
-    seen: set[str] = set()
     best: Mapping[str, float] = {}
     for each in journal.spec.repetition.curve_of(row, journal.curve, needed):
         if each.state is TrialState.FAILED or not all(name in each.metrics for name in names):
             continue
-        seen.update(each.metrics)
         if of_best.improves(each.metrics, best):
             best = each.metrics
-        if each.epoch in budgets and all(goal.metric in seen for goal in needed):
+        if each.epoch in budgets and (best or not of_best.objectives):
             found[each.epoch] = {name: (best or each.metrics)[name] for name in names}
     return found
