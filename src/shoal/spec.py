@@ -154,7 +154,7 @@ class StudySpec:
         """The metrics with their modes."""
         return objectives(self.metric, self.mode)
 
-    @property
+    @cached_property
     def repetition(self) -> Repeats:
         """How the study repeats its configurations."""
         return Repeats(self.repeats, self.folds, self.aggregate)

@@ -58,7 +58,8 @@ class Journal(JournalView):
         super().__init__(directory, connection)
         self._lock = lock
         self.clock = clock
-        self._file = (directory / FILE_NAME).stat()
+        self._path = str(directory / FILE_NAME)
+        self._file = os.stat(self._path)
         set_journal_mode(directory, connection)
 
     @classmethod
@@ -135,7 +136,7 @@ class Journal(JournalView):
             StudyMovedError: its directory was moved or removed, or the journal alone; the message says which.
         """
         try:
-            if os.path.samestat((self.directory / FILE_NAME).stat(), self._file):
+            if os.path.samestat(os.stat(self._path), self._file):
                 return
         except OSError:
             pass
