@@ -329,7 +329,7 @@ def _check_weights(journal: JournalView, number: int) -> None:
     repetition, rows = journal.spec.repetition, ranked(journal.configurations(), journal.objectives)
     configuration = repetition.configuration(number)
     rank = next(i for i, row in enumerate(rows, 1) if repetition.configuration(row.number) == configuration)
-    keep, place = journal.study.get("keep", journal.spec.keep), journal.directory
+    keep, place = journal.keep, journal.directory
     raise CheckpointError(
         f"the weights of trial {number}, which ranks {rank} of {len(rows)}, were deleted by the rule of the study in "
         f"{place}, now keep={keep!r}. A trial that is pinned before keeps them: {command('pin', place, str(number))}. "

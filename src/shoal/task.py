@@ -263,7 +263,7 @@ class Task(ABC):
         return []
 
     def _best_epoch(self) -> tuple[str, Objective] | None:
-        """Return what of the task itself keeps the weights of a best epoch, in words, and by which objective."""
+        """Return the rule by which the task itself keeps a best epoch, in words and as an objective; None for none."""
         return None
 
     def _check_trained(self, model: nn.Module, optimizer: Any, config: Config) -> None:  # noqa: B027

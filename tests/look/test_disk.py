@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.journal.view import JournalView
 from shoal.look.disk import DiskWatch, nearly_full_text
 
 USAGE = namedtuple("USAGE", "total used free")
@@ -16,8 +17,12 @@ FEWER = "shoal keep runs/a 5 deletes the weights of ended trials but the best 5"
 ELSEWHERE = "delete other files on it, or stop the study and move its directory to another disk"
 
 
+class _Journal(SimpleNamespace):
+    keep = JournalView.keep
+
+
 def _journal(rule: int | str = "all", **changed: int | str) -> Any:
-    return SimpleNamespace(directory=Path("runs/a"), spec=SimpleNamespace(keep=rule), study=changed)
+    return _Journal(directory=Path("runs/a"), spec=SimpleNamespace(keep=rule), study=changed)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ _NOT_TAKEN = {
     "metric": "the study has another",
     "metric.target": "set the target of the study",
 }
-"""What a study may not take of a sweep -> what stands for it."""
+"""Part of a sweep that a study may not take -> its counterpart in a study."""
 _PARAMETER_KEYS = ("value", "values", "distribution", "min", "max", "q", "mu", "sigma", "probabilities", "parameters")
 
 
@@ -100,7 +100,7 @@ def is_wandb_sweep(value: Mapping[Any, Any]) -> bool:
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """What a sweep of W&B says of the search beside its parameters; None where it says nothing.
+    """Settings of a sweep of W&B beside its parameters; None for those that it lacks.
 
     Args:
         mode: "min" or "max", by the metric's `goal`, for which W&B takes "minimize" where it is left out.
@@ -144,7 +144,7 @@ class SweepSettings:
     def not_taken(
         self, metrics: Collection[str], *, trials: int | None, target: float | None, has_algorithm: bool
     ) -> str:
-        """What a study with these settings does not take of the sweep, with what stands for it; "" if it is nothing.
+        """The parts of the sweep that a study with these settings does not take, with their counterparts; "" for none.
 
         Args:
             trials: Number of configurations of the study; None if its algorithm finds it by itself.

@@ -108,7 +108,7 @@ def check_others(others: Mapping[str, Any]) -> None:
 
 
 def taken_callbacks(callbacks: Any) -> tuple[list[EarlyStop], tuple[str, Objective] | None]:
-    """What the callbacks of `Trainer` that a study takes mean: its stop rules, and what keeps the best epoch.
+    """The stop rules, and the keeper of the best epoch in words and as an objective, in callbacks of `Trainer`.
 
     Raises:
         TaskError: A callback is another than `EarlyStopping` or `ModelCheckpoint`, or has no equal.
@@ -128,7 +128,7 @@ def taken_callbacks(callbacks: Any) -> tuple[list[EarlyStop], tuple[str, Objecti
 
 
 def _kept_epoch(callback: Any) -> tuple[str, Objective] | None:
-    """What a `ModelCheckpoint` keeps the best epoch by, in words and as an objective; None if it keeps none."""
+    """The rule by which a `ModelCheckpoint` keeps the best epoch, in words and as an objective; None if it has none."""
     shown = f"ModelCheckpoint(monitor={callback.monitor!r}, mode={callback.mode!r})"
     for name, attribute, values, remedy in _CHECKPOINT:
         if (value := getattr(callback, attribute)) not in values:

@@ -274,7 +274,7 @@ def _best_goal(args: TrainingArguments) -> Objective:
 
 
 def best_evaluation(args: TrainingArguments) -> tuple[str, Objective] | None:
-    """What `load_best_model_at_end` loads, in words, and by which objective; None without it."""
+    """The rule of `load_best_model_at_end`, in words and as an objective; None without it."""
     if not args.load_best_model_at_end:
         return None
     chosen = f"metric_for_best_model={args.metric_for_best_model!r} and greater_is_better={args.greater_is_better}"

@@ -222,6 +222,11 @@ class JournalView(OpenJournal):
         """A row for each configuration: the trials of a study without repeats, else `ConfigurationRow`s."""
         return self.spec.configurations(self.trials())
 
+    @property
+    def keep(self) -> int | str:
+        """Which ended trials keep their weights now, as `keep` of `tune`."""
+        return self.study.get("keep", self.spec.keep)  # type: ignore[no-any-return]
+
     def changed_trials(self, known: dict[int, int]) -> list[TrialRow]:
         """The trials whose rows are new or have changed, by number; the others are not decoded.
 

@@ -24,7 +24,7 @@ _log = logging.getLogger("shoal.look.disk")
 
 
 class DiskUsage(Protocol):
-    """What `shutil.disk_usage` returns, in bytes."""
+    """The result of `shutil.disk_usage`, in bytes."""
 
     @property
     def total(self) -> int:
@@ -45,8 +45,7 @@ def nearly_full_text(journal: JournalView, usage: DiskUsage) -> str | None:
     fraction, least = _LEAST_FREE
     if usage.free >= min(fraction * usage.total, least):
         return None
-    keep = journal.study.get("keep", journal.spec.keep)
-    if keep == "all" or (isinstance(keep, int) and keep > _KEPT):
+    if journal.keep == "all" or (isinstance(journal.keep, int) and journal.keep > _KEPT):
         shorter = command("keep", journal.directory, str(_KEPT))
         remedy = f"{shorter} deletes the weights of ended trials but the best {_KEPT}"
     else:

@@ -105,7 +105,7 @@ class Retention:
             state.step.command(DeleteCheckpoints(number, both))
 
     def _repeat(self, state: "StudyState") -> None:
-        repeated, self._repeated = sorted(self._repeated & (self._known - self._with_state)), set()
+        repeated, self._repeated = sorted((self._repeated & self._known) - self._with_state), set()
         state.step.command(*(DeleteCheckpoints(number, number not in self._with_weights) for number in repeated))
 
     def _needed(self, state: "StudyState", record: TrialRecord) -> bool:
