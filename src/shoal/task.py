@@ -110,11 +110,23 @@ class Task(ABC):
         size has a copy for each batch size.
         """
 
+    def base(self, config: Config) -> nn.Module | None:
+        """Return a frozen model that the models of all trials are built on, such as a pretrained one; None for none.
+
+        Called once in each process, and again for other values of what it reads of the config, with all random
+        generators seeded alike. Its parameters are frozen and moved to the device; trials of different bases form no
+        array. Checkpoints do not hold them: `torch.load(...)["model"]` loads with strict=False.
+        """
+        return None
+
     @abstractmethod
-    def model(self, config: Config) -> nn.Module:
+    def model(self, config: Config, *base: Any, **_: Any) -> nn.Module:
         """Return a new model with its initial weights at each call, with its own trainable parameters and statistics.
 
-        Frozen parameters may be those of a module that the task holds.
+        Frozen parameters may be those of a module that the task holds. If the task has a `base`, override it as
+        `model(self, config, base)`. It is given a copy of the base whose parameters lie in the memory of the base, and
+        may change its modules, as `peft.get_peft_model` does. A write to these parameters, and one that is to train,
+        raise `TaskError`.
         """
 
     @abstractmethod

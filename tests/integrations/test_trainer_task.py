@@ -585,7 +585,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
         name: ({name: "f1"}, f"'{name}' is an argument of the whole study; set it in TrainingArguments$")
         for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better")
     },
-    "unknown": ({"lr": 0.1}, "'lr' is not a TrainingArguments field, and `model_init` takes no config"),
+    "unknown": ({"lr": 0.1}, "'lr' is not a field of TrainingArguments, and `model_init` takes no config"),
     "of another type": ({"gradient_accumulation_steps": 2.5}, "must be of type int, got 2.5"),
     "no number": ({"warmup_steps": "many"}, "must be of type float, got 'many'"),
     "refused": ({"lr_scheduler_type": "greedy"}, "lr_scheduler_type='greedy'"),

@@ -1,6 +1,8 @@
 """Sharing of frozen parameters: models use one memory for equal frozen values, within an array and across arrays."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +11,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from shoal.fuse.rows import bytes_of, dense_parts
 
 __all__ = [
+    "is_lent",
     "is_shared",
     "large_frozen",
+    "lent_copy",
+    "load_own_state",
+    "of_same_memory",
+    "own_state",
     "record_shared",
     "same_values",
     "share_frozen",
@@ -22,8 +29,57 @@ MIN_SHARED_BYTES = 64 << 20
 """Number of frozen bytes of a model from which models of different arrays share them, as for a pretrained base model.
 Fewer bytes are cheap to copy, and may be a temperature or a mask that the model itself changes."""
 
+MAX_NAMES = 5
+"""Most names in an error."""
+
 _addresses: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Parameter -> the address of its memory when it began to be shared; the parameter may have moved since."""
+
+_lent: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Parameter of a copy of a base model -> likewise, of the memory of the base, which no model may write to."""
+
+
+def of_same_memory(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a frozen parameter with the memory and the version of another one, so that only writes reach that one."""
+    return nn.Parameter(parameter.detach(), requires_grad=False) if type(parameter) is nn.Parameter else parameter
+
+
+def lent_copy(base: nn.Module) -> nn.Module:
+    """Return a copy of a frozen model whose parameters use the memory of the model's own; buffers are copied."""
+    memo: dict[int, Any] = {id(each): of_same_memory(each) for each in base.parameters()}
+    copied = copy.deepcopy(base, memo)
+    for each in copied.parameters():
+        _lent[each] = each.data_ptr()
+    record_shared(copied.parameters())
+    return copied
+
+
+def is_lent(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter of a `lent_copy`, in the memory of the base."""
+    return tensor in _lent and bool(_lent[tensor] == tensor.data_ptr())
+
+
+def own_state(model: nn.Module) -> dict[str, Any]:
+    """The state dict of a model without the parameters of a base, and without what their modules save of these."""
+    lent = {name for name, each in model.named_parameters(remove_duplicate=False) if is_lent(each)}
+    state: dict[str, Any] = model.state_dict()
+    for name in lent and list(state):
+        if name in lent or any(name[:end] in lent for end, letter in enumerate(name) if letter == "."):
+            del state[name]
+    return state
+
+
+def load_own_state(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load what `own_state` gave; a module may save names that it does not load, as bitsandbytes' quantization states.
+
+    Raises:
+        RuntimeError: The names or shapes differ.
+    """
+    differing = sorted(own_state(model).keys() ^ saved.keys())
+    if differing and any(map(is_lent, model.parameters())):
+        more = f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""
+        raise RuntimeError(f"only one of model and checkpoint has {', '.join(differing[:MAX_NAMES])}{more}")
+    model.load_state_dict(saved, strict=bool(differing))
 
 
 def share_frozen(first: nn.Module, model: nn.Module) -> None:
@@ -46,7 +102,7 @@ def large_frozen(model: nn.Module) -> list[nn.Parameter]:
 
 def unshare_small(model: nn.Module) -> None:
     """Give a model its own memory for frozen parameters that it shares, if they are too small to be worth sharing."""
-    shared = [each for each in model.parameters() if is_shared(each)]
+    shared = [each for each in model.parameters() if is_shared(each) and not is_lent(each)]
     if shared and not large_frozen(model):
         for each in shared:
             unshare(each)
@@ -75,4 +131,6 @@ def same_values(a: Tensor, b: Tensor) -> bool:
         return True
     if a.dtype != b.dtype or a.layout != b.layout or a.shape != b.shape:
         return False
+    if is_lent(a) and is_lent(b) and a.data_ptr() == b.data_ptr():
+        return True
     return all(map(torch.equal, dense_parts(a), dense_parts(b)))

@@ -123,14 +123,14 @@ _ENDLESS = {"constant", "constant_with_warmup", "inverse_sqrt"}
 
 
 def override(
-    args: TrainingArguments, config: Mapping[str, Any], free: bool, honoured: Collection[str] = ()
+    args: TrainingArguments, config: Mapping[str, Any], others: Collection[str] | None, honoured: Collection[str] = ()
 ) -> TrainingArguments:
     """The arguments of a trial: a copy in which the config's values replace those of the same names.
 
     Values are converted to the type of the argument, as `Trainer.hyperparameter_search` does.
 
     Args:
-        free: Whether the config may have other names, which `model_init` reads.
+        others: Other names that the config may have; None: any, as `model_init` reads them.
         honoured: As for `check`; a config may override these, too.
 
     Raises:
@@ -145,11 +145,12 @@ def override(
         old, value = getattr(args, name), config[name]
         kind = float if known[name] in (float, "float") else type(old)
         setattr(own, name, value if old is None else _converted(name, value, kind))
-    if not free:
-        for name in config.keys() - known.keys():
+    if others is not None:
+        for name in config.keys() - known.keys() - set(others):
             raise TaskError(
-                f"the config's {name!r} is not a TrainingArguments field, and `model_init` takes no config; "
-                "let it take one argument, or remove the name from the space"
+                f"the config's {name!r} is not a field of {type(args).__name__}"
+                + (" or of `peft_config`" if others else "")
+                + ", and `model_init` takes no config; let it take one argument, or remove the name from the space"
             )
     check(own, honoured)
     return own

@@ -1,9 +1,8 @@
-"""Training as by `transformers.Trainer`: a task whose trials train as arrays, and a callback of it for a function."""
+"""Training as by `transformers.Trainer`: a task whose trials train as arrays."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -17,7 +16,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     SequenceFeatureExtractor,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
     default_data_collator,
     get_scheduler,
@@ -25,15 +23,15 @@ from transformers import (
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_pt_utils import EvalLoopContainer, LabelSmoother
-from transformers.trainer_utils import get_last_checkpoint, number_of_arguments, unwrap_peft_model
+from transformers.trainer_utils import number_of_arguments, unwrap_peft_model
 from transformers.utils.generic import find_labels
 
 from shoal.algorithms.rules import StopRule
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
+from shoal.integrations.adapters import adapter_fields, with_adapter
 from shoal.integrations.early_stopping import are_callbacks, rules_for
-from shoal.integrations.optional import numbers
 from shoal.integrations.trainer_arguments import (
     FUNCTION,
     best_evaluation,
@@ -50,7 +48,7 @@ from shoal.integrations.trainer_arguments import (
     total_steps,
     warnings_for,
 )
-from shoal.programs.trainable import checkpoint, report
+from shoal.integrations.transformers_callback import ReportCheckpointCallback
 from shoal.task import Task
 
 __all__ = ["ReportCheckpointCallback", "TrainerTask"]
@@ -88,7 +86,8 @@ class TrainerTask(Task):
     and `optimizer`.
 
     Names of the config that are names of `TrainingArguments` (learning_rate, weight_decay, warmup_steps,
-    per_device_train_batch_size, lr_scheduler_type ...) override `args` for the trial. `model_init` reads the others.
+    per_device_train_batch_size, lr_scheduler_type ...) override `args` for the trial, and those of fields of
+    `peft_config` (r, lora_alpha, target_modules ...) that. `model_init` reads the others.
 
     The algorithm of the study decides how long a trial trains; `num_train_epochs` or `max_steps` is the length of its
     schedule of learning rates. A study validates after each epoch, and with eval_strategy="steps" an epoch is
@@ -107,6 +106,8 @@ class TrainerTask(Task):
         preprocess_logits_for_metrics: Function of logits and labels of a batch that returns what to keep of the logits.
         processing_class: Tokenizer, or feature extractor of sequences, that pads the samples of a batch; others have no
             effect.
+        peft_config: Configuration of an adapter, such as `LoraConfig`, as TRL's trainers take it. `model_init` then
+            returns the frozen model that adapters are put on, which each process builds once: it is `Task.base`.
         others: Arguments of `Trainer` that a study cannot honour; each is refused with a remedy.
 
     Raises:
@@ -129,6 +130,7 @@ class TrainerTask(Task):
         compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
         processing_class: Any = None,
+        peft_config: Any = None,
         **others: Any,
     ) -> None:
         callbacks: Sequence[Any] = others.get("callbacks") or ()
@@ -155,6 +157,8 @@ class TrainerTask(Task):
         self._early_stops = [early_stop(each, args) for each in callbacks]
         self.loader_workers = args.dataloader_num_workers
         self.model_init = model_init
+        self.peft_config = peft_config
+        self._adapter_fields = adapter_fields(peft_config)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.data_collator = data_collator or _default_collator(processing_class)
@@ -173,7 +177,7 @@ class TrainerTask(Task):
         Raises:
             TaskError: The config has a name or a value that is not possible.
         """
-        return override(self.args, config, self._takes_config, self.honoured)
+        return override(self.args, config, None if self._takes_config else self._adapter_fields, self.honoured)
 
     def data(self, config: Config) -> tuple[Dataset[Any] | DataLoader[Any], Dataset[Any] | DataLoader[Any]]:
         """Return both data sets; with `dataloader_drop_last`, loaders that leave out the last partial batch."""
@@ -189,12 +193,20 @@ class TrainerTask(Task):
             DataLoader(self.eval_dataset, args.per_device_eval_batch_size, num_workers=workers, drop_last=True),
         )
 
-    def model(self, config: Config) -> nn.Module:
-        """Return a new model of `model_init`."""
-        args = self.arguments(config)
+    def base(self, config: Config) -> nn.Module | None:
+        """Return the model of `model_init` if there is a `peft_config`."""
+        return None if self.peft_config is None else self._initial(config)
+
+    def _initial(self, config: Config) -> nn.Module:
         model = self.model_init(config) if self._takes_config else self.model_init()
         if not isinstance(model, nn.Module):
             raise TaskError(f"`model_init` must return a model, got {type(model).__name__}")
+        return model
+
+    def model(self, config: Config, *base: Any, **_: Any) -> nn.Module:
+        """Return a new model of `model_init`, or a new adapter on that."""
+        args = self.arguments(config)
+        model = with_adapter(base[0], self.peft_config, config) if base else self._initial(config)
         settings = getattr(model, "config", None)
         if settings is not None:
             settings.use_cache = args.use_cache
@@ -419,75 +431,3 @@ def _takes_config(model_init: Any) -> bool:
 def _full_precision(value: Any) -> Any:
     half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
     return value.float() if half else value
-
-
-class TransformersReportCallback(TrainerCallback):
-    """Has the Trainer save a checkpoint after each evaluation, and then reports the metrics of that evaluation.
-
-    Budgets count evaluations (`eval_strategy`). If the trial must stop, the report ends the function, so `train` does
-    not return. `save_strategy` is best "no"; `save_total_limit=1` keeps the directory of the trial small. In a training
-    on several processes the first one reports.
-
-    Import it as `shoal.integrations.transformers.ReportCheckpointCallback`.
-
-    Example:
-        A training function that goes on from its checkpoint::
-
-            def train(config):
-                callback = ReportCheckpointCallback()
-                args = TrainingArguments(
-                    shoal.checkpoint(), eval_strategy="epoch", save_strategy="no", save_total_limit=1, **config
-                )
-                trainer = Trainer(model, args, train_dataset=train, eval_dataset=valid, callbacks=[callback])
-                trainer.train(resume_from_checkpoint=callback.resume_from_checkpoint)
-    """
-
-    def __init__(self) -> None:
-        self._metrics: dict[str, float] | None = None
-
-    @property
-    def resume_from_checkpoint(self) -> str | None:
-        """The checkpoint to go on from, for `Trainer.train(resume_from_checkpoint=...)`; None if there is none.
-
-        Raises:
-            ShoalError: The program runs outside of a study.
-        """
-        found: str | None = get_last_checkpoint(str(checkpoint()))
-        return found
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check the arguments.
-
-        Raises:
-            TaskError: Checkpoints of the Trainer would not be in the directory of the trial, or not be made after each
-                evaluation, or there are no evaluations.
-        """
-        if Path(args.output_dir).resolve() != checkpoint().resolve():
-            raise TaskError(
-                f"`output_dir` is {str(args.output_dir)!r}, where the study does not find the checkpoints of the "
-                "Trainer; write TrainingArguments(output_dir=shoal.checkpoint(), ...)"
-            )
-        if args.eval_strategy == "no":
-            raise TaskError("`eval_strategy` is 'no', so there is nothing to report; write eval_strategy='epoch'")
-        if args.save_strategy == "best":
-            raise TaskError(
-                "`save_strategy` is 'best', but a trial goes on from its last evaluation; write save_strategy='no'"
-            )
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Keep the metrics, and ask for a checkpoint, which the Trainer makes next."""
-        self._metrics = numbers(metrics or {})
-        control.should_save = True
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report the metrics of the evaluation before.
-
-        Raises:
-            TrainingStopped: The trial stops now.
-        """
-        metrics, self._metrics = self._metrics, None
-        if metrics is not None and state.is_world_process_zero:
-            report(metrics)
-
-
-ReportCheckpointCallback = TransformersReportCallback

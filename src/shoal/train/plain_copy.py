@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.array import ModelArray
-from shoal.fuse.frozen import is_shared, large_frozen, record_shared
+from shoal.fuse.frozen import is_shared, large_frozen, of_same_memory, record_shared
 from shoal.fuse.model_copy import copy_training
 from shoal.fuse.per_member import describe_function
 from shoal.fuse.rows import bytes_of, storage_address
@@ -173,7 +173,7 @@ def copy_trial(runtime: TrialRuntime) -> TrialRuntime:
     """
     model = runtime.model
     frozen = large_frozen(model)
-    memo: dict[int, Any] = {id(each): _of_same_memory(each) for each in frozen}
+    memo: dict[int, Any] = {id(each): of_same_memory(each) for each in frozen}
     record_shared((*frozen, *memo.values()))
     leaves, spec = pytree.tree_flatten(runtime.optimizer)
     held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Optimizer)]
@@ -394,11 +394,6 @@ class _WholeCopies(TorchFunctionMode):
             memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.is_leaf and tensor.requires_grad)
             return memo[id(tensor)]
         return func(*args, **(kwargs or {}))
-
-
-def _of_same_memory(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a frozen parameter with the memory and the version of another one, so that only writes reach that one."""
-    return nn.Parameter(parameter.detach(), requires_grad=False) if type(parameter) is nn.Parameter else parameter
 
 
 def _is_row(tensor: Tensor) -> bool:

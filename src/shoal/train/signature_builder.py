@@ -1,6 +1,5 @@
 """Finds the fusion key of a trial from the model, optimizer and data sets of its config."""
 
-import copy
 import logging
 import traceback
 from collections.abc import Iterable, Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from shoal.core.array import FusionKey
@@ -20,6 +18,7 @@ from shoal.fuse.optim.table import update_kind_of
 from shoal.fuse.structure import family_digest, structure_digest
 from shoal.fuse.structure_serializer import digest
 from shoal.task import Task, call
+from shoal.train.bases import bases_of, without_data
 from shoal.train.data.datasets import DataSets
 from shoal.train.data.tracked_config import values_read
 from shoal.train.step_settings import METHODS, StepSettings
@@ -40,6 +39,7 @@ class SignatureBuilder:
     def __init__(self, task: Task, sets: DataSets) -> None:
         self._task = task
         self._sets = sets
+        self._bases = bases_of(task, sets.device)
         self._cache: list[tuple[dict[str, Any], nn.Module, str, str]] = []
         self._note = ""  # about the first trial with unusual parameters
         self._unread: frozenset[str] | None = None  # names that no trial so far has read; None: no trial so far
@@ -79,12 +79,13 @@ class SignatureBuilder:
             self._unread = self._unread_names(trial.config, model, optimizer)
         optimizers = optimizers_in(optimizer)
         update_kinds = [str(x) for x in map(update_kind_of if type(self._task).step is Task.step else type, optimizers)]
+        base = self._bases.key(trial.config)
         return FusionKey(
-            digest((structure, *update_kinds, *settings.structure_settings)),
+            digest((structure, *update_kinds, *settings.structure_settings, *base)),
             digest(self._sets.key(trial.config)),
             settings.batch_size,
             trial.data_seed,
-            family=digest((family, *update_kinds, *settings.structure_settings)) if family else "",
+            family=digest((family, *update_kinds, *settings.structure_settings, *base)) if family else "",
         )
 
     def _model(self, trial: Trial) -> tuple[nn.Module, str, str]:
@@ -92,14 +93,14 @@ class SignatureBuilder:
         for read, model, structure, family in self._cache:
             if all(trial.config.get(key) == value for key, value in read.items()):
                 return model, structure, family
-        make = partial(call, self._task, "model")
+        self._bases.key(trial.config)  # builds the base, outside of the meta device
         try:
             with torch.device("meta"), WithoutValues():
-                model, read = values_read(make, trial.config)
+                model, read = values_read(partial(self._bases.model, meta=True), trial.config)
         except Exception:  # the model needs real tensors, or `model` has an error and raises again here
-            model, read = values_read(make, trial.config)
+            model, read = values_read(self._bases.model, trial.config)
         checked = check_model(model)
-        found = _without_data(model), structure_digest(checked), family_digest(checked)
+        found = without_data(model), structure_digest(checked), family_digest(checked)
         self._cache.append((read, *found))
         return found
 
@@ -143,7 +144,7 @@ class SignatureBuilder:
         try:
             optimizer = call(self._task, "optimizer", model, config=trial.config)
         except Exception:  # the optimizer needs real tensors, or `optimizer` has an error and raises again here
-            model = check_model(call(self._task, "model", config=trial.config))
+            model = check_model(values_read(self._bases.model, trial.config)[0])
             optimizer = call(self._task, "optimizer", model, config=trial.config)
         checked_ones = check_optimizer(self._task, optimizer)
         if not self._note and (text := parameter_warning(model, optimizers_in(checked_ones))):
@@ -201,15 +202,3 @@ class WithoutValues(TorchFunctionMode):
         elif func is torch.arange and "device" not in kwargs:
             return torch.arange(*args, **kwargs, device="cpu").to("meta")
         return func(*args, **kwargs)
-
-
-def _without_data(model: nn.Module) -> nn.Module:
-    """Return the model if it is on the meta device; else a copy on it, since the task may hold parts of the model."""
-    tensors = [each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each)]
-    if all(each.is_meta for each in tensors):
-        return model
-    memo: dict[int, Any] = {}
-    for each in tensors:
-        empty = each.detach().to("meta")
-        memo[id(each)] = nn.Parameter(empty, each.requires_grad) if isinstance(each, nn.Parameter) else empty
-    return copy.deepcopy(model, memo)

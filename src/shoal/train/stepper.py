@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shoal.core.demand import Profile
-from shoal.core.errors import FusionError
+from shoal.core.errors import FusionError, TaskError
 from shoal.core.trial import step_seed
 from shoal.fuse.backward import backward_alone
-from shoal.fuse.frozen import is_shared, unshare, unshare_small
+from shoal.fuse.frozen import is_lent, is_shared, unshare, unshare_small
 from shoal.fuse.generators import seed_all
 from shoal.fuse.optim.unfused_step import UnfusedStep
 from shoal.fuse.per_member import MemberRunner, member_batch
@@ -220,14 +220,19 @@ class _PlainTrial:
         self._shared_frozen: list[tuple[nn.Parameter, int]] = []
 
     def unshare(self, keep_large: bool) -> None:
-        """Give the trial its own copy of frozen parameters in shared memory, or of the small ones only."""
+        """Give the trial its own copy of frozen parameters in shared memory, or of the small ones only.
+
+        Those of a base stay where they are.
+        """
         model = self._runtime.model
         unshare_small(model)
-        self._shared_frozen = [(each, each._version) for each in model.parameters() if is_shared(each)]
+        shared = [each for each in model.parameters() if is_shared(each)]
         if not keep_large:
-            for parameter, _ in self._shared_frozen:
-                unshare(parameter)
-            self._shared_frozen.clear()
+            for each in shared:
+                if not is_lent(each):
+                    unshare(each)
+            shared = [each for each in shared if is_lent(each)]
+        self._shared_frozen = [(each, each._version) for each in shared]
 
     def step(self, batch: Any, tick: int) -> Tensor:
         """Take one training step; return the loss, detached."""
@@ -285,5 +290,12 @@ class _PlainTrial:
 
     def _check_shared_frozen(self) -> None:
         """Check that frozen parameters in shared memory have not been written to or unfrozen."""
-        if any(each.requires_grad or each._version != version for each, version in self._shared_frozen):
+        changed = [each for each, version in self._shared_frozen if each.requires_grad or each._version != version]
+        if any(map(is_lent, changed)):
+            name = next(name for name, each in self._runtime.model.named_parameters() if each is changed[0])
+            raise TaskError(
+                f"a step writes to or unfreezes {name!r} of the task's `base`, which all trials share; build what "
+                "trials change in `model`"
+            )
+        if changed:
             raise StepRefusedError("a frozen parameter in shared memory is changed or unfrozen")

@@ -1,5 +1,6 @@
 """The model of a trial with its trained weights."""
 
+import copy
 from pathlib import Path
 
 import torch
@@ -7,12 +8,14 @@ from torch import nn
 
 from shoal.core.errors import CheckpointError, UnusableTaskError
 from shoal.core.trial import Trial
+from shoal.fuse.frozen import load_own_state
 from shoal.host.pickling import original_or_loaded, why_not_loaded
-from shoal.task import Task, call
+from shoal.task import Task
+from shoal.train.bases import Bases
 from shoal.train.carried_state import CarriedState
 from shoal.train.checkpoint import load_weights, mismatch_message
 from shoal.train.failures import user_traceback
-from shoal.train.trial_runtime import check_model, load_model
+from shoal.train.trial_runtime import check_model
 
 __all__ = ["trained_model"]
 
@@ -30,10 +33,10 @@ def trained_model(task: bytes, trial: Trial, directory: Path, best: int | None =
         message = f"the task of the study in {directory} cannot be loaded: {why_not_loaded(error)}"
         raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error
     with torch.random.fork_rng(devices=[]):
-        model = check_model(call(owner, "model", config=trial.config))
+        model = check_model(Bases(owner, torch.device("cpu")).model(copy.deepcopy(dict(trial.config))))
     carried = CarriedState(owner, model, None, None, torch.device("cpu"))
     try:
-        load_model(model, weights.model)
+        load_own_state(model, weights.model)
         carried.restore(weights.carried)
     except (RuntimeError, CheckpointError) as error:
         raise UnusableTaskError(mismatch_message("model", weights, error)) from error

@@ -1,5 +1,6 @@
 """A trial in a worker: its model, optimizer, LR scheduler and progress, and checks of what the task returns."""
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,10 +20,12 @@ from torch.utils import _pytree as pytree
 from shoal.core.array import Member
 from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
 from shoal.core.trial import Report, Trial
+from shoal.fuse.frozen import load_own_state, own_state
 from shoal.fuse.generators import seed_all
 from shoal.fuse.optim.unfused_step import mode_setter, required_argument
 from shoal.fuse.scaler import LossScale
 from shoal.task import Task, call, check_interval
+from shoal.train.bases import bases_of
 from shoal.train.best_epoch import BestEpoch
 from shoal.train.carried_state import CarriedState, Lost
 from shoal.train.checkpoint import Checkpoint, CheckpointWriter, Weights, load_newest, metrics_of, mismatch_message
@@ -36,7 +39,6 @@ __all__ = [
     "check_model",
     "check_optimizer",
     "check_scalar",
-    "load_model",
     "optimizers_in",
     "parameter_warning",
     "sort_by_optimizer",
@@ -157,7 +159,7 @@ class TrialRuntime:
         self._set_train_mode_of_optimizers(train=False)
         carried = b"" if self.carried is None or self.carried.model_has_none() else self.carried.dump()[0]
         metrics = metrics_of(self.reports)
-        now = Weights(self.trial.number, self.epoch, self.step, self.model.state_dict(), self.average, carried, metrics)
+        now = Weights(self.trial.number, self.epoch, self.step, own_state(self.model), self.average, carried, metrics)
         self.best.keep(now, self.model)
         self._set_train_mode_of_optimizers(train=True)
 
@@ -189,7 +191,7 @@ class TrialRuntime:
             self.trial.number,
             self.epoch,
             self.step,
-            self.model.state_dict(),
+            own_state(self.model),
             _state(self.optimizer),
             _state(self.scheduler),
             tuple(self.reports),
@@ -243,9 +245,9 @@ class TrialRuntime:
         self._check_restorable()
         self._set_train_mode_of_optimizers(train=False)  # in which checkpoints are saved
         try:
-            load_model(self.model, state.model)
+            load_own_state(self.model, state.model)
         except RuntimeError as error:
-            if own and not _same_shapes(self.model.state_dict(), state.model):
+            if own and not _same_shapes(own_state(self.model), state.model):
                 raise UnusableTaskError(mismatch_message("model", state, error)) from error
             raise
         if state.optimizer is None:
@@ -288,7 +290,7 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
     config = member.trial.config
     settings = StepSettings.of(task, config).on(device)
     seed_all(member.trial.seed, device)
-    model = check_model(call(task, "model", config=config)).to(device)
+    model = check_model(bases_of(task, device).model(copy.deepcopy(dict(config)))).to(device)
     optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
     call(task, "_check_trained", model, optimizer, config=config)
     scheduler = call(task, "scheduler", optimizer, config=config)
@@ -465,11 +467,6 @@ def _state(owner: Any) -> Any:
     if isinstance(owner, (list, tuple, dict)):
         return [_state(one) for one in pytree.tree_leaves(owner)]
     return None if owner is None else owner.state_dict()
-
-
-def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Load a state dict; a module may save names that it does not load, as bitsandbytes' quantization states."""
-    model.load_state_dict(saved, strict=model.state_dict().keys() != saved.keys())
 
 
 def _same_shapes(model: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:

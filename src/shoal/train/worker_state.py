@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.core.array import FusionKey, Member
 from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
-from shoal.fuse.frozen import is_shared
+from shoal.fuse.frozen import is_lent, is_shared
 from shoal.fuse.rows import bytes_of
 from shoal.task import Task
 from shoal.train.checkpoint import CheckpointWriter
@@ -156,7 +156,7 @@ class WorkerState:
 
 def _tensors(runtime: TrialRuntime) -> list[Tensor]:
     held = state_tensors(runtime.optimizer)
-    registered = (*runtime.model.parameters(), *runtime.model.buffers())
+    registered = [*(each for each in runtime.model.parameters() if not is_lent(each)), *runtime.model.buffers()]
     return [*registered, *held, *runtime.average.values(), *runtime.gradients.read().values()]
 
 

@@ -19,7 +19,7 @@ from shoal.host.activity_clock import during
 from shoal.task import Task, call
 from shoal.train.data.batches import Batches
 from shoal.train.data.loader import LoaderSettings, parse_loader
-from shoal.train.data.tracked_config import values_read
+from shoal.train.data.tracked_config import config_matches, values_read
 
 __all__ = ["DataSets"]
 
@@ -32,7 +32,7 @@ class DataSets:
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self._task = task
-        self._device = device
+        self.device = device
         self._known: list[tuple[dict[str, Any], tuple[Batches, Batches]]] = []
         self.sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
         """Data sets that `data` returned, and those that they are made of."""
@@ -43,7 +43,7 @@ class DataSets:
 
     def is_loaded(self, config: Config) -> bool:
         """Return whether the sets of a config are loaded."""
-        return any(_config_matches(config, read) for read, _ in self._known)
+        return any(config_matches(config, read) for read, _ in self._known)
 
     def names_read(self, config: Config) -> frozenset[str]:
         """Return the names of the config that `data` read."""
@@ -57,13 +57,13 @@ class DataSets:
 
     def _find(self, config: Config) -> tuple[dict[str, Any], tuple[Batches, Batches]]:
         for entry in self._known:
-            if _config_matches(config, entry[0]):
+            if config_matches(config, entry[0]):
                 return entry
         with during(Activity.DATA):
             return self._load(config)
 
     def _load(self, config: Config) -> tuple[dict[str, Any], tuple[Batches, Batches]]:
-        seed_all(0, self._device)  # so a random split is the same in every process, and after a resume
+        seed_all(0, self.device)  # so a random split is the same in every process, and after a resume
         sets, read = values_read(self._task.data, config)
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
@@ -105,7 +105,7 @@ class DataSets:
         self, dataset: Any, name: str, collate: Callable[[list[Any]], Any] | None, whose: str, settings: LoaderSettings
     ) -> Batches:
         checked = None if collate is None else partial(_call_collate, collate, whose)
-        return Batches(dataset, self._device, name, self._task.shared_augmentation, checked, settings)
+        return Batches(dataset, self.device, name, self._task.shared_augmentation, checked, settings)
 
 
 def _call_collate(collate: Callable[[list[Any]], Any], whose: str, samples: list[Any]) -> Any:
@@ -129,7 +129,3 @@ def _check_workers(task: Task) -> int:
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
         raise TaskError(f"`loader_workers` of a task must be an integer of at least 0, got {workers!r}")
     return workers
-
-
-def _config_matches(config: Config, read: Mapping[str, Any]) -> bool:
-    return all(config.get(key) == value for key, value in read.items())

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 
-__all__ = ["MembersConfig", "values_read"]
+__all__ = ["MembersConfig", "config_matches", "values_read"]
 
 T = TypeVar("T")
 
@@ -93,6 +93,11 @@ def values_read(function: Callable[[dict[str, Any]], T], config: Mapping[str, An
     if kept() is not None:
         names.update(config)
     return result, {name: config.get(name) for name in sorted(names)}
+
+
+def config_matches(config: Mapping[str, Any], read: Mapping[str, Any]) -> bool:
+    """Return whether a config has the values that `values_read` returned."""
+    return all(config.get(key) == value for key, value in read.items())
 
 
 class _RecordingConfig(_ObservedConfig):

@@ -15,7 +15,7 @@ from shoal.core.job import Job
 from shoal.core.trial import step_seed
 from shoal.fuse.api import fuse
 from shoal.fuse.backward import MicroBatches, backward
-from shoal.fuse.frozen import large_frozen, share_frozen
+from shoal.fuse.frozen import large_frozen, load_own_state, share_frozen
 from shoal.fuse.generators import seeded
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
@@ -174,5 +174,5 @@ def _built(state: WorkerState, member: Member) -> TrialRuntime:
     """Build a trial; if it began from another one, with the frozen parameters of its checkpoint."""
     runtime = build(state.task, member, state.device)
     if member.trial.origin is not None and (saved := load_newest(state.directory, member.trial.number)) is not None:
-        runtime.model.load_state_dict(saved.model)
+        load_own_state(runtime.model, saved.model)
     return runtime

@@ -1,0 +1,164 @@
+"""Base models of a task: each is built once in a process, and the models of all trials use its memory."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shoal.core.activity import Activity
+from shoal.core.errors import TaskError
+from shoal.core.trial import Config
+from shoal.fuse.frozen import lent_copy
+from shoal.fuse.generators import PythonRngSnapshot, preserved_rng, seed_all
+from shoal.fuse.rows import storage_address
+from shoal.host.activity_clock import during
+from shoal.task import Task, call
+from shoal.train.data.tracked_config import config_matches, values_read
+
+__all__ = ["Bases", "bases_of", "without_data"]
+
+_all: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Task -> its bases by device."""
+
+
+def bases_of(task: Task, device: torch.device) -> "Bases":
+    """Return the bases of a task in this process, as long as the task is in use."""
+    if task not in _all:
+        _all[task] = {}
+    found: dict[torch.device, Bases] = _all[task]
+    return found.setdefault(device, Bases(task, device))
+
+
+@dataclass(eq=False)
+class _Base:
+    """A base model that a task built.
+
+    Args:
+        read: What `base` read of the config.
+        module: The model, on the device; None if `base` returned None.
+        users: The models that use its memory.
+    """
+
+    read: Mapping[str, Any]
+    module: nn.Module | None
+    users: list["ref[nn.Module]"] = field(default_factory=list)
+    on_meta: nn.Module | None = None
+
+    @property
+    def used(self) -> bool:
+        return any(user() is not None for user in self.users)
+
+
+class Bases:
+    """Builds the base models of a task, and the models of its trials on them.
+
+    A base is kept as long as a model of it is in use, the newest one as long as this object.
+    """
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._ref = ref(task)
+        self._device = device
+        self._known: list[_Base] = []
+
+    @property
+    def _task(self) -> Task:
+        task = self._ref()
+        assert task is not None
+        return task
+
+    def key(self, config: Config) -> tuple[object, ...]:
+        """Return a key that differs between configs of other bases; () without a base."""
+        base = self._find(config)
+        return () if base is None else ("base", sorted(base.read.items()))
+
+    def model(self, config: Config, meta: bool = False) -> Any:
+        """Return what the task's `model` returns for a config, which it is given as it is.
+
+        Args:
+            meta: Whether to give it a base on the meta device.
+
+        Raises:
+            TaskError: `model` writes to the base, or lets it train.
+        """
+        base = self._find(config)
+        if base is None or base.module is None:
+            return call(self._task, "model", config)
+        if meta:
+            base.on_meta = base.on_meta or without_data(base.module)
+            return call(self._task, "model", config, copy.deepcopy(base.on_meta))
+        lent = lent_copy(base.module)
+        parameters = dict(lent.named_parameters())
+        with _ReadOnly(parameters):
+            model = call(self._task, "model", config, lent)
+        for name, each in parameters.items():
+            if each.requires_grad:
+                raise TaskError(
+                    f"the task's `model` lets {name!r} of the base train, which all trials share; put a copy in its "
+                    "place (modules_to_save of peft does), or build in `model` what trains"
+                )
+        if isinstance(model, nn.Module):
+            base.users = [user for user in base.users if user() is not None] + [ref(model)]
+        return model
+
+    def _find(self, config: Config) -> _Base | None:
+        if type(self._task).base is Task.base:
+            return None
+        for base in self._known:
+            if config_matches(config, base.read):
+                return base
+        with during(Activity.BUILD), preserved_rng(self._device):
+            others = PythonRngSnapshot()
+            seed_all(0, self._device)  # so it is the same in every process, and after a resume
+            try:
+                module, read = values_read(self._task.base, config)
+            finally:
+                others.restore()
+        if module is not None and not isinstance(module, nn.Module):
+            raise TaskError(f"the task's `base` must return a torch.nn.Module or None, got {module!r}")
+        if module is not None:
+            module.requires_grad_(False).to(self._device)
+        self._known = [*(base for base in self._known if base.used), _Base(read, module)]
+        return self._known[-1]
+
+
+class _ReadOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses writes to the memory of parameters, also through `.data`."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names = {address: name for name, each in parameters.items() if (address := storage_address(each))}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for number, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[number] if number < len(args) else kwargs.get(argument.name)
+                for each in pytree.tree_leaves(value):
+                    if isinstance(each, Tensor) and (name := self._names.get(storage_address(each))):
+                        raise TaskError(
+                            f"the task's `model` writes to {name!r} of the base, which all trials share; put a copy in "
+                            "its place, or build in `model` what trials change"
+                        )
+        return func(*args, **kwargs)
+
+
+def without_data(model: nn.Module) -> nn.Module:
+    """Return the model if it is on the meta device; else a copy on it, since the task may hold parts of the model."""
+    tensors = [each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each)]
+    if all(each.is_meta for each in tensors):
+        return model
+    memo: dict[int, Any] = {}
+    for each in tensors:
+        empty = each.detach().to("meta")
+        memo[id(each)] = nn.Parameter(empty, each.requires_grad) if isinstance(each, nn.Parameter) else empty
+    return copy.deepcopy(model, memo)
