@@ -20,7 +20,7 @@ def test_weights_load_in_plain_torch(finished: shoal.Study) -> None:
     best = finished.best_trial.number
     done = export(finished, best, "--json")
     assert done.exit_code == 0, done.output
-    (path,) = json.loads(done.output)["files"]
+    (path,) = json.loads(done.output)["files"][str(best)]
     model = Noisy().model({})
     model.load_state_dict(torch.load(path, weights_only=True))
     torch.testing.assert_close(model.state_dict(), finished.model(best).state_dict())
@@ -39,6 +39,17 @@ def test_another_trial_or_no_adapter_is_refused_and_nothing_is_written(finished:
     assert missing.exit_code != 0
     assert plain.exit_code != 0
     assert not place.exists()
+
+
+def test_several_trials_have_a_folder_each(finished: shoal.Study, tmp_path: Path) -> None:
+    done = export(finished, 1, 3, "--output", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("model.pt")} == {
+        "out/1/model.pt",
+        "out/3/model.pt",
+    }
+    both = export(finished, 1, "--adapter", "--merged")
+    assert "give one of them" in str(both.exception)
 
 
 def test_a_folder_that_cannot_be_written_is_named(finished: shoal.Study, tmp_path: Path) -> None:

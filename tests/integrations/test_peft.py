@@ -19,6 +19,7 @@ from shoal.core.trial import TrialState
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.integrations.peft import merged_model
 
 WORDS, LENGTH = 48, 6
 TOKENS = torch.randint(0, WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -209,7 +210,11 @@ def test_a_search_over_ranks_and_alphas_gives_a_peft_model(tmp_path: Path, monke
         "adapter_model.safetensors",
     }
     again: Any = PeftModel.from_pretrained(llama(), tmp_path / "adapter").double()
-    torch.testing.assert_close(loss(again, TOKENS), loss(best.eval(), TOKENS), rtol=1e-6, atol=0)
+    expected = loss(best.eval(), TOKENS)
+    torch.testing.assert_close(loss(again, TOKENS), expected, rtol=1e-6, atol=0)
+    merged = merged_model(study.best_model())
+    assert isinstance(merged, LlamaForCausalLM)
+    torch.testing.assert_close(loss(merged, TOKENS), expected, rtol=1e-9, atol=0)
 
 
 class Preferred(Adapters):

@@ -25,6 +25,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     T5Config,
     T5ForConditionalGeneration,
@@ -508,10 +509,26 @@ def test_a_precision_of_the_environment_is_refused(tmp_path: Path, monkeypatch: 
         TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences)
 
 
-def test_generation_in_evaluation_is_refused(tmp_path: Path) -> None:
-    args = Seq2SeqTrainingArguments(output_dir=str(tmp_path), predict_with_generate=True, use_cpu=True)
-    with pytest.raises(TaskError, match="predict_with_generate=True"):
-        TrainerTask(t5, args, TRANSLATED, TRANSLATED[:12], translations)
+def test_trials_do_not_generate_and_their_models_do_afterwards(tmp_path: Path) -> None:
+    def lengths(prediction: Any) -> dict[str, float]:
+        assert prediction.predictions.dtype == int  # tokens, not logits
+        return {"length": float((prediction.predictions > 0).sum(1).mean())}
+
+    settings: dict[str, Any] = {"predict_with_generate": True, "generation_max_length": 5, "use_cpu": True}
+    args = Seq2SeqTrainingArguments(output_dir=str(tmp_path), report_to="none", **settings)
+    task = TrainerTask(t5, args, TRANSLATED, TRANSLATED[:4], translations, compute_metrics=lengths)
+    (warning,) = [each for each in task._study_warnings([], None, {}) if "generate" in each]
+    assert "give `evaluate_generated` of the task the models of the best trials" in warning
+    model = task.model({})
+    assert task.outputs(model, task.collate([TRANSLATED[0]])) is None
+    trainer = Seq2SeqTrainer(
+        model, args, data_collator=translations, eval_dataset=TRANSLATED[:4], compute_metrics=lengths
+    )
+    expected = trainer.evaluate()
+    found = task.evaluate_generated(model)
+    assert found == {"valid_loss": expected["eval_loss"], "length": expected["eval_length"]}
+    with pytest.raises(TaskError, match="needs `args` with predict_with_generate=True"):
+        TrainerTask(t5, arguments(tmp_path), TRANSLATED, TRANSLATED[:4], translations).evaluate_generated(model)
 
 
 def documented() -> dict[str, list[str]]:

@@ -33,6 +33,7 @@ from shoal.core.rows import TrialRow
 from shoal.core.trial import numbers_text
 from shoal.host.paths import working_directory
 from shoal.host.remedy import command
+from shoal.journal.check import named_trials
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
@@ -153,38 +154,55 @@ def _default_file(directory: Path) -> Path:
 
 def export(
     directory: StudyDirectory,
-    trial: Annotated[int, typer.Argument(help="Number of the trial, as in `shoal trials` and `shoal best`.")],
+    trials: Annotated[list[int], typer.Argument(help="Numbers of trials, as in `shoal trials` and `shoal best`.")],
     output: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Folder to write; by default DIR/export/TRIAL.")
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="Folder to write, with one in it for each of several trials; by default DIR/export/TRIAL.",
+        ),
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter of peft alone.")] = False,
+    merged: Annotated[bool, typer.Option("--merged", help="Merge the adapter of peft into its base model.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export the trained model of a trial for use without Shoal.
+    """Export the trained models of trials for use without Shoal.
 
     A model of transformers or peft writes a folder that `from_pretrained` reads. Any other model's state dict is
-    written as model.pt, for `torch.load`. With --adapter only the adapter is written, for `PeftModel.from_pretrained`.
+    written as model.pt, for `torch.load`. With --adapter only the adapter is written, for `PeftModel.from_pretrained`
+    and servers of several adapters on one base; with --merged the model with its adapter merged into the weights.
     """
-    model = Study(directory).model(trial)
-    folder = output or directory / "export" / str(trial)
-    if folder.exists() and any(folder.iterdir()):
-        raise ShoalError(f"{folder} is not empty; name another folder by --output")
-    try:
-        files = _write(model, folder, adapter)
-    except OSError as error:
-        raise ShoalError(f"{folder} cannot be written: {error}; name another folder by --output") from error
+    if adapter and merged:
+        raise ShoalError("--adapter writes the adapter alone, --merged a model without one; give one of them")
+    study = Study(directory)
+    with JournalView.read(directory) as journal:
+        named_trials(journal, trials)
+    folders = {trial: directory / "export" / str(trial) for trial in trials}
+    if output is not None:
+        folders = {trial: output / str(trial) if len(folders) > 1 else output for trial in trials}
+    for folder in folders.values():
+        if folder.exists() and any(folder.iterdir()):
+            raise ShoalError(f"{folder} is not empty; name another folder by --output")
+    files: dict[int, list[str]] = {}
+    for trial, folder in folders.items():
+        try:
+            files[trial] = list(map(str, _write(study.model(trial), folder, adapter, merged)))
+        except OSError as error:
+            raise ShoalError(f"{folder} cannot be written: {error}; name another folder by --output") from error
+        if not as_json:
+            for path in files[trial]:
+                print_message(f"written: {path}")
     if as_json:
-        print_json({"directory": str(directory), "trial": trial, "files": [str(path) for path in files]})
-        return
-    for path in files:
-        print_message(f"written: {path}")
+        print_json({"directory": str(directory), "files": files})
 
 
-def _write(model: "nn.Module", folder: Path, adapter: bool) -> list[Path]:
-    if adapter:
-        from shoal.integrations.peft import save_adapter
+def _write(model: "nn.Module", folder: Path, adapter: bool, merged: bool) -> list[Path]:
+    if adapter or merged:
+        from shoal.integrations.peft import merged_model, save_adapter
 
-        return save_adapter(model, folder)
+        if adapter:
+            return save_adapter(model, folder)
+        model = merged_model(model)
     folder.mkdir(parents=True, exist_ok=True)
     if callable(save := getattr(model, "save_pretrained", None)):
         save(str(folder))

@@ -8,7 +8,7 @@ from torch import nn
 from shoal.core.errors import ShoalError
 from shoal.integrations.optional import check_installed
 
-__all__ = ["save_adapter"]
+__all__ = ["merged_model", "save_adapter"]
 
 
 def save_adapter(model: nn.Module, directory: Path) -> list[Path]:
@@ -24,6 +24,30 @@ def save_adapter(model: nn.Module, directory: Path) -> list[Path]:
     Raises:
         ShoalError: `peft` is not installed, or the model holds no `PeftModel` or several.
     """
+    found = _adapted(model)
+    directory.mkdir(parents=True, exist_ok=True)
+    found.save_pretrained(str(directory))
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def merged_model(model: nn.Module) -> nn.Module:
+    """Return the base model with the adapter merged into its weights, by `peft.PeftModel.merge_and_unload`.
+
+    Args:
+        model: A `PeftModel`, or a module that holds exactly one; it cannot be used any more.
+
+    Raises:
+        ShoalError: `peft` is not installed, the model holds no `PeftModel` or several, or its kind of adapter cannot be
+            merged.
+    """
+    found = _adapted(model)
+    if not callable(merge := getattr(found, "merge_and_unload", None)):
+        raise ShoalError(f"an adapter of {type(found.active_peft_config).__name__} cannot be merged; export it alone")
+    merged: nn.Module = merge()
+    return merged
+
+
+def _adapted(model: nn.Module) -> Any:
     check_installed("peft", "the export of an adapter")
     from peft import PeftModel
 
@@ -33,6 +57,4 @@ def save_adapter(model: nn.Module, directory: Path) -> list[Path]:
             f"the model, a {type(model).__name__}, holds {len(found) or 'no'} PeftModel, but an adapter is exported of "
             "a model that holds one: return what `get_peft_model` returned from `model`"
         )
-    directory.mkdir(parents=True, exist_ok=True)
-    found[0].save_pretrained(str(directory))
-    return sorted(path for path in directory.rglob("*") if path.is_file())
+    return found[0]

@@ -67,10 +67,9 @@ _REFUSED = {
     "batch_eval_metrics": "`compute_metrics` gets the whole evaluation set",
     "include_for_metrics": "`compute_metrics` gets predictions and labels",
     "optim_target_modules": "only optimizers of whole parameters can train an array",
-    "predict_with_generate": "evaluation does not generate; `compute_metrics` gets logits",
     "sortish_sampler": "the data seed shuffles the samples",
 }
-"""Arguments that must be unset, with the reason or the remedy. The last two are of Seq2SeqTrainingArguments."""
+"""Arguments that must be unset, with the reason or the remedy. The last one is of Seq2SeqTrainingArguments."""
 
 _UNSUPPORTED: dict[str, tuple[set[Any], str]] = {
     "tf32": ({True, False}, "worker processes have torch's settings; set them in `model_init`"),
@@ -94,8 +93,9 @@ _KNOWN = {
     *("hub_token", "ignore_data_skip", "include_num_input_tokens_seen", "label_names", "length_column_name"),
     *("liger_kernel_config", "load_best_model_at_end", "local_rank", "log_level", "log_level_replica"),
     *("log_on_each_node", "logging_first_step", "logging_nan_inf_filter", "logging_steps", "logging_strategy"),
-    *("max_steps", "metric_for_best_model", "num_train_epochs", "output_dir", "prediction_loss_only", "project"),
-    *("remove_unused_columns", "restore_callback_states_from_checkpoint", "run_name", "save_on_each_node"),
+    *("max_steps", "metric_for_best_model", "num_train_epochs", "output_dir", "predict_with_generate"),
+    *("prediction_loss_only", "project", "remove_unused_columns"),
+    *("restore_callback_states_from_checkpoint", "run_name", "save_on_each_node"),
     *("save_only_model", "save_steps", "save_strategy", "save_total_limit", "seed", "skip_memory_metrics"),
     *("torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps", "trackio_bucket_id"),
     *("trackio_space_id", "trackio_static_space_id", "use_cache", "use_cpu"),

@@ -14,6 +14,7 @@ from transformers import (
     DataCollatorWithPadding,
     EvalPrediction,
     PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
     SequenceFeatureExtractor,
     Trainer,
     TrainingArguments,
@@ -71,6 +72,12 @@ _OTHERS = {
     "compute_loss_func": "subclass TrainerTask and override `loss`",
 }
 """Arguments of `Trainer` that are refused, with a remedy."""
+
+
+_GENERATES = (
+    "predict_with_generate=True: trials report no metric of `compute_metrics`, since to generate takes as long as many "
+    "epochs; give `evaluate_generated` of the task the models of the best trials after the search"
+)
 
 
 class TrainerTask(Task):
@@ -162,6 +169,7 @@ class TrainerTask(Task):
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.data_collator = data_collator or _default_collator(processing_class)
+        self.processing_class = processing_class
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self._takes_config = _takes_config(model_init)
@@ -281,7 +289,8 @@ class TrainerTask(Task):
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
         self._asked = tuple(each.metric for each in objectives)
-        return warnings_for(self.arguments(config), len(self.train_dataset), objectives, longest)
+        found = warnings_for(self.arguments(config), len(self.train_dataset), objectives, longest)
+        return [*found, _GENERATES] if self._generates else found
 
     def _best_epoch(self) -> tuple[str, Objective] | None:
         return best_evaluation(self.args)
@@ -320,7 +329,7 @@ class TrainerTask(Task):
     def outputs(self, model: nn.Module, batch: Any) -> Any:
         """Return logits and labels of a batch if there is a `compute_metrics`."""
         labels = tuple(batch[name] for name in self._traits.label_names if batch.get(name) is not None)
-        if self.compute_metrics is None or self.args.prediction_loss_only:
+        if self.compute_metrics is None or self.args.prediction_loss_only or self._generates:
             return None
         if not labels or len(labels) < len(self._traits.label_names):
             return None  # without labels, `Trainer` does not call `compute_metrics`
@@ -351,6 +360,48 @@ class TrainerTask(Task):
             labels.add(each["labels"])
         prediction = EvalPrediction(predictions=logits.get_arrays(), label_ids=labels.get_arrays())
         return reported(self.compute_metrics(prediction), self._asked)
+
+    @property
+    def _generates(self) -> bool:
+        return getattr(self.args, "predict_with_generate", False)
+
+    def evaluate_generated(self, model: nn.Module) -> dict[str, float]:
+        """Return the metrics of `Seq2SeqTrainer.evaluate`, for which a model generates for the whole evaluation set.
+
+        A study reports none of them, as generating takes as long as many epochs. Give it `study.best_model()`, or
+        `study.model(number)` of the best trials, one after another.
+
+        Args:
+            model: Trained model, which is moved to the device of `args`.
+
+        Returns:
+            The numbers of `compute_metrics` and `valid_loss`, by name.
+
+        Raises:
+            TaskError: `args` has no predict_with_generate=True.
+        """
+        if not self._generates:
+            raise TaskError(
+                "evaluate_generated needs `args` with predict_with_generate=True, of Seq2SeqTrainingArguments; got "
+                f"{type(self.args).__name__} without it"
+            )
+        found: dict[str, float] = {}
+
+        def compute(prediction: EvalPrediction) -> dict[str, Any]:
+            given = self.compute_metrics(prediction) if self.compute_metrics is not None else {}
+            found.update(reported(given, ()))
+            return given
+
+        trainer = Seq2SeqTrainer(
+            cast("Any", model),
+            cast("Any", self.args),
+            data_collator=self.data_collator,
+            eval_dataset=self.eval_dataset,
+            processing_class=self.processing_class,
+            compute_metrics=compute,
+        )
+        evaluated = trainer.evaluate()
+        return {"valid_loss": evaluated["eval_loss"], **found} if "eval_loss" in evaluated else found
 
     def _first_model(self) -> nn.Module:
         """A model for inspection; torch's generator is left as it was."""
