@@ -43,9 +43,12 @@ class Adapters(shoal.Task):
         held_out = len(self.rows) // 8
         return TensorDataset(self.rows[:-held_out]), TensorDataset(self.rows[-held_out:])
 
-    def model(self, config):
+    def base(self, config):  # once in each process; all adapters use its memory
         base = llama()
         base.load_state_dict(torch.load(self.weights))
+        return base
+
+    def model(self, config, base):
         adapter = LoraConfig(
             task_type="CAUSAL_LM",
             r=config["r"],
