@@ -47,6 +47,7 @@ class ArrayState:
         self._tick_offsets = (0,) * len(members)
         self.version = 0
         """Incremented when parameters are frozen or unfrozen; steps captured at an earlier version are out of date."""
+        self._running = False
         self.template = copy_model(members[0], tensors_within(members[0]))
         for (path, name), differing in attributes.items():
             guard(vars(self.template.get_submodule(path)), name, differing, f"{path}.{name}".lstrip("."))
@@ -93,10 +94,19 @@ class ArrayState:
         self._changes.check_modules(self.tick % len(self.members))
         for slot in self.slots:
             slot.install()
-        source = RandomSource(keys)
+        with self._run(check_gradient, RandomSource(keys)):
+            yield self.template
+
+    @contextmanager
+    def _run(self, check_gradient: GradientCheck | None, source: RandomSource) -> Iterator[None]:
+        """Context manager of a run, or of a checkpointed part that runs again, maybe within the run."""
+        source.open_run = partial(self._run, check_gradient)
+        within, self._running = self._running, True
         try:
             with use_source(source), FunctionInterceptor(len(self.members), source, check_gradient):
-                yield self.template
+                yield
+            if within:
+                return
             if names := self._changes.registrations():
                 raise NeedsMemberError(f"it registers or deletes {names} of the model")
             _commit(self.slots, self.template)
@@ -105,6 +115,8 @@ class ArrayState:
             for slot in self.slots:
                 slot.propagate_write()
             raise
+        finally:
+            self._running = within
         self._attributes.push()
 
     def sync_train_modes(self) -> None:

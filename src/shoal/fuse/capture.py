@@ -295,14 +295,15 @@ class CapturedStep:
             grads: list[Tensor] = []
             taken = []
             for (part, weight), part_keys in zip(micro_batches(batch), keys if self._runs > 1 else [keys], strict=True):
-                with self._array.state.substituted(stand_ins), self._array.open(part_keys) as model:
-                    modules = list(modules_of(model))
-                    _refuse_hooks(modules, ())
-                    _gather_weights([*modules, *self._array.separate.modules()])
-                    with self._guarded(model, [self._loss], constants):
-                        losses = weighted(self._loss(model, part).whole, weight)
-                with self._guarded(model, (), constants):
-                    more = torch.autograd.grad(losses.sum(), live)
+                with self._array.state.substituted(stand_ins):  # also for checkpointed parts, which run again
+                    with self._array.open(part_keys) as model:
+                        modules = list(modules_of(model))
+                        _refuse_hooks(modules, ())
+                        _gather_weights([*modules, *self._array.separate.modules()])
+                        with self._guarded(model, [self._loss], constants):
+                            losses = weighted(self._loss(model, part).whole, weight)
+                    with self._guarded(model, (), constants):
+                        more = torch.autograd.grad(losses.sum(), live)
                 grads = [a + b for a, b in zip(grads, more, strict=True)] if grads else list(more)
                 taken.append(losses.detach())
             if self._max_norms is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Self
+from weakref import ReferenceType, ref
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch._C import _functorch as functorch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import _StopRecomputationError
 
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import record_copy, refuse_aliased_write, share_memory
@@ -104,7 +106,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             _looped.add(func)
             _log.info("%s runs in a loop over the members: %s", _name(func), refusal)
         return changed[-1] if changed else result
-    except NeedsMemberError:
+    except (NeedsMemberError, _StopRecomputationError):
         raise
     except Exception as error:
         if any(isinstance(leaf, Stacked) and leaf.floats is not None for leaf in pytree.tree_leaves((args, kwargs))):
@@ -270,6 +272,8 @@ class FunctionInterceptor(TorchFunctionMode):
         self._source = source
         self._single_member = source.single_member
         self._check_gradient = check_gradient
+        self._made: dict[int, ReferenceType[Tensor]] = {}
+        """Plain tensors that functions of plain tensors have made in this run, by id."""
 
     def __enter__(self) -> Self:
         install_patches()
@@ -301,9 +305,19 @@ class FunctionInterceptor(TorchFunctionMode):
             if func in _INTERCEPTED and (not floats or draws_random(func, args, kwargs)):
                 return self._run_intercepted(func, args, kwargs)
             if not floats:
-                return func(*args, **kwargs)
+                return self._made_here(func(*args, **kwargs), args)
         with torch._C.DisableTorchFunctionSubclass():
             return dispatch(func, args, kwargs)
+
+    def _made_here(self, result: Any, args: tuple[Any, ...]) -> Any:
+        """Record a result of plain tensors, unless a function has returned its argument."""
+        if type(result) is Tensor and not self._single_member and not any(result is value for value in args):
+            self._made[id(result)] = ref(result)
+        return result
+
+    def _is_made(self, tensor: Tensor) -> bool:
+        found = self._made.get(id(tensor))
+        return found is not None and found() is tensor
 
     def _run_intercepted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function of plain tensors that must not run as in plain PyTorch."""
@@ -314,8 +328,11 @@ class FunctionInterceptor(TorchFunctionMode):
             return self._draw(func, args, kwargs)
         if self._check_gradient is not None and func in _GRADIENT_ATTRIBUTES:
             self._check_gradient(args[0])
-        if not self._single_member and func in _REQUIRES_GRAD_SETTERS and args[1:] in ((), (True,)):
+        sets = not self._single_member and func in _REQUIRES_GRAD_SETTERS and args[1:] in ((), (True,))
+        if sets and not self._is_made(args[0]):  # it outlives the run, with the sum of the members' gradients
             raise NeedsMemberError("`requires_grad` is set on a tensor that all members share")
+        if func in _GRADIENT_USES and self._is_made(args[0]) and args[0].requires_grad:
+            raise NeedsMemberError("the gradient of a tensor that all members share is asked for")
         if not self._single_member and updates_statistics(func, args, kwargs):
             raise NeedsMemberError(f"{func.__name__} updates statistics that all members share")
         return func(*args, **kwargs)
@@ -349,6 +366,7 @@ class FunctionInterceptor(TorchFunctionMode):
 @contextmanager
 def member_run(source: RandomSource) -> Iterator[RandomSource]:
     """Context manager in which a single member runs on plain tensors and draws from `source`."""
+    source.open_run = member_run
     with use_source(source), FunctionInterceptor(1, source):
         yield source
 
@@ -369,5 +387,10 @@ def _given_floats(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 _GRADIENT_ATTRIBUTES = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
+_GRADIENT_USES = {
+    *_GRADIENT_ATTRIBUTES,
+    *(Tensor.register_hook, Tensor.register_post_accumulate_grad_hook),
+    Tensor.grad_fn.__get__,  # type: ignore[union-attr]  # its hooks get gradients
+}
 _REQUIRES_GRAD_SETTERS = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
-_INTERCEPTED = frozenset({*_GRADIENT_ATTRIBUTES, *_REQUIRES_GRAD_SETTERS, *RANDOM_FUNCTIONS, *STATISTICS_FUNCTIONS})
+_INTERCEPTED = frozenset({*_GRADIENT_USES, *_REQUIRES_GRAD_SETTERS, *RANDOM_FUNCTIONS, *STATISTICS_FUNCTIONS})

@@ -5,8 +5,9 @@ All threads share one list of filters, which two that overlap in `warnings.catch
 
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock, local
 from typing import Any
 
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 from torch.distributions import lowrank_multivariate_normal, multivariate_normal, normal
 from torch.overrides import handle_torch_function
 from torch.utils import checkpoint
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
 from shoal.core.errors import FusionError
 from shoal.fuse.randomness import active_source
+from shoal.fuse.stacked import Stacked
 
 __all__ = ["HiddenWarning", "begun_checkpoints", "close_checkpoints", "install_patches", "remove_patches"]
 
@@ -54,7 +56,7 @@ def install_patches() -> None:
             _flatten = nn.RNNBase.flatten_parameters
             nn.RNNBase.flatten_parameters = _skip_flatten  # type: ignore[assignment,method-assign]
             F.handle_torch_function = _pass_on_weight  # type: ignore[attr-defined]
-            checkpoint._checkpoint_without_reentrant_generator = _checkpoint_without_rng_state
+            checkpoint._checkpoint_without_reentrant_generator = _checkpoint_of_run
             for module in _GAUSSIAN:
                 module._standard_normal = _draw_standard_normal
 
@@ -88,12 +90,33 @@ def _skip_flatten(module: nn.RNNBase) -> None:
         _flatten(module)
 
 
-def _checkpoint_without_rng_state(fn: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
-    """Run a checkpointed part without the states of torch's generators: `RandomSource.next` refuses draws there."""
-    part = _checkpointed(fn, preserve_rng_state and active_source() is None, *args, **kwargs)
-    if active_source() is not None:
-        _checkpoints.begun.append(part)
+def _checkpoint_of_run(fn: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
+    """Begin a checkpointed part; one of a run draws the same numbers again without the states of torch's generators."""
+    source = active_source()
+    if source is None:
+        return _checkpointed(fn, preserve_rng_state, *args, **kwargs)
+    part = _checkpointed(partial(_run_again, source.begin_part(), fn), False, *args, **kwargs)
+    _checkpoints.begun.append(part)
     return part
+
+
+def _run_again(
+    run: Callable[[], AbstractContextManager[None]], fn: Callable[..., Any], *args: Any, **kwargs: Any
+) -> None:
+    """Compute a part once more in the backward pass; torch ends it by an error as soon as it has all saved tensors."""
+    stop = None
+    with torch._C.DisableTorchFunctionSubclass():
+        for value in args:
+            if isinstance(value, Stacked) and value.requires_grad:  # autograd has kept that of the wrapper alone
+                for part in value.held():
+                    part.requires_grad_()
+    with run(), torch._C._EnableTorchFunction():
+        try:
+            fn(*args, **kwargs)
+        except _StopRecomputationError as error:
+            stop = error
+    if stop is not None:
+        raise stop
 
 
 def _draw_standard_normal(shape: Any, dtype: Any, device: Any) -> Tensor:

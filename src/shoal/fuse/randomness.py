@@ -6,9 +6,11 @@ the other members, the dtype or the device, costs six passes over int32, and can
 function runs in a loop over the members with torch's generators seeded by the same key; see `fuse.torch_functions`.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -19,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.core.errors import FusionError
 from shoal.fuse.constants import constant, making_constants, to_device
-from shoal.fuse.shard import recorded_shard
+from shoal.fuse.shard import Shard, recorded_shard, use_shard
 
 __all__ = [
     "RandomSource",
@@ -56,8 +58,12 @@ def keys_at(words: Tensor, ticks: Tensor) -> Tensor:
 class RandomSource:
     """Source of the keys of random functions in one run: int64 [B], or a function called at the first draw."""
 
+    open_run: Callable[["RandomSource"], AbstractContextManager[object]]
+    """Makes the context manager of a run like this one, with another source; set by the run."""
+
     def __init__(self, keys: Tensor | Callable[[], list[int]], single_member: bool = False, calls: int = 0) -> None:
         self.single_member = single_member
+        self._in_checkpoint = _in_checkpoint()
         self.calls: int | tuple[int, ...] = calls
         """Number of random functions so far; a tuple with one number per member if the numbers differ."""
         self._keys: Tensor | list[int] | Callable[[], list[int]] = keys
@@ -71,11 +77,10 @@ class RandomSource:
 
     def next(self, drawing: Sequence[bool] | None = None) -> Tensor:
         """Count a random function, and return its keys, [B]; a member with a dropout rate of 0 is not `drawing`."""
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__:
+        if self._in_checkpoint:
             raise FusionError(
-                "a random function runs under torch.utils.checkpoint, which cannot draw a member's own numbers again; "
-                "turn gradient checkpointing off, or set dropout to 0"
+                "random numbers are drawn in a run that begins within a part under torch.utils.checkpoint, which would "
+                "draw those of another run when it is computed again; checkpoint parts of the model within the run"
             )
         keys = self.keys
         if drawing is None or all(drawing):
@@ -95,13 +100,42 @@ class RandomSource:
     def of_member(self, b: int) -> "RandomSource":
         """The source of member b, for a part of the run in which the members run one by one."""
         calls = self.calls if isinstance(self.calls, int) else self.calls[b]
-        keys = self.keys
-        return RandomSource(keys[b : b + 1] if isinstance(keys, Tensor) else lambda: keys[b : b + 1], True, calls)
+        own = copy.copy(self)
+        own.single_member, own.calls, own._keys = True, calls, self.keys[b : b + 1]
+        return own
 
     def resume_after(self, members: Sequence[int | tuple[int, ...]]) -> None:
         """Continue after a part in which members ran one by one; `members` are their numbers of random functions."""
         counts = tuple(calls for calls in members if isinstance(calls, int))
         self.calls = counts[0] if len(set(counts)) == 1 else counts
+
+    def begin_part(self) -> Callable[[], AbstractContextManager[None]]:
+        """Begin a part that runs again in the backward pass, maybe in another thread and after the end of the run.
+
+        Returns:
+            Function that makes the context manager of another run of the part, which draws the same numbers.
+        """
+        calls, shard = self.calls, _copied(recorded_shard())
+
+        @contextmanager
+        def run_again() -> Iterator[None]:
+            source = copy.copy(self)
+            source.calls = calls
+            with use_shard(_copied(shard)), self.open_run(source):
+                yield
+
+        return run_again
+
+
+def _copied(shard: Shard | None) -> Shard | None:
+    """A shard that counts its masks by itself."""
+    return None if shard is None else replace(shard)
+
+
+def _in_checkpoint() -> bool:
+    """Whether saved tensors are left out now, since a part under torch.utils.checkpoint computes them again."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__
 
 
 _active: ContextVar[RandomSource | None] = ContextVar("active_source", default=None)

@@ -75,7 +75,8 @@ class Shard:
         """
         number, self.drawn = self.drawn, self.drawn + 1
         if self.whole:
-            self.masks.shapes.append(shape)
+            if number == len(self.masks.shapes):  # else a checkpointed part runs again
+                self.masks.shapes.append(shape)
             return shape, 0, 0
         axis = self.masks.axis(number, shape)
         if axis is None:
