@@ -91,8 +91,8 @@ def test_all_generators_are_seeded_within_and_as_before_after_it(name: str) -> N
 
 
 def test_what_cannot_be_drawn_within_is_refused() -> None:
-    with shoal.randomness(TRIAL, 0), pytest.raises(FusionError, match=r"checkpoint.*set dropout to 0"):
-        torch.utils.checkpoint.checkpoint(F.dropout, X.requires_grad_(), use_reentrant=False)
+    with shoal.randomness(TRIAL, 0), pytest.raises(FusionError, match="pass use_reentrant=False"):
+        checkpoint(F.dropout, X.clone().requires_grad_(), use_reentrant=True)
     with shoal.randomness(TRIAL, 0), pytest.raises(FusionError, match="within a function that an array runs"):
         shoal.fuse([nn.Linear(4, 1).double()])(X)
 
@@ -114,7 +114,10 @@ def test_arguments_that_mean_nothing_are_refused(call: Callable[[], object], wor
 
 
 class Checkpointed(shoal.Task):
-    """Its dropout would draw other numbers of the model's own when a part of it runs again."""
+    """Its dropout is in a part that runs again; a model cannot draw numbers of its own in one that is re-entrant."""
+
+    def __init__(self, reentrant: bool) -> None:
+        self.reentrant = reentrant
 
     def data(self, config: Any) -> Any:
         return TensorDataset(X), TensorDataset(X)
@@ -126,16 +129,18 @@ class Checkpointed(shoal.Task):
         return torch.optim.SGD(model.parameters(), lr=config["lr"])
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        out = checkpoint(model, batch[0], use_reentrant=False) * (random.random() + np.random.rand())
+        x = batch[0].clone().requires_grad_()
+        out = checkpoint(model, x, use_reentrant=self.reentrant) * (random.random() + np.random.rand())
         return out.square().mean()
 
     def batch_size(self, config: Any) -> int:
         return 4
 
 
-def test_dropout_under_a_checkpoint_draws_numbers_of_the_generators(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_dropout_under_a_re_entrant_checkpoint_draws_numbers_of_the_generators(tmp_path: Path, reentrant: bool) -> None:
     study = shoal.tune(
-        Checkpointed(),
+        Checkpointed(reentrant),
         {"lr": shoal.grid([0.1, 0.2])},
         metric="valid_loss",
         mode="min",
@@ -147,15 +152,15 @@ def test_dropout_under_a_checkpoint_draws_numbers_of_the_generators(tmp_path: Pa
     )
     for row in study.trials:
         torch.manual_seed(row.seed)
-        task = Checkpointed()
+        task = Checkpointed(reentrant)
         model = task.model(row.config)
         optimizer = task.optimizer(model, row.config)
         for step in range(4):
             rows = shoal.sample_order(row, step // 2, len(X)).split(4)[step % 2]
-            with shoal.randomness(row, step, array=False):
+            with shoal.randomness(row, step, array=not reentrant):
                 task.step(model, (X[rows],), optimizer)
         total = 0.0
         for number, part in enumerate(X.split(4)):
-            with shoal.randomness(row, -1 - number, array=False):
+            with shoal.randomness(row, -1 - number, array=not reentrant):
                 total += task.loss(model.eval(), (part,)).item() * len(part)
         assert row.metrics["valid_loss"] == pytest.approx(total / len(X), rel=1e-12)

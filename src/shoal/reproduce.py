@@ -94,13 +94,13 @@ def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
     Args:
         trial: Trial, such as `study.best_trial`.
         step: Number of the step, from 0 over all epochs; -1, -2, ... for the batches of a validation.
-        array: Whether the model can draw numbers of its own. False for dropout under `torch.utils.checkpoint`, as the
+        array: Whether the model can draw numbers of its own. False for dropout under re-entrant checkpointing, as the
             study's log says: it draws from the generators themselves, seeded with the trial's seed and the step.
 
     Raises:
         ShoalError: An argument is invalid.
-        FusionError: A random function runs under `torch.utils.checkpoint` within the context, or an array of
-            `shoal.fuse` does.
+        FusionError: A part under re-entrant checkpointing or an array of `shoal.fuse` runs within the context, or it
+            begins and draws within a part under `torch.utils.checkpoint`.
 
     Example:
         with shoal.randomness(study.best_trial, step=0):

@@ -233,16 +233,6 @@ def test_a_generator_of_the_users_own_is_left_to_the_user() -> None:
         torch.testing.assert_close(whole[b], model.bias + expected)
 
 
-def _checkpointed(model: nn.Module, x: Tensor) -> Tensor:
-    return torch.utils.checkpoint.checkpoint(lambda x: F.dropout(model(x)), x, use_reentrant=False)
-
-
-def test_checkpointing_that_would_draw_other_numbers_is_refused() -> None:
-    array = fuse([nn.Linear(6, 2), nn.Linear(6, 2)])
-    with pytest.raises(FusionError, match="turn gradient checkpointing off"):
-        array.map(_checkpointed, torch.ones(3, 6, requires_grad=True))
-
-
 def test_checkpointing_that_would_run_the_model_without_the_array_is_refused() -> None:
     def reentrant(model: nn.Module, x: Tensor) -> Tensor:
         return torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True)

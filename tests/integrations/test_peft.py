@@ -133,15 +133,21 @@ def test_six_members_of_ranks_from_2_to_32_on_one_base() -> None:
     assert shared == frozen
 
 
-@pytest.mark.parametrize("second", [{"lora_alpha": 16}, {"r": 2}], ids=["alphas", "ranks"])
-def test_inputs_that_are_made_to_require_gradients_are_refused(second: dict[str, Any]) -> None:
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("name", ["dropout rates", "ranks, alphas and dropout"])
+def test_checkpointed_layers_change_no_number(base: str, name: str) -> None:
     """`transformers` keeps a handle of its hook on the inputs, which must not count as a difference."""
-    models = [adapted("llama", b, **({}, second)[b]) for b in range(2)]
-    for model in models:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.enable_input_require_grads()
-    with pytest.raises(FusionError, match="`requires_grad` is set on a tensor that all members share"):
-        trained(models, [0, 1])
+    settings, partial = CASES[name]
+    found = []
+    for checkpointed in (False, True):
+        models = [adapted(base, b, **each) for b, each in enumerate(settings)]
+        for model in models if checkpointed else ():
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            model.enable_input_require_grads()
+        losses, array = trained(models, list(range(len(models))))
+        found.append((losses, [model.state_dict() for model in models]))
+        assert array.partial == partial
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
 
 
 def test_ia3_is_one_array() -> None:

@@ -107,9 +107,8 @@ def _run_again(
     stop = None
     with torch._C.DisableTorchFunctionSubclass():
         for value in args:
-            if isinstance(value, Stacked) and value.requires_grad:  # autograd has kept that of the wrapper alone
-                for part in value.held():
-                    part.requires_grad_()
+            if type(value) is Stacked and value.requires_grad:
+                value.whole.requires_grad_()  # hooks of an outer part have detached it, and autograd sees the wrapper
     with run(), torch._C._EnableTorchFunction():
         try:
             fn(*args, **kwargs)

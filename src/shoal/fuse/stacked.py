@@ -74,14 +74,6 @@ class Stacked(Tensor):
         """The members' Python floats as one value, shape []."""
         return StackedFloat(torch.tensor(floats, dtype=torch.float64), floats)
 
-    def detached(self) -> "Stacked":
-        """The same values without a graph."""
-        return type(self)(self.whole.detach(), self.floats)
-
-    def held(self) -> Sequence[Tensor]:
-        """The plain tensors with all members' data."""
-        return (self.whole,)
-
     def parts(self) -> Sequence[Any]:
         """The members' tensors, or their numbers."""
         return self.whole.unbind(0) if self.floats is None else self.floats
@@ -104,9 +96,9 @@ class Stacked(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Refuse code that bypasses torch's Python functions, which a member alone can run; autograd detaches so."""
-        if func is torch.ops.aten.detach.default:
-            return args[0].detached()
+        """Refuse code that bypasses torch's Python functions, which a member alone can run, but not autograd's."""
+        if func is torch.ops.aten.detach.default:  # as autograd hands out a tensor that a hook has packed
+            return type(args[0])(args[0].whole.detach(), args[0].floats)
         events.bypasses += 1
         raise NeedsMemberError(f"{func} bypasses torch's Python functions")
 
@@ -267,16 +259,6 @@ class Ragged(Stacked):
         """Refuse: tensors of different shapes have no stacked tensor."""
         shapes = ", ".join(str(tuple(row.shape)) for row in self.rows)
         raise NeedsMemberError(f"the members' results have different shapes: {shapes}")
-
-    def detached(self) -> "Ragged":
-        """The same values without a graph."""
-        if self.padded is not None:
-            return Ragged.of_padded(self.padded.detach(), self.sizes)
-        return Ragged(tuple(row.detach() for row in self.rows))
-
-    def held(self) -> Sequence[Tensor]:
-        """The plain tensors with all members' data."""
-        return self.rows if self.padded is None else (self.padded,)
 
     def parts(self) -> Sequence[Tensor]:
         """The members' tensors."""
