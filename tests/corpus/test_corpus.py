@@ -30,7 +30,8 @@ FUSED = {
         DataclassOutput EarlyExit Spectrum
     """,
     "corpus_steps": """
-        Clipping SharpnessAware Accumulation UpdateByHand WeightClamp Checkpointed HardExamples ScatterInPlace
+        Clipping SharpnessAware Accumulation UpdateByHand WeightClamp Checkpointed CheckpointedDropout
+        HardExamples ScatterInPlace
         WritesToInput Groups TeacherStudent DividesByZero NotANumber FreezesMidway NumbersInMetrics
     """,
     "corpus_globals": "GlobalCache GlobalMemo",
@@ -51,7 +52,7 @@ REFUSED = {
         CopiedInForward
     """,
     "corpus_steps": """
-        GradientPenalty Binarised CheckpointedDropout ReentrantCheckpoint GradientHook BackwardHook BranchOnLoss
+        GradientPenalty Binarised ReentrantCheckpoint GradientHook BackwardHook BranchOnLoss
         NumpyInLoss Reinitialised RateInStep QuasiNewton RaisesOnLargeLoss
     """,
     "corpus_globals": """
@@ -125,5 +126,5 @@ def test_the_table_has_every_program_once() -> None:
     ]
     assert sorted(listed) == sorted(written)
     assert set(listed) >= {*THOROUGH.split(), *COMPILED.split(), *FAILING}
-    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED)] == [72, 43]
+    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED)] == [73, 42]
     assert len(set(listed) - {*THOROUGH.split()}) == 70

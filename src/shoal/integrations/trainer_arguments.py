@@ -9,10 +9,13 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
+from transformers.integrations.liger import apply_liger_kernel
 from transformers.trainer_optimizer import is_optimizer_factory
 from transformers.trainer_utils import denumpify_detensorize
+from transformers.utils import is_liger_kernel_available
 
 from shoal.algorithms.rules import Patience
 from shoal.core.errors import TaskError
@@ -32,6 +35,7 @@ __all__ = [
     "optimizer_class",
     "override",
     "reported",
+    "save_memory",
     "total_steps",
     "warnings_for",
 ]
@@ -54,9 +58,6 @@ _REFUSED = {
     "fp16_full_eval": "evaluation has the precision of training",
     "bf16_full_eval": "evaluation has the precision of training",
     "torch_compile": "Shoal compiles training steps where that is measured to be faster",
-    "activation_checkpointing": "call activation_checkpointing_enable of the model in `model_init`",
-    "gradient_checkpointing": "the former name of activation_checkpointing",
-    "use_liger_kernel": "apply the kernels to the model in `model_init`",
     "neftune_noise_alpha": "no noise is added to embeddings",
     "auto_find_batch_size": "the batch size is part of the config; search per_device_train_batch_size",
     "full_determinism": "a trial repeats as `shoal.reproduce` says",
@@ -82,7 +83,8 @@ _UNSUPPORTED: dict[str, tuple[set[Any], str]] = {
 """Values that arguments must not have, with the reason."""
 
 _KNOWN = {
-    *("accelerator_config", "activation_checkpointing_kwargs", "average_tokens_across_devices", "data_seed"),
+    *("accelerator_config", "activation_checkpointing", "activation_checkpointing_kwargs", "data_seed"),
+    *("average_tokens_across_devices", "gradient_checkpointing", "use_liger_kernel"),
     *("dataloader_drop_last", "dataloader_in_order", "dataloader_multiprocessing_context", "dataloader_num_workers"),
     *("dataloader_persistent_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_backend"),
     *("ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "ddp_static_graph", "ddp_timeout"),
@@ -184,6 +186,13 @@ def check(args: TrainingArguments, honoured: Collection[str] = ()) -> None:
     accelerator: Any = args.accelerator_config
     if accelerator.split_batches or accelerator.dispatch_batches or accelerator.gradient_accumulation_kwargs:
         wrong.append(("accelerator_config", _PARALLEL))
+    if args.activation_checkpointing and (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
+        why = "re-entrant parts run the model outside of its array; set use_reentrant=False"
+        wrong.append(("activation_checkpointing_kwargs", why))
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        wrong.append(("use_liger_kernel", "the package liger-kernel is not installed"))
+    elif args.use_liger_kernel and not torch.cuda.is_available():
+        wrong.append(("use_liger_kernel", "its kernels are Triton's, and there is no CUDA device"))
     known = {*_OF_A_TRIAL, *_REFUSED, *_UNSUPPORTED, *_KNOWN, *_NO_EFFECT}
     whose = f"of {type(args).__name__}, which TrainerTask does not know"
     wrong += [(each.name, whose) for each in fields(args) if each.name not in known and _changed(args, each)]
@@ -195,6 +204,22 @@ def check(args: TrainingArguments, honoured: Collection[str] = ()) -> None:
             "them in its `honoured`; or give `shoal.tune` a function that runs `Trainer` with a "
             "ReportCheckpointCallback"
         )
+
+
+def save_memory(model: nn.Module, args: TrainingArguments) -> None:
+    """Apply the kernels of `use_liger_kernel` and `activation_checkpointing` to a new model, as `Trainer` does."""
+    if args.use_liger_kernel:
+        apply_liger_kernel(model, args.liger_kernel_config)
+    if args.activation_checkpointing:
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        if enable is None:
+            raise TaskError(
+                f"activation_checkpointing=True of TrainingArguments: {type(model).__name__} has no method "
+                "`activation_checkpointing_enable`, as models of transformers have; set it to False"
+            )
+        settings = {"use_reentrant": False, **(args.activation_checkpointing_kwargs or {})}
+        own = {name: settings.pop(name) for name in ("every_n_layers", "offload") if name in settings}
+        enable(activation_checkpointing_kwargs=settings, **own)
 
 
 def _changed(args: TrainingArguments, field: "Field[Any]") -> bool:

@@ -46,6 +46,7 @@ from shoal.integrations.trainer_arguments import (
     optimizer_class,
     override,
     reported,
+    save_memory,
     total_steps,
     warnings_for,
 )
@@ -218,6 +219,7 @@ class TrainerTask(Task):
         settings = getattr(model, "config", None)
         if settings is not None:
             settings.use_cache = args.use_cache
+        save_memory(model, args)
         if args.label_smoothing_factor:
             if getattr(settings, "problem_type", None) == "multi_label_classification":
                 raise TaskError("label_smoothing_factor has no meaning for several labels of one sample; set it to 0")
