@@ -45,6 +45,7 @@ from shoal.core.event import Reported
 from shoal.core.job import Job, WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Trial
+from shoal.integrations import trainer_arguments
 from shoal.integrations.transformers import TrainerTask
 from shoal.train import run
 from shoal.train.checkpoint import load_newest
@@ -314,6 +315,83 @@ def test_adapters_of_several_ranks_are_one_array(tmp_path: Path) -> None:
         assert found[one.number][0] == [pytest.approx(report, rel=1e-5) for report in alone[0]]
 
 
+def with_dropout() -> nn.Module:
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(vocab_size=WORDS, num_labels=3, **SIZES)).double()
+
+
+def low_rank(config: Any) -> nn.Module:
+    config = config or {"rank": 2, "dropout": 0.1}
+    kind = LoraConfig(
+        r=config["rank"], lora_dropout=config["dropout"], target_modules=["q_proj"], task_type="CAUSAL_LM"
+    )
+    return get_peft_model(llama(), kind).double()
+
+
+CHECKPOINTED: dict[str, tuple[Callable[..., nn.Module], list[Any], list[dict[str, Any]]]] = {
+    "dropout": (with_dropout, CLASSIFIED, CONFIGS[:2]),
+    "adapters": (low_rank, CONTINUED, [{"rank": 2, "dropout": 0.0}, {"rank": 3, "dropout": 0.5}]),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_activation_checkpointing_changes_no_number(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, samples, configs = CHECKPOINTED[name]
+    trials = [trial(b, config) for b, config in enumerate(configs)]
+    found = []
+    for checkpointed in (False, True):
+        args = arguments(tmp_path, eval_strategy="epoch", activation_checkpointing=checkpointed)
+        task = TrainerTask(make, args, samples[:FEW], samples[:7], sentences)
+        model: Any = task.model(configs[0])
+        assert model.is_activation_checkpointing == checkpointed
+        found.append(by_shoal(task, trials, 1, tmp_path / str(checkpointed)))
+    assert not [record for record in caplog.records if "plain PyTorch" in record.getMessage()]
+    for number, (reports, weights) in found[0].items():
+        assert found[1][number][0] == [pytest.approx(report, rel=1e-9) for report in reports]
+        torch.testing.assert_close(found[1][number][1], weights, rtol=1e-9, atol=1e-12)
+
+
+def test_only_some_layers_are_checkpointed_if_the_arguments_say_so(tmp_path: Path) -> None:
+    def deep() -> nn.Module:
+        return BertForSequenceClassification(BertConfig(vocab_size=WORDS, **{**SIZES, "num_hidden_layers": 4}))
+
+    args = arguments(tmp_path, activation_checkpointing=True, activation_checkpointing_kwargs={"every_n_layers": 2})
+    model: Any = TrainerTask(deep, args, CLASSIFIED, CLASSIFIED[:12], sentences).model({})
+    assert [layer.gradient_checkpointing for layer in model.bert.encoder.layer] == [True, False, True, False]
+    assert model.bert.encoder.layer[0]._gradient_checkpointing_func.keywords == {"use_reentrant": False}
+
+
+def test_a_model_that_cannot_be_checkpointed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(nn.Module):
+        def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
+            return input_ids
+
+    args = arguments(tmp_path, activation_checkpointing=True)
+    with pytest.raises(TaskError, match="Plain has no method `activation_checkpointing_enable`"):
+        TrainerTask(lambda: Plain(), args, CLASSIFIED, CLASSIFIED[:12])
+    monkeypatch.setattr(BertForSequenceClassification, "supports_gradient_checkpointing", False)
+    with pytest.raises(TaskError, match=r"activation_checkpointing=True .*Classification does not supp"):
+        TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12])
+
+
+def test_kernels_of_liger_are_applied_to_the_model_where_they_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = arguments(tmp_path, use_liger_kernel=True, liger_kernel_config={"rope": False})
+    with pytest.raises(TaskError, match=r"use_liger_kernel=True \(the package liger-kernel is not installed\)"):
+        TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences)
+    monkeypatch.setattr(trainer_arguments, "is_liger_kernel_available", lambda: True)
+    with pytest.raises(TaskError, match="there is no CUDA device"):
+        TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    applied: list[Any] = []
+    monkeypatch.setattr(trainer_arguments, "apply_liger_kernel", lambda *given: applied.append(given))
+    model = TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences).model({})
+    assert applied[-1] == (model, {"rope": False})
+
+
 def test_a_search_takes_names_of_the_arguments_and_of_the_model(
     tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -576,6 +654,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "gradient_accumulation_steps of TrainingArguments must be at least 1, got 0",
     ),
     "batches of no sample": ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size .* at least 1, got 0"),
+    "parts that run again outside of the array": (
+        {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True}},
+        r"activation_checkpointing_kwargs=\{'use_reentrant': True\} .*set use_reentrant=False",
+    ),
     "two at once": (
         {"neftune_noise_alpha": 5.0, "eval_on_start": True},
         r"neftune_noise_alpha=5\.0 .*; eval_on_start=True .*ReportCheckpointCallback",

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.trainer_optimizer import is_optimizer_factory
 from transformers.trainer_utils import denumpify_detensorize
-from transformers.utils import is_liger_kernel_available
+from transformers.utils.import_utils import is_liger_kernel_available
 
 from shoal.algorithms.rules import Patience
 from shoal.core.errors import TaskError
@@ -186,7 +186,7 @@ def check(args: TrainingArguments, honoured: Collection[str] = ()) -> None:
     accelerator: Any = args.accelerator_config
     if accelerator.split_batches or accelerator.dispatch_batches or accelerator.gradient_accumulation_kwargs:
         wrong.append(("accelerator_config", _PARALLEL))
-    if args.activation_checkpointing and (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
+    if args.activation_checkpointing and _checkpointing(args)["use_reentrant"]:
         why = "re-entrant parts run the model outside of its array; set use_reentrant=False"
         wrong.append(("activation_checkpointing_kwargs", why))
     if args.use_liger_kernel and not is_liger_kernel_available():
@@ -207,7 +207,11 @@ def check(args: TrainingArguments, honoured: Collection[str] = ()) -> None:
 
 
 def save_memory(model: nn.Module, args: TrainingArguments) -> None:
-    """Apply the kernels of `use_liger_kernel` and `activation_checkpointing` to a new model, as `Trainer` does."""
+    """Apply the kernels of `use_liger_kernel` and `activation_checkpointing` to a new model, as `Trainer` does.
+
+    Raises:
+        TaskError: The model has no parts that can be checkpointed.
+    """
     if args.use_liger_kernel:
         apply_liger_kernel(model, args.liger_kernel_config)
     if args.activation_checkpointing:
@@ -217,9 +221,16 @@ def save_memory(model: nn.Module, args: TrainingArguments) -> None:
                 f"activation_checkpointing=True of TrainingArguments: {type(model).__name__} has no method "
                 "`activation_checkpointing_enable`, as models of transformers have; set it to False"
             )
-        settings = {"use_reentrant": False, **(args.activation_checkpointing_kwargs or {})}
+        settings = _checkpointing(args)
         own = {name: settings.pop(name) for name in ("every_n_layers", "offload") if name in settings}
-        enable(activation_checkpointing_kwargs=settings, **own)
+        try:
+            enable(activation_checkpointing_kwargs=settings, **own)
+        except ValueError as error:
+            raise TaskError(f"activation_checkpointing=True of TrainingArguments: {error}") from error
+
+
+def _checkpointing(args: TrainingArguments) -> dict[str, Any]:
+    return {"use_reentrant": False, **cast("dict[str, Any]", args.activation_checkpointing_kwargs or {})}
 
 
 def _changed(args: TrainingArguments, field: "Field[Any]") -> bool:

@@ -177,6 +177,7 @@ class TrainerTask(Task):
         self._asked: tuple[str, ...] = ()  # metrics of the study
         model = self._first_model()
         self._traits = _Traits.of(model, args)
+        save_memory(model, args)
         if type(self).optimizer is TrainerTask.optimizer:
             optimizer_class(args, model)
 
