@@ -28,6 +28,7 @@ __all__ = [
     "active_source",
     "current_source",
     "keep_mask",
+    "keep_mask_blocks",
     "keys_at",
     "member_keys",
     "seed_words",
@@ -172,19 +173,53 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Sequence[float], device:
     Returns:
         Mask, bool [B, *shape]; in a step of several processes, the rows of this process of the mask of the whole batch.
     """
-    shard = recorded_shard()
-    whole, axis, first = (tuple(shape), 0, 0) if shard is None else shard.mask_rows(tuple(shape))
+    whole, axis, first = _mask_rows(tuple(shape))
     index = _index_hash(prod(whole), device).view(1, *whole)
     if whole != tuple(shape):
         index = index.narrow(axis + 1, first, shape[axis])
-    key = to_device(keys.to(torch.int32), device).view(-1, *[1] * len(shape))
+    return _kept(index, keys, drop)
+
+
+def keep_mask_blocks(
+    keys: Tensor, shape: Sequence[int], drop: Sequence[float], device: torch.device
+) -> Callable[[Sequence[range]], Tensor]:
+    """As `keep_mask`, for a mask that is too large to exist at once.
+
+    Returns:
+        Function of the ranges of a block of [B, *shape] that returns the block of the mask.
+    """
+    whole, axis, first = _mask_rows(tuple(shape))
+
+    def mask_of(block: Sequence[range]) -> Tensor:
+        members, *ranges = block
+        index = torch.ones((), dtype=torch.int64, device=device)
+        for a, own in enumerate(ranges):
+            begin = own.start + (first if a == axis else 0)
+            along = torch.arange(begin, begin + len(own), dtype=torch.int64, device=device) * prod(whole[a + 1 :])
+            index = index + along.view(-1, *[1] * (len(ranges) - 1 - a))
+        own_drop = drop if len(drop) == 1 else drop[members.start : members.stop]
+        return _kept(_mix64(index).to(torch.int32).unsqueeze(0), keys[members.start : members.stop], own_drop)
+
+    return mask_of
+
+
+def _mask_rows(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:
+    """See `Shard.mask_rows`."""
+    shard = recorded_shard()
+    return (shape, 0, 0) if shard is None else shard.mask_rows(shape)
+
+
+def _kept(index: Tensor, keys: Tensor, drop: Sequence[float]) -> Tensor:
+    """The mask of elements whose hashed indices are int32 [1, *shape]."""
+    axes = [1] * (index.dim() - 1)
+    key = to_device(keys.to(torch.int32), index.device).view(-1, *axes)
     word = _times_(index ^ key, _MULTIPLY[0])
     word ^= word >> 15
     word = _times_(word, _MULTIPLY[1])
     limits = [min(int(rate * 2.0**32 - 2.0**31), 2**31 - 1) for rate in drop]
     if len(limits) == 1:
         return word >= limits[0]
-    return word >= constant(limits, torch.int32, device).view(-1, *[1] * len(shape))
+    return word >= constant(limits, torch.int32, index.device).view(-1, *axes)
 
 
 def _times_(word: Tensor, factor: int) -> Tensor:

@@ -1,16 +1,20 @@
 """Rules for attention (`scaled_dot_product_attention`, multi-head attention): B is folded into the batch axis."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from math import prod
 from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from shoal.fuse.rules.base import Rule
-from shoal.fuse.rules.dropout import apply_dropout
+from shoal.fuse.rules.dropout import apply_dropout, begin_dropout
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked, member_count
 from shoal.fuse.torch_functions import draws_random
@@ -43,8 +47,7 @@ def _attention(
     if isinstance(dropout_p, Stacked) or dropout_p > 0:
         if enable_gqa:
             k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-        weights = _weights(q, k, mask, is_causal, scale)
-        out = apply_dropout(weights, dropout_p, tuple(weights.shape[1:])) @ v
+        out = _with_dropout(q, k, v, mask, dropout_p, partial(_weights, is_causal=is_causal, scale=scale))
     else:
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (q, k, v)))  # type: ignore[no-untyped-call]
         if mask is not None:
@@ -68,11 +71,101 @@ def _folded(data: Tensor, lead: Sequence[int]) -> Tensor:
     return data.expand(*lead, *data.shape[-3:]).flatten(0, len(lead) - 1)
 
 
-def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Attention weights: softmax of the scaled scores, [B, ..., L, S]; needed only with dropout."""
+_MOST_WEIGHTS = 1 << 25
+"""Most attention weights that are kept for the backward pass."""
+
+_BLOCK = 1 << 22
+"""Number of weights of a block, if there are more than `_MOST_WEIGHTS`; at least one row."""
+
+
+def _with_dropout(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: Any, weights_of: Callable[..., Tensor]
+) -> Tensor:
+    """Attention whose weights are dropped at rate `p`: at once, or block by block, twice, if these are very many."""
+    leads = [each.shape[:-2] for each in (q, k, mask) if each is not None]
+    lead: tuple[int, ...] = torch.broadcast_shapes(*leads)  # type: ignore[no-untyped-call]
+    shape = (*lead, q.shape[-2], k.shape[-2])
+    by_blocks = torch.broadcast_shapes(lead, v.shape[:-2]) == lead and (mask is None or not mask.requires_grad)  # type: ignore[no-untyped-call]
+    if prod(shape) <= _MOST_WEIGHTS or not by_blocks:
+        weights = weights_of(q, k, mask)
+        return apply_dropout(weights, p, tuple(weights.shape[1:])) @ v
+    drop = begin_dropout(p, shape, q.device)
+
+    def attend(block: Sequence[range], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return drop(weights_of(q, k, mask, first_row=block[-2].start), block) @ v
+
+    q, k, v = (each.expand(*lead, *each.shape[-2:]) for each in (q, k, v))
+    out: Tensor = _Blocks.apply(attend, shape, q, k, v, None if mask is None else mask.expand(shape))  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Blocks(torch.autograd.Function):
+    """Attention of one block of the weights after another, which are computed once more in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, attend: Callable[..., Tensor], shape: Sequence[int], *tensors: Any) -> Tensor:
+        """Compute the whole result of q, k, v and mask; `shape` is that of the weights."""
+        kind = tensors[0].device.type
+        ctx.attend, ctx.shape = attend, shape
+        ctx.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        ctx.save_for_backward(*tensors)
+        out: Tensor | None = None
+        for block in _blocks(shape):
+            part = attend(block, *_cut(block, tensors))
+            if out is None:
+                out = part.new_empty(*shape[:-1], part.shape[-1])
+            out[_slices(block[:-1])] = part
+        assert out is not None
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """The gradients of q, k and v."""
+        *inputs, mask = ctx.saved_tensors
+        grads = [torch.zeros_like(each, memory_format=torch.contiguous_format) for each in inputs]
+        with torch._C.DisableTorchFunction(), torch.enable_grad(), torch.autocast(*ctx.autocast):
+            for block in _blocks(ctx.shape):
+                *parts, own_mask = _cut(block, (*inputs, mask))
+                leaves = [each.detach().requires_grad_() for each in parts]
+                part = ctx.attend(block, *leaves, own_mask)
+                found = torch.autograd.grad(part, leaves, grad[_slices(block[:-1])])
+                for whole, own in zip(_cut(block, (*grads, None)), found, strict=False):
+                    whole += own
+        return None, None, *grads, None
+
+
+def _blocks(shape: Sequence[int]) -> Iterator[Sequence[range]]:
+    """Blocks of at most `_BLOCK` elements, and at least a row, as ranges in each axis."""
+    steps, inner = [], shape[-1]
+    for size in reversed(shape[:-1]):
+        steps.append(max(1, min(size, _BLOCK // inner)))
+        inner *= size
+    ranges = [
+        [range(first, min(first + step, size)) for first in range(0, size, step)]
+        for size, step in zip(shape, reversed(steps), strict=False)
+    ]
+    return ((*block, range(shape[-1])) for block in product(*ranges))
+
+
+def _cut(block: Sequence[range], tensors: Sequence[Any]) -> Sequence[Any]:
+    """The parts of q, k, v and mask, as views, for a block of the weights."""
+    q, k, v, mask = tensors
+    lead, rows = _slices(block[:-2]), _slices(block[:-1])
+    return q[rows], k[lead], v[lead], None if mask is None else mask[rows]
+
+
+def _slices(block: Sequence[range]) -> tuple[slice, ...]:
+    return tuple(slice(own.start, own.stop) for own in block)
+
+
+def _weights(
+    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, first_row: int = 0
+) -> Tensor:
+    """Attention weights: softmax of the scaled scores, [B, ..., L, S], of queries from a row on."""
     scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.transpose(-1, -2)
     if is_causal:
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(first_row)
         scores = scores.masked_fill(~allowed, -math.inf)
     if mask is None:
         return scores.softmax(-1)

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.constants import constant
-from shoal.fuse.randomness import current_source, keep_mask
+from shoal.fuse.randomness import current_source, keep_mask, keep_mask_blocks
 from shoal.fuse.rules.base import Layout, Rule, stacked_data
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["RULES", "apply_dropout"]
+__all__ = ["RULES", "apply_dropout", "begin_dropout"]
 
 _ALPHA = 1.7580993408473766
 """α, the negative limit of SELU at minus infinity; alpha dropout sets dropped elements to -α."""
@@ -22,9 +22,29 @@ _ALPHA = 1.7580993408473766
 def apply_dropout(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
     """Zero elements of [B, *shape] at rate `p`, by masks that broadcast to members; scale others by 1 / (1 - p)."""
     rates = _rates(p)
-    factors = [1 / (1 - rate) if rate < 1 else 0.0 for rate in rates]
-    factor: Tensor = _keep_mask(data, rates, mask_shape) * _broadcastable(factors, data)
-    return data * factor
+    return data * _factor(_keep_mask(data, rates, mask_shape), rates, data)
+
+
+def begin_dropout(p: Any, shape: Sequence[int], device: torch.device) -> Callable[[Tensor, Sequence[range]], Tensor]:
+    """As `apply_dropout` of [B, *shape] at rate `p`, block by block, with one draw.
+
+    Returns:
+        Function of the data of a block and of its ranges in all axes, which returns the block of the result.
+    """
+    rates = _rates(p)
+    mask_of = keep_mask_blocks(_next_keys(shape[0], rates), shape[1:], rates, device)
+
+    def drop(data: Tensor, block: Sequence[range]) -> Tensor:
+        own = rates if len(rates) == 1 else rates[block[0].start : block[0].stop]
+        return data * _factor(mask_of(block), own, data)
+
+    return drop
+
+
+def _factor(kept: Tensor, rates: Sequence[float], data: Tensor) -> Tensor:
+    """What multiplies the data: 0 where an element is dropped, else 1 / (1 - p)."""
+    factor: Tensor = kept * _broadcastable([1 / (1 - rate) if rate < 1 else 0.0 for rate in rates], data)
+    return factor
 
 
 def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
@@ -47,11 +67,14 @@ def _rates(p: Any) -> tuple[float, ...]:
 
 def _keep_mask(data: Tensor, rates: tuple[float, ...], mask_shape: Sequence[int]) -> Tensor:
     """The mask, bool [B, *mask_shape]: True for elements that are kept."""
-    drawing = [rate > 0 for rate in rates] if len(rates) > 1 else None
-    keys = current_source(len(data)).next(drawing)
+    keys = _next_keys(len(data), rates)
     if rates == (1,):
         return data.new_zeros((), dtype=torch.bool)
     return keep_mask(keys, tuple(mask_shape), rates, data.device)
+
+
+def _next_keys(members: int, rates: tuple[float, ...]) -> Tensor:
+    return current_source(members).next([rate > 0 for rate in rates] if len(rates) > 1 else None)
 
 
 def _broadcastable(values: Sequence[float], data: Tensor) -> Any:
