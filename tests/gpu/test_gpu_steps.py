@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.utils.checkpoint import checkpoint
 
 import shoal
 from shoal.core.errors import FusionError
@@ -60,6 +61,19 @@ def convolutional(rate: float = 0.0) -> nn.Module:
         nn.Dropout(rate),
         nn.Linear(72, 4),
     )
+
+
+class Checkpointed(nn.Sequential):
+    """All but its last layer run again in the backward pass, in a thread of autograd."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self[-1](checkpoint(self.hidden, x, use_reentrant=False))
+        return out
+
+    def hidden(self, x: Tensor) -> Tensor:
+        for layer in list(self)[:-1]:
+            x = layer(x)
+        return x
 
 
 class Recurrent(nn.Module):
@@ -189,6 +203,16 @@ def test_random_numbers_are_those_of_eager_steps(make: Callable[[], nn.Module], 
     eager = trained(array, TrainingStep(array, optimizer, loss, ("eager",)), given)
     array, optimizer = array_of(make)
     step = captured(array, optimizer, given) if mode == "captured" else TrainingStep(array, optimizer, loss, ("plain",))
+    same(trained(array, step, given), eager)
+
+
+@pytest.mark.parametrize("mode", ["eager", "plain", "captured"])
+def test_checkpointed_parts_draw_their_numbers_again(mode: str) -> None:
+    given = batches()
+    array, optimizer = array_of(partial(mlp, 0.4))
+    eager = trained(array, TrainingStep(array, optimizer, loss, ("eager",)), given)
+    array, optimizer = array_of(lambda: Checkpointed(*mlp(0.4)))
+    step = captured(array, optimizer, given) if mode == "captured" else TrainingStep(array, optimizer, loss, (mode,))  # type: ignore[arg-type]
     same(trained(array, step, given), eager)
 
 
