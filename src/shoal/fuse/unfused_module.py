@@ -237,8 +237,8 @@ def _call_each_member(
     source = active_source()
     if source is None:
         raise FusionError(
-            f"{path!r}, in which the members differ, is called after its array has run, as a checkpointed block is in "
-            "the backward pass; checkpoint blocks that are alike in all members, or train such models alone"
+            f"{path!r}, in which the members differ, is called outside of a run of its array, as by a hook in the "
+            "backward pass; call it within the function that the array runs, or train such models alone"
         )
     with torch._C.DisableTorchFunction():
         refuse_custom_autograd([*args, *kwargs.values()])
