@@ -227,9 +227,9 @@ def unfreeze(model: Any) -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (write, r"writes to 'layers.0.weight' of the base"),
-    (write_row, r"writes to 'layers.1.weight' of the base"),
-    (unfreeze, r"lets 'layers.1.bias' of the base train"),
+    (write, r"`model` writes to or unfreezes 'layers.0.weight' of the task's `base`"),
+    (write_row, r"`model` writes to or unfreezes 'layers.1.weight'"),
+    (unfreeze, r"`model` writes to or unfreezes 'layers.1.bias'"),
 ])  # fmt: skip
 def test_a_model_that_changes_the_base_is_refused(change: Any, message: str) -> None:
     class Changing(Lent):
@@ -245,6 +245,25 @@ def test_a_model_that_changes_the_base_is_refused(change: Any, message: str) -> 
     with pytest.raises(ShoalError, match=message):
         build(task, member(1, change=True), CPU)
     assert torch.equal(kept.get_parameter("body.layers.0.weight"), before)
+
+
+class InStep(Lent):
+    def step(self, model: Any, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:
+        loss = super().step(model, batch, optimizer)
+        with torch.no_grad():
+            model.body.layers[0].weight.mul_(0.9)
+        return loss
+
+
+class InEndEpoch(Lent):
+    def end_epoch(self, model: Any, config: Any) -> None:
+        model.body.layers[0].weight.data.mul_(0.9)
+
+
+@pytest.mark.parametrize(("kind", "what"), [(InStep, "a step"), (InEndEpoch, "`end_epoch`")])
+def test_training_that_changes_the_base_fails(kind: type[Lent], what: str, tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match=f"{what} writes to or unfreezes 'body.layers.0.weight' of the task's `base`"):
+        searched(kind(), tmp_path, trials=2)
 
 
 def test_a_base_that_is_no_module_is_refused() -> None:

@@ -23,7 +23,7 @@ from shoal.host.activity_clock import during
 from shoal.task import Task, call
 from shoal.train.data.tracked_config import config_matches, values_read
 
-__all__ = ["Bases", "bases_of", "without_data"]
+__all__ = ["Bases", "base_changed", "bases_of", "without_data"]
 
 _all: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Task -> its bases by device."""
@@ -35,6 +35,14 @@ def bases_of(task: Task, device: torch.device) -> "Bases":
         _all[task] = {}
     found: dict[torch.device, Bases] = _all[task]
     return found.setdefault(device, Bases(task, device))
+
+
+def base_changed(what: str, name: str) -> TaskError:
+    """Return the error for a parameter of a base that is changed."""
+    return TaskError(
+        f"{what} writes to or unfreezes {name!r} of the task's `base`, which all trials share; put a copy in its place "
+        "in `model` (modules_to_save of peft does), or build in `model` what trials change"
+    )
 
 
 @dataclass(eq=False)
@@ -100,10 +108,7 @@ class Bases:
             model = call(self._task, "model", config, lent)
         for name, each in parameters.items():
             if each.requires_grad:
-                raise TaskError(
-                    f"the task's `model` lets {name!r} of the base train, which all trials share; put a copy in its "
-                    "place (modules_to_save of peft does), or build in `model` what trains"
-                )
+                raise base_changed("the task's `model`", name)
         if isinstance(model, nn.Module):
             base.users = [user for user in base.users if user() is not None] + [ref(model)]
         return model
@@ -145,10 +150,7 @@ class _ReadOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 value = args[number] if number < len(args) else kwargs.get(argument.name)
                 for each in pytree.tree_leaves(value):
                     if isinstance(each, Tensor) and (name := self._names.get(storage_address(each))):
-                        raise TaskError(
-                            f"the task's `model` writes to {name!r} of the base, which all trials share; put a copy in "
-                            "its place, or build in `model` what trials change"
-                        )
+                        raise base_changed("the task's `model`", name)
         return func(*args, **kwargs)
 
 

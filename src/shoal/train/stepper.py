@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shoal.core.demand import Profile
-from shoal.core.errors import FusionError, TaskError
+from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
 from shoal.fuse.backward import backward_alone
 from shoal.fuse.frozen import is_lent, is_shared, unshare, unshare_small
@@ -20,6 +20,7 @@ from shoal.fuse.optim.unfused_step import UnfusedStep
 from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.step import TrainingStep
 from shoal.task import Task, call, size_of, takes_config
+from shoal.train.bases import base_changed
 from shoal.train.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.train.outside import OutsideState
 from shoal.train.trial_runtime import TrialRuntime, check_scalar, train_modes_kept
@@ -293,9 +294,6 @@ class _PlainTrial:
         changed = [each for each, version in self._shared_frozen if each.requires_grad or each._version != version]
         if any(map(is_lent, changed)):
             name = next(name for name, each in self._runtime.model.named_parameters() if each is changed[0])
-            raise TaskError(
-                f"a step writes to or unfreezes {name!r} of the task's `base`, which all trials share; build what "
-                "trials change in `model`"
-            )
+            raise base_changed("a step", name)
         if changed:
             raise StepRefusedError("a frozen parameter in shared memory is changed or unfrozen")
