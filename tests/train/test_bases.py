@@ -190,15 +190,23 @@ def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path: Path) -> No
         build(Renamed(), member(0), CPU).restore(tmp_path, epoch_steps=4)
 
 
-def test_a_base_is_kept_while_it_is_used() -> None:
-    task = Lent()
+def test_a_base_is_kept_while_it_is_used(tmp_path: Path) -> None:
+    task = Lent(tmp_path / "log")
+
+    def builds() -> int:
+        return len((tmp_path / "log").read_text().split())
+
     bases = Bases(task, CPU)
     deep = bases.model({"depth": 3, "lr": 0.1})
-    for depth in (1, 2, 3, 1):
+    for depth in (1, 2, 2, 3, 3):
         assert len(bases.model({"depth": depth, "lr": 0.1}).body.layers) == depth
-    built = [base.read for base in bases._known]
-    assert {"depth": 3} in built
-    assert len(built) == 2
+    assert builds() == 3, "that of depth 3 was in use"
+    for depth in (1, 2):
+        bases.key({"depth": depth})
+        assert bases.model({"depth": depth, "lr": 0.1}, meta=True).body.head.weight.is_meta is False
+    assert builds() == 3, "models on the meta device need no values"
+    bases.model({"depth": 1, "lr": 0.1})
+    assert builds() == 4, "that of depth 1 was dropped when the one of depth 2 was built"
     del deep
     assert bases_of(task, CPU) is bases_of(task, CPU)
 

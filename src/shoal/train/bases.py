@@ -51,24 +51,21 @@ class _Base:
 
     Args:
         read: What `base` read of the config.
-        module: The model, on the device; None if `base` returned None.
+        on_meta: The model without values; None if `base` returned None.
+        module: The model, on the device; None if it was dropped.
         users: The models that use its memory.
     """
 
     read: Mapping[str, Any]
+    on_meta: nn.Module | None
     module: nn.Module | None
     users: list["ref[nn.Module]"] = field(default_factory=list)
-    on_meta: nn.Module | None = None
-
-    @property
-    def used(self) -> bool:
-        return any(user() is not None for user in self.users)
 
 
 class Bases:
     """Builds the base models of a task, and the models of its trials on them.
 
-    A base is kept as long as a model of it is in use, the newest one as long as this object.
+    A base is kept as long as a model of it is in use; one that is not, until another one is built.
     """
 
     def __init__(self, task: Task, device: torch.device) -> None:
@@ -97,11 +94,13 @@ class Bases:
             TaskError: `model` writes to the base, or lets it train.
         """
         base = self._find(config)
-        if base is None or base.module is None:
+        if base is None or base.on_meta is None:
             return call(self._task, "model", config)
         if meta:
-            base.on_meta = base.on_meta or without_data(base.module)
             return call(self._task, "model", config, copy.deepcopy(base.on_meta))
+        if base.module is None:
+            base.module = self._built(config)[0]
+            assert base.module is not None
         lent = lent_copy(base.module)
         parameters = dict(lent.named_parameters())
         with _ReadOnly(parameters):
@@ -119,6 +118,15 @@ class Bases:
         for base in self._known:
             if config_matches(config, base.read):
                 return base
+        module, read = self._built(config)
+        self._known.append(_Base(read, None if module is None else without_data(module), module))
+        return self._known[-1]
+
+    def _built(self, config: Config) -> tuple[nn.Module | None, Mapping[str, Any]]:
+        """Build a base, after those that no model uses are dropped; return it and what `base` read of the config."""
+        for base in self._known:
+            if all(user() is None for user in base.users):
+                base.module = None
         with during(Activity.BUILD), preserved_rng(self._device):
             others = PythonRngSnapshot()
             seed_all(0, self._device)  # so it is the same in every process, and after a resume
@@ -128,10 +136,7 @@ class Bases:
                 others.restore()
         if module is not None and not isinstance(module, nn.Module):
             raise TaskError(f"the task's `base` must return a torch.nn.Module or None, got {module!r}")
-        if module is not None:
-            module.requires_grad_(False).to(self._device)
-        self._known = [*(base for base in self._known if base.used), _Base(read, module)]
-        return self._known[-1]
+        return None if module is None else module.requires_grad_(False).to(self._device), read
 
 
 class _ReadOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
