@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from shoal.fuse.optim import FusedOptimizer, fuse_optimizers
     from shoal.fuse.scaler import GradScaler
     from shoal.fuse.step import TrainingStep
+    from shoal.fuse.token_log_probs import token_log_probs, token_statistics
     from shoal.programs.trainable import checkpoint, report, step
     from shoal.reproduce import randomness, sample_order, sample_randomness
     from shoal.results import Study
@@ -66,7 +67,7 @@ _HOMES = {
     "shoal.core.errors": ("ShoalError", "StudyFailedError", "StudyInterrupted"),
     "shoal.fuse": (
         *("FusedOptimizer", "GradScaler", "ModelArray", "TrainingStep", "clip_grad_norm_", "clip_grad_value_"),
-        *("concat", "fuse_optimizers", "stack"),
+        *("concat", "fuse_optimizers", "stack", "token_log_probs", "token_statistics"),
     ),
     "shoal.reproduce": ("randomness", "sample_order", "sample_randomness"),
     "shoal.core.reference": ("ref",),
@@ -134,6 +135,8 @@ __all__ = [
     "sample_randomness",
     "stack",
     "step",
+    "token_log_probs",
+    "token_statistics",
     "tune",
     "uniform",
 ]

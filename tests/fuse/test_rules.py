@@ -228,6 +228,18 @@ CASES: dict[str, Mapping[str, Case]] = {
         "pixels": lambda f: f(n(2, 4, 3), i(4, 2, 3), ignore_index=1),
         "shares": lambda f: f(n(3, 4), p(3, 4), label_smoothing=0.1),
     },
+    "vocabulary": {
+        "labels": lambda f: f(n(3, 4), n(5, 4), i(5, 3)),
+        "tiles": lambda f: f(n(2, 3, 4), n(5, 4), i(5, 2, 3), bias=n(5), chunk=2),
+        "changed logits": lambda f: f(n(3, 4), n(5, 4), i(5, 3), scale=0.5, softcap=2.0, ignore_index=1),
+    },
+    "vocabulary _linear_cross_entropy": {
+        "mean": lambda f: f(n(3, 4), n(5, 4), i(5, 3), linear_bias=n(5), ignore_index=1),
+        "sum": lambda f: f(n(3, 4), n(5, 4), i(5, 3), reduction="sum"),
+        "none": lambda f: f(n(3, 4), n(5, 4), i(5, 3), reduction="none", options=nn.LinearCrossEntropyOptions()),
+        "one row": lambda f: f(n(4), n(5, 4), i(5)),
+        "weights": lambda f: f(n(3, 4), n(5, 4), i(5, 3), weight=p(5), label_smoothing=0.1),
+    },
 }
 """By family, or by family and the name of what a rule runs."""
 EXEMPT = {

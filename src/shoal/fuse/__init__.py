@@ -19,6 +19,7 @@ from shoal.fuse.rules.base import Layout, Rule
 from shoal.fuse.rules.table import register_rule
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.step import TrainingStep
+from shoal.fuse.token_log_probs import TokenStatistics, token_log_probs, token_statistics
 
 __all__ = [
     "FusedOptimizer",
@@ -26,6 +27,7 @@ __all__ = [
     "Layout",
     "ModelArray",
     "Rule",
+    "TokenStatistics",
     "TrainingStep",
     "clip_grad_norm_",
     "clip_grad_value_",
@@ -34,6 +36,8 @@ __all__ = [
     "fuse_optimizers",
     "register_rule",
     "stack",
+    "token_log_probs",
+    "token_statistics",
 ]
 
 

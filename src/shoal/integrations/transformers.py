@@ -32,6 +32,7 @@ from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
 from shoal.integrations.adapters import adapter_fields, with_adapter
+from shoal.integrations.causal_lm import bounds_loss, causal_lm_loss, mark_bounded
 from shoal.integrations.early_stopping import are_callbacks, rules_for
 from shoal.integrations.trainer_arguments import (
     FUNCTION,
@@ -226,6 +227,8 @@ class TrainerTask(Task):
                 raise TaskError("label_smoothing_factor has no meaning for several labels of one sample; set it to 0")
             dtype = next(model.parameters()).dtype
             model.register_buffer(_SMOOTHING, torch.tensor(args.label_smoothing_factor, dtype=dtype), persistent=False)
+        else:
+            mark_bounded(model)
         return model
 
     def optimizer(self, model: nn.Module, config: Config) -> Optimizer:
@@ -317,6 +320,8 @@ class TrainerTask(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the model's own loss, or the smoothed one if `label_smoothing_factor` is above 0."""
+        if bounds_loss(model, batch):
+            return causal_lm_loss(model, batch)
         found, labels = _forward(model, batch)
         if labels is not None:
             smoother = LabelSmoother(getattr(model, _SMOOTHING))

@@ -11,10 +11,10 @@ from shoal.fuse.rules.elementwise import align
 from shoal.fuse.shard import active_shard
 from shoal.fuse.stacked import Stacked, member_count
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "mean_of_labelled", "reduce_losses"]
 
 
-def _reduce(values: Tensor, reduction: str) -> Tensor:
+def reduce_losses(values: Tensor, reduction: str) -> Tensor:
     """Reduce losses [B, ...] within each member to [B]; unchanged if `reduction` is "none"."""
     if reduction == "none":
         return values
@@ -53,8 +53,8 @@ def _per_element(
     x, y = (value.expand(members, *input.shape) for value in (x, y))
     values = func(x, y, reduction="none", **dict(zip(weights, scales, strict=True)), **numbers)
     if reduction == "batchmean" and func is F.kl_div:
-        return Stacked(_reduce(values, "sum") / (len(input) if input.dim() else 1))
-    return Stacked(_reduce(values, reduction))
+        return Stacked(reduce_losses(values, "sum") / (len(input) if input.dim() else 1))
+    return Stacked(reduce_losses(values, reduction))
 
 
 _WEIGHTED = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
@@ -103,15 +103,20 @@ def _class_loss(
         losses = func(x.flatten(0, 1), flat, weight, ignore_index=ignore_index, reduction="none", **options)
         losses = losses.view(*x.shape[:2], *losses.shape[1:])
     if reduction == "mean" and not y.is_floating_point():
-        exact = torch.promote_types(losses.dtype, torch.float32)  # a sum of half-precision numbers may overflow
-        divisor = _weight_sum(y, weight, ignore_index, exact)
-        if (shard := active_shard()) is not None:
-            divisor = divisor.double()
-            shard.all_reduce(divisor)
-            divisor = (divisor * (shard.rows / shard.total)).to(exact)  # the mean is weighted by the shard's rows later
-        mean = losses.flatten(1).sum(1, dtype=exact) / divisor
-        return Stacked(mean.to(losses.dtype))
-    return Stacked(losses.squeeze(1) if unbatched and reduction == "none" else _reduce(losses, reduction))
+        return Stacked(mean_of_labelled(losses, y, weight, ignore_index))
+    return Stacked(losses.squeeze(1) if unbatched and reduction == "none" else reduce_losses(losses, reduction))
+
+
+def mean_of_labelled(losses: Tensor, y: Tensor, weight: Any, ignore_index: int) -> Tensor:
+    """Mean over the labels [B or 1, N, ...] that are not ignored, weighted by class, of losses [B, N, ...]: [B]."""
+    exact = torch.promote_types(losses.dtype, torch.float32)  # a sum of half-precision numbers may overflow
+    divisor = _weight_sum(y, weight, ignore_index, exact)
+    if (shard := active_shard()) is not None:
+        divisor = divisor.double()
+        shard.all_reduce(divisor)
+        divisor = (divisor * (shard.rows / shard.total)).to(exact)  # the mean is weighted by the shard's rows later
+    mean = losses.flatten(1).sum(1, dtype=exact) / divisor
+    return mean.to(losses.dtype)
 
 
 def _is_supported(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> bool:

@@ -17,6 +17,7 @@ from shoal.fuse.rules import (
     norm,
     recurrent,
     shape,
+    vocabulary,
 )
 from shoal.fuse.rules.base import Rule
 
@@ -37,6 +38,7 @@ FAMILIES: dict[str, tuple[Rule, ...]] = {
     "attention": attention.RULES,
     "recurrent": recurrent.RULES,
     "loss": loss.RULES,
+    "vocabulary": vocabulary.RULES,
 }
 
 RULES: dict[Any, Rule] = {
