@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import share_memory
@@ -41,10 +42,14 @@ __all__ = [
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
+_ALIGNED = 4
+"""Number of float32 elements in 16 bytes, of which `grouped_mm` needs all strides to be multiples."""
+
+
 class PaddedLinear:
     """Runs `nn.Linear` layers of different sizes as one batched product, padded with zeros that add nothing to it.
 
-    `fastest` chooses by measurement between the padded product and a loop.
+    `fastest` chooses by measurement between the padded product, a loop, and a grouped product, which pads to 16 bytes.
     """
 
     def __init__(self, modules: Sequence[nn.Linear]) -> None:
@@ -58,6 +63,12 @@ class PaddedLinear:
         self._shape = grid.shape
         self._lowerings: dict[str, Callable[..., Tensor]] = {"padded": self._padded_product, "loop": self._loop}
         self._weight_index = torch.cat(indices).to(modules[0].weight.device)
+        self._narrow = len(set(self._inputs)) == 1  # the outputs differ in size
+        common = max(self._inputs) if self._narrow else max(self._outputs)
+        if self._narrow != (len(set(self._outputs)) == 1) and not common % _ALIGNED:
+            self._grouped_lowerings = {**self._lowerings, "grouped": self._grouped_product}
+        else:
+            self._grouped_lowerings = self._lowerings
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module]) -> "PaddedLinear | None":
@@ -81,7 +92,7 @@ class PaddedLinear:
         with torch._C.DisableTorchFunction():  # fusion rules run without overrides, too
             batch_axes = int(isinstance(x, Stacked))  # 1 if there is a leading axis B, else 0
             flat = data.flatten(batch_axes, -2)
-            out = fastest("padded linear", self._lowerings, (flat, *weights), bool(batch_axes))
+            out = fastest("padded linear", self._lowerings_for(flat), (flat, *weights), bool(batch_axes))
             out = out.view(len(weights), *data.shape[batch_axes:-1], self._shape[1])
         return Stacked(out) if len(set(self._outputs)) == 1 else Ragged.of_padded(out, self._outputs)
 
@@ -94,6 +105,30 @@ class PaddedLinear:
         if x.dim() == 3:
             return batched_linear(x, padded, None)
         return shared_input_linear(x, padded, None).contiguous()
+
+    def _lowerings_for(self, x: Tensor) -> dict[str, Callable[..., Tensor]]:
+        """The lowerings for an input: grouped products are not for autocast and traces, and on a GPU may wait."""
+        plain = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        return self._grouped_lowerings if plain and _get_current_dispatch_mode() is None else self._lowerings
+
+    def _grouped_product(self, x: Tensor, *weights: Tensor) -> Tensor:
+        """As `_padded_product`, by products of the members' own sizes, each rounded up to 16 bytes."""
+        sizes = self._outputs if self._narrow else self._inputs
+        rounded = [size + -size % _ALIGNED for size in sizes]
+        ends = torch.tensor(rounded, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        rows = [weight if self._narrow else weight.t() for weight in weights]
+        joined = torch.cat([F.pad(row, (0, 0, 0, more - len(row))) for row, more in zip(rows, rounded, strict=True)])
+        if self._narrow:
+            x = x.contiguous()
+            out = F.linear(x, joined) if x.dim() == 2 else F.grouped_mm(x, joined.t(), offs=ends)
+            parts = zip(torch.split(out, rounded, 1), sizes, strict=True)
+            return torch.stack([F.pad(part[:, :size], (0, self._shape[1] - size)) for part, size in parts])
+        own = zip(x.unbind(0), sizes, rounded, strict=True)
+        columns = torch.cat([F.pad(one[:, :size], (0, more - size)) for one, size, more in own], 1)
+        out = F.grouped_mm(columns, joined, offs=ends)
+        if out.requires_grad:  # it takes no gradient of one number, expanded, as that of a sum
+            out.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+        return out
 
     def _loop(self, x: Tensor, *weights: Tensor) -> Tensor:
         inputs = x.unbind(0) if x.dim() == 3 else [x] * len(weights)
