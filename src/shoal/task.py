@@ -115,7 +115,8 @@ class Task(ABC):
 
         Called once in each process, and again for other values of what it reads of the config, with all random
         generators seeded alike. Its parameters are frozen and moved to the device; trials of different bases form no
-        array. A base that no trial uses is dropped when another one is built. Checkpoints do not hold them: `torch.load(...)["model"]` loads with strict=False.
+        array. A base that no trial uses is dropped when another one is built. Checkpoints do not hold its parameters:
+        `torch.load(...)["model"]` loads with strict=False.
         """
         return None
 
