@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.bohb import BOHB, SyncBOHB
     from shoal.algorithms.grid import Grid
     from shoal.algorithms.hyperband import Hyperband
+    from shoal.algorithms.loss_trend import LossTrend
     from shoal.algorithms.median import Median
     from shoal.algorithms.optuna_search import OptunaSearch
     from shoal.algorithms.pbt import PBT
@@ -56,6 +57,7 @@ _HOMES = {
     "shoal.algorithms.bohb": ("BOHB", "SyncBOHB"),
     "shoal.algorithms.grid": ("Grid",),
     "shoal.algorithms.hyperband": ("Hyperband",),
+    "shoal.algorithms.loss_trend": ("LossTrend",),
     "shoal.algorithms.median": ("Median",),
     "shoal.algorithms.optuna_search": ("OptunaSearch",),
     "shoal.algorithms.pbt": ("PBT",),
@@ -94,6 +96,7 @@ __all__ = [
     "GradScaler",
     "Grid",
     "Hyperband",
+    "LossTrend",
     "Median",
     "ModelArray",
     "NoImprovement",

@@ -148,7 +148,7 @@ def tune(
             compared by their violation first, at the epoch at which they are compared: the sum of how far each value is
             beyond its bound, in units of `max(|bound|, 1)`, infinite for NaN and for a value not reported then.
         stop: Rules that end trials, each of which suffices: `shoal.Patience(epochs=10)`, `shoal.Threshold(above=5.0)`,
-            `shoal.Percentile(25)`. They see each report before the algorithm does.
+            `shoal.Percentile(25)`, `shoal.LossTrend()`. They see each report before the algorithm does.
         stop_after: `shoal.NoImprovement(trials=30)`: the study ends when its best value has not improved for that many
             trials, in the order of their numbers.
         rank_by: What a trial ranks by: "best", the epoch with the best value of the metric, whose weights are kept

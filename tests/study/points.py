@@ -10,6 +10,8 @@ from math import isclose
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 import shoal
 from shoal.algorithms.base import Algorithm
 from shoal.core.job import Purpose
@@ -342,6 +344,30 @@ def a_percentile_stops_trials(ended: Ended) -> None:
             was_ended(ended, row, STOPPED, fired[row.number], "others had a better loss")
 
 
+def a_loss_trend_stops_trials(ended: Ended) -> None:
+    curves: dict[int, list[tuple[int, float]]] = {}
+    fired: dict[int, tuple[int, str]] = {}
+    leader, least = None, float("inf")
+    for report in ended.reports:
+        if report.trial in fired:
+            continue
+        loss = report.metrics["loss"]
+        curve = curves.setdefault(report.trial, [])
+        curve.append((report.epoch, loss))
+        if leader is not None and len(curve) >= 3 and report.epoch < EPOCHS:
+            epochs, losses = np.array(curve[-3:]).T
+            bound = np.polyval(np.polyfit(np.log(epochs), losses, 1), np.log(EPOCHS))
+            if min(bound, *(each for _, each in curve)) > least:
+                fired[report.trial] = report.epoch, f"; trial {leader} has {least:.4g}"
+        if loss < least:
+            leader, least = report.trial, loss
+    for row in ended.rows:
+        if row.number in fired:
+            was_ended(ended, row, STOPPED, *fired[row.number])
+        else:
+            assert not row.reason.startswith("loss "), row.reason
+
+
 def it_ends_without_improvement(ended: Ended) -> None:
     best, at = float("inf"), -1
     stalled = None
@@ -440,6 +466,9 @@ POINTS: dict[str, Point] = {
     ),
     "threshold": Point(a_threshold_stops_trials, {"stop": [shoal.Threshold(above=0.9)]}),
     "percentile": Point(a_percentile_stops_trials, {"stop": [shoal.Percentile(50, startup=2)], "max_concurrent": 1}),
+    "loss trend": Point(
+        a_loss_trend_stops_trials, {"stop": [shoal.LossTrend(warmup=0, window=3, margin=0)], "max_concurrent": 1}
+    ),
     "no improvement": Point(
         it_ends_without_improvement, {"stop_after": shoal.NoImprovement(2), "max_concurrent": 1}
     ),

@@ -7,16 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from shoal.algorithms.base import check_integer, check_number
+from shoal.algorithms.base import Problem, check_integer, check_number
 from shoal.core.errors import AlgorithmError
 from shoal.core.objective import Objective
 from shoal.core.plain import plain_fields
 from shoal.core.trial import TrialState
 
-__all__ = ["Moment", "NoImprovement", "Patience", "Percentile", "Plateau", "StopRule", "Threshold"]
+__all__ = ["Leader", "Moment", "NoImprovement", "Patience", "Percentile", "Plateau", "StopRule", "Threshold"]
 
 _MOST = 1e300
 """Greatest delta and bound: JSON has no infinity."""
+
+
+@dataclass(frozen=True)
+class Leader:
+    """Number and least loss of the best trial so far."""
+
+    trial: int
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,9 @@ class Moment:
         value: Its value, which may be NaN.
         best_before: Least loss of its earlier epochs; infinite if there are none.
         others: Losses of all other trials that have reported this epoch, ascending; infinite for NaN.
+        leader: The trial with the best value so far that keeps the constraints, without this report; None if there is
+            none.
+        last_epoch: Epochs of the longest trials; None if the algorithm does not say.
     """
 
     objective: Objective
@@ -36,6 +47,8 @@ class Moment:
     value: float
     best_before: float
     others: Sequence[float]
+    leader: Leader | None = None
+    last_epoch: int | None = None
 
     @property
     def loss(self) -> float:
@@ -70,6 +83,17 @@ class StopRule(ABC):
 
     ends: ClassVar[TrialState] = TrialState.STOPPED
     """State of a trial that the rule has ended: COMPLETE if its value counts as that of a whole training."""
+
+    def check(self, problem: Problem, longest: int | None) -> None:  # noqa: B027  (to override it is optional)
+        """Check that the rule can serve a search; by default it can.
+
+        Args:
+            problem: Search problem.
+            longest: Epochs of the longest trials; None if the algorithm does not say.
+
+        Raises:
+            AlgorithmError: the rule cannot.
+        """
 
     @abstractmethod
     def decide(self, memory: Any, moment: Moment) -> tuple[Any, str]:

@@ -8,8 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from shoal.algorithms.base import Algorithm, Problem, Totals, call_text
-from shoal.algorithms.rules import Moment, StopRule
+from shoal.algorithms.rules import Leader, Moment, StopRule
 from shoal.algorithms.wrapper import WrapperAlgorithm
+from shoal.core.constraint import violation
 from shoal.core.errors import AlgorithmError
 from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
 
@@ -58,6 +59,9 @@ class StopRules(WrapperAlgorithm):
 
     def begin(self, problem: Problem) -> None:
         """Begin without trials."""
+        for rule in self.rules:
+            rule.check(problem, self.longest_budget)
+        self._leader: Leader | None = None
         self._training: dict[int, int] = {}  # number of a trial in training -> its target epoch
         self._epochs: dict[int, int] = {}  # number -> last epoch that the rules have seen
         self._best: dict[int, float] = {}  # number -> least loss
@@ -119,16 +123,22 @@ class StopRules(WrapperAlgorithm):
             return None, ""
         others = self._losses.setdefault(epoch, [])
         before, value = self._best.get(number, math.inf), self.problem.value(report)
-        moment = Moment(self.problem.objectives[0], epoch, value, before, others)
+        longest = self.longest_budget
+        moment = Moment(self.problem.objectives[0], epoch, value, before, others, self._leader, longest)
         self._epochs[number] = epoch
         self._best[number] = moment.best
         memories = self._memories.get(number, [None] * len(self.rules))
         asked = [rule.decide(memory, moment) for rule, memory in zip(self.rules, memories, strict=True)]
         self._memories[number] = [memory for memory, _ in asked]
         insort(others, moment.loss)
-        if epoch == self.longest_budget:
+        if self._leads(moment.loss) and not violation(self.problem.constraints, report.metrics):
+            self._leader = Leader(number, moment.loss)
+        if epoch == longest:
             return None, ""
         return next(((rule, why) for rule, (_, why) in zip(self.rules, asked, strict=True) if why), (None, ""))
+
+    def _leads(self, loss: float) -> bool:
+        return math.isfinite(loss) and (self._leader is None or loss < self._leader.loss)
 
     def _ended(self, rule: StopRule, reason: str, report: Report) -> Decision:
         self._over.add(report.trial)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.algorithms.base import Algorithm
+from shoal.algorithms.loss_trend import LossTrend
 from shoal.algorithms.rules import Patience, Percentile, StopRule, Threshold
 from shoal.algorithms.stop_rules import StopRules
 from shoal.algorithms.wrapper import WrapperAlgorithm
@@ -199,11 +200,10 @@ def _extension_refusal(algorithm: Algorithm, trials: int) -> str:
 
 def check_stop_rules(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
     """The algorithm keeps its contract with stop rules around it; without Patience if it copies trials."""
-    rules: list[StopRule] = [Threshold(above=0.95)]
-    if not make().copies_trials:
-        rules.append(Patience(epochs=2))
+    algorithm = make()
+    rules: list[StopRule] = [Threshold(above=0.95), *([] if algorithm.copies_trials else [Patience(epochs=2)])]
     if not synchronous:
-        rules.append(Percentile(50, startup=3))
+        rules += [Percentile(50, startup=3), *([LossTrend(1, 3)] if algorithm.longest_budget else [])]
 
     def wrapped() -> Algorithm:
         return StopRules(make(), rules)
