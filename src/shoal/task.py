@@ -218,11 +218,14 @@ class Task(ABC):
         """
         return None
 
-    def steps_per_epoch(self, config: Config) -> int | None:
-        """Return the training steps of an epoch; None for one pass over the training set.
+    def steps_per_epoch(self, config: Config) -> int | float | None:
+        """Return the training steps of an epoch, or a share of a pass below 1; None for one pass over the training set.
 
         An epoch ends with a validation and a report, and budgets count epochs. So with 100, `Hyperband(max_epochs=27)`
         validates every 100 steps and trains at most 2,700 steps. Passes over the training set go on across epochs.
+
+        A share counts samples: with 0.05, epoch k ends with the step that completes k twentieths of the samples of a
+        pass, whatever the batch size, and 20 epochs are one pass. A share of less than a step is refused.
         """
         return None
 

@@ -29,6 +29,7 @@ DISCRETE = Space({"width": choice([16, 32, 64]), "depth": randint(1, 6)})
 CASES = {
     "grid": (lambda: Grid(epochs=3), DISCRETE),
     "random": (lambda: Random(n=25, epochs=3), MIXED),
+    "random, compared early": (lambda: Random(n=9, epochs=3, compare_after=1), MIXED),
     "hyperband": (lambda: Hyperband(max_epochs=9), MIXED),
     "hyperband, eta 2": (lambda: Hyperband(max_epochs=11, eta=2), MIXED),
     "hyperband, last rungs skipped": (lambda: Hyperband(max_epochs=9, skip_last=1), MIXED),

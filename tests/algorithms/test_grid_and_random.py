@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 
 import pytest
 
@@ -57,10 +58,38 @@ def test_a_trial_is_complete_when_it_reaches_the_budget():
     assert algorithm.next_groups(free=1) == []
 
 
+@pytest.mark.parametrize("make", [lambda: Random(6, 9, compare_after=2), lambda: Grid(9, compare_after=2)])
+def test_all_trials_train_to_the_first_comparison_and_then_all_to_the_end(make):
+    algorithm, whole = bind(make()), bind(dataclasses.replace(make(), compare_after=None))
+    (first,), (plain,) = algorithm.next_groups(free=1), whole.next_groups(free=1)
+    assert (first.trials, first.budget) == (plain.trials, Budget(2))
+    for number in range(6):
+        assert algorithm.next_groups(free=1) == []
+        value = float("nan") if number == 4 else -number
+        answer = algorithm.observe(Report(number, 2, {"loss": value}, state=TrialState.PAUSED))
+    assert answer == [Decision(4, TrialState.STOPPED, "loss is nan at epoch 2")]
+    (rest,) = algorithm.next_groups(free=1)
+    assert rest.budget == Budget(9)
+    assert [trial.number for trial in rest.trials] == [0, 1, 2, 3, 5]
+    assert algorithm.totals.most == whole.totals.most == 54
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        pytest.param(lambda: Random(6, 9, compare_after=9), "must be below `epochs`, 9, got 9", id="at the end"),
+        pytest.param(lambda: Grid(1, compare_after=2), "must be below `epochs`, 1, got 2", id="beyond the end"),
+        pytest.param(lambda: Grid(4, compare_after=0), "`compare_after` must be an integer of at least 1", id="zero"),
+        pytest.param(lambda: Random(6, 9, compare_after=0.5), "`compare_after` must be an integer", id="a share"),
+    ],
+)
+def test_a_wrong_first_comparison_is_refused(make, words):
+    with pytest.raises(AlgorithmError, match=words):
+        make()
+
+
 def test_an_unknown_trial_is_refused():
-    with pytest.raises(
-        AlgorithmError, match=r"trial 6 is unknown; Grid\(epochs=1, group_by=\(\)\) has the trials 0 to 5"
-    ):
+    with pytest.raises(AlgorithmError, match=r"trial 6 is unknown; Grid\(epochs=1, .*\) has the trials 0 to 5"):
         bind(Grid(epochs=1)).observe(Report(6, 1, {"loss": 0.0}))
 
 
@@ -85,7 +114,7 @@ def test_an_algorithm_serves_one_study_but_a_copy_serves_another():
     ids=["next_groups", "observe", "finished"],
 )
 def test_an_algorithm_that_is_not_bound_says_so(use):
-    with pytest.raises(AlgorithmError, match=r"Random\(n=1, epochs=1, group_by=\(\)\) has no search space yet"):
+    with pytest.raises(AlgorithmError, match=r"Random\(n=1, epochs=1, .*\) has no search space yet"):
         use(Random(n=1, epochs=1))
 
 

@@ -82,6 +82,7 @@ def bound(inner, rule, **problem):
         pytest.param(LossTrend(warmup=0, margin=1), [2.0, 1.7, 1.75], 1.0, "min", None, id="noise, a margin"),
         pytest.param(LossTrend(), [NAN, NAN, NAN], None, "min", (3, "valid_loss is nan at epoch 3"), id="nan"),
         pytest.param(LossTrend(), [2, 2, -INF], None, "max", (3, "valid_loss is -inf at epoch 3"), id="infinite"),
+        pytest.param(LossTrend(warmup=END - 3), [2.0] * END, 1.5, "min", None, id="ends anyway"),
         pytest.param(LossTrend(warmup=0), [1e308, 1.7e308, 1e308], 1.5, "min", None, id="noise beyond all numbers"),
         pytest.param(LossTrend(warmup=0), [0.0, 0.0, 0.0], -1.0, "min",
                      (3, "valid_loss 0 at epoch 3 falls no more; trial 4 has -1"), id="only zeros"),

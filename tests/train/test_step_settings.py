@@ -362,7 +362,10 @@ def test_a_diverged_trial_fails_by_its_loss_and_not_in_evaluate(tmp_path: Path) 
     ("method", "value", "message"),
     [
         ("accumulate", 0, "`accumulate` must return a positive integer, got 0"),
-        ("steps_per_epoch", 2.5, "`steps_per_epoch` must return a positive integer, got 2.5"),
+        ("steps_per_epoch", 0, "`steps_per_epoch` must return a positive integer, got 0"),
+        ("steps_per_epoch", 2.5, "must return a positive integer, or a share of a pass below 1, got 2.5"),
+        ("steps_per_epoch", 1.0, "must return a positive integer, or a share of a pass below 1, got 1.0"),
+        ("steps_per_epoch", float("nan"), "must return a positive integer, or a share of a pass below 1, got nan"),
         ("clip_norm", -1.0, "`clip_norm` must return a number of at least 0, or None, got -1.0"),
         ("ema", 1, "`ema` must return a decay of at least 0 and below 1, or None, got 1"),
         ("precision", "16", "must return one of '32', 'bf16-mixed', '16-mixed', 'auto', got '16'"),

@@ -10,7 +10,16 @@ from shoal.core.errors import AlgorithmError
 from shoal.core.score import Score, order, worst_score
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
-__all__ = ["Bracket", "BracketedAlgorithm", "Rung", "check_halving", "milestones", "totals_of"]
+__all__ = [
+    "Bracket",
+    "BracketedAlgorithm",
+    "Rung",
+    "check_halving",
+    "check_whole_training",
+    "milestones",
+    "totals_of",
+    "whole_training",
+]
 
 
 @dataclass(frozen=True)
@@ -226,6 +235,24 @@ def milestones(min_epochs: int, max_epochs: int, eta: int) -> list[int]:
         epochs.append(min_epochs)
         min_epochs *= eta
     return [*epochs, max_epochs]
+
+
+def whole_training(trials: int, compare_after: int | None, epochs: int) -> list[Rung]:
+    """Rungs of a bracket whose trials all train to the end, and all to epoch `compare_after` before one goes on."""
+    return [Rung(trials, each) for each in (compare_after, epochs) if each is not None]
+
+
+def check_whole_training(compare_after: object, epochs: object) -> None:
+    """Check the settings of `whole_training`."""
+    check_integer("epochs", epochs)
+    if compare_after is None:
+        return
+    check_integer("compare_after", compare_after)
+    if compare_after >= epochs:  # type: ignore[operator]  # both are integers
+        raise AlgorithmError(
+            f"`compare_after` must be below `epochs`, {epochs}, got {compare_after}; leave it out to compare trials at "
+            "their ends"
+        )
 
 
 def check_halving(min_epochs: object, max_epochs: object, eta: object) -> None:

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, call_text, check_integer
-from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
+from shoal.algorithms.base import Problem, call_text
+from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, check_whole_training, whole_training
 from shoal.core.errors import AlgorithmError, SpaceError
 from shoal.core.plain import plain_fields
 from shoal.core.space import config_text
@@ -25,24 +25,27 @@ class Grid(BracketedAlgorithm):
         epochs: Epochs of each trial.
         group_by: Parameters by which the points are ordered, so that those which can be fused into
             one array follow each other.
+        compare_after: Epochs that all trials train before one of them goes on, so that all are soon compared; a trial
+            whose metric is NaN then ends. None: each trial trains to the end in one go.
 
     Raises:
-        AlgorithmError: `epochs` is not an integer of at least 1.
+        AlgorithmError: a setting is not an integer of at least 1, or `compare_after` is not below `epochs`.
     """
 
     epochs: int
     group_by: Sequence[str] = ()
+    compare_after: int | None = None
 
     def __post_init__(self) -> None:
         plain_fields(self)
-        check_integer("epochs", self.epochs)
+        check_whole_training(self.compare_after, self.epochs)
 
     def extend(self, trials: int) -> None:
         """Refuse: there are no more points."""
         raise AlgorithmError(f"{call_text(self)} tries every point of its space; begin a new study with a larger space")
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
-        """One bracket with a single rung.
+        """One bracket, which promotes all trials.
 
         Raises:
             SpaceError: the space has infinitely many points, or its conditions refuse them all.
@@ -57,4 +60,4 @@ class Grid(BracketedAlgorithm):
         tried = set(map(config_text, first))
         others = problem.sorted_by_group([config for config in points if config_text(config) not in tried])
         trials = [problem.trial(number, config) for number, config in enumerate([*first, *others])]
-        return [Bracket("grid", [Rung(len(trials), self.epochs)], trials, problem)]
+        return [Bracket("grid", whole_training(len(trials), self.compare_after, self.epochs), trials, problem)]

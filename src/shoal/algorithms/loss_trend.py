@@ -43,7 +43,7 @@ class LossTrend(StopRule):
     """
 
     warmup: int = 2
-    window: int = 5
+    window: int = 4
     margin: float = 1.0
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class LossTrend(StopRule):
         if moment.loss == math.inf:
             return points, f"{moment.objective.metric} is {moment.value} at epoch {moment.epoch}"
         leader, end = moment.leader, moment.last_epoch
-        if leader is None or end is None or len(points) < _LEAST_WINDOW:
+        if leader is None or end is None or moment.epoch >= end or len(points) < _LEAST_WINDOW:
             return points, ""
         bound = _bound(points, end, self.margin)
         if min(moment.best, bound) <= leader.loss:

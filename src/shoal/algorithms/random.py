@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_integer, check_more_trials, check_trials
-from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
+from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, check_whole_training, whole_training
 from shoal.core.plain import plain_fields
 
 __all__ = ["Random"]
@@ -18,23 +18,26 @@ class Random(BracketedAlgorithm):
         n: Number of trials.
         epochs: Epochs of each trial.
         group_by: Parameters by which configurations are ordered, see `Problem.group_by`.
+        compare_after: Epochs that all trials train before one of them goes on, so that all are soon compared; a trial
+            whose metric is NaN then ends. None: each trial trains to the end in one go.
 
     Raises:
-        AlgorithmError: a setting is not an integer of at least 1.
+        AlgorithmError: a setting is not an integer of at least 1, or `compare_after` is not below `epochs`.
     """
 
     n: int
     epochs: int
     group_by: Sequence[str] = ()
+    compare_after: int | None = None
 
     def __post_init__(self) -> None:
         plain_fields(self)
         check_integer("n", self.n)
         check_trials(repr(self), self.n)
-        check_integer("epochs", self.epochs)
+        check_whole_training(self.compare_after, self.epochs)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
-        """One bracket with a single rung."""
+        """One bracket, which promotes all trials."""
         return [self._bracket(problem, range(self.n))]
 
     def further_brackets(self, trials: int) -> list[Bracket]:
@@ -44,4 +47,5 @@ class Random(BracketedAlgorithm):
         return [self._bracket(self.problem, numbers)]
 
     def _bracket(self, problem: Problem, numbers: range) -> Bracket:
-        return Bracket("random", [Rung(len(numbers), self.epochs)], problem.random_trials(numbers), problem)
+        rungs = whole_training(len(numbers), self.compare_after, self.epochs)
+        return Bracket("random", rungs, problem.random_trials(numbers), problem)

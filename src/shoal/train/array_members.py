@@ -194,16 +194,13 @@ class ArrayMembers:
         """Return a trial from the cache of this process, else built and restored from its newest checkpoint."""
         runtime = self._state.trial_cache.take(member, self._state.directory)
         if runtime is None:
-            epoch_steps = self._epoch_steps(member)  # first, since snapshots leave out the data sets that it loads
+            task, config = self._state.task, member.trial.config
+            plan = StepPlan.of(task, config, *self._state.sets.of(config))  # first: snapshots leave out the sets
             runtime = self._state.build(member)
             runtime.best = BestEpoch(self._state.of_best)
             self._state.outside.begin(member.trial.number, runtime.model)
-            runtime.restore(self._state.directory, epoch_steps)
+            runtime.restore(self._state.directory, plan.steps)
         return runtime
-
-    def _epoch_steps(self, member: Member) -> int:
-        config = member.trial.config
-        return StepPlan.of(self._state.task, config, *self._state.sets.of(config)).epoch_steps
 
     def _report_unrecorded(self, runtime: TrialRuntime) -> None:
         """Report the epochs of a checkpoint that the journal lacks, or the last one again at the target."""

@@ -227,6 +227,8 @@ class ArrayTrainer:
         self._heartbeat()
         train, valid = self._state.sets.of(lead.config)
         self._plan = plan = StepPlan.of(self._state.task, lead.config, train, valid)
+        steps = plan.steps(cohort[0].epoch)  # epochs that are shares of a pass may differ by one
+        cohort = [runtime for runtime in cohort if plan.steps(runtime.epoch) == steps]
         self._spent = self._began - time.perf_counter()
         self._lockstep = train.lockstep
         watched = self._proof is not None and not (self._state.outside.changed and self.key in self._state.plain_keys)
@@ -292,7 +294,7 @@ class ArrayTrainer:
 
     def _train_steps(self, cohort: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
         """Take the remaining training steps of an epoch with `_cohort`, the trials left; yield as `_train_all`."""
-        steps, data_seed = plan.epoch_steps, cohort[0].trial.data_seed
+        steps, data_seed = plan.steps(cohort[0].epoch), cohort[0].trial.data_seed
         iterators = {runtime.epoch: plan.step_batches(runtime.epoch, runtime.step, data_seed) for runtime in cohort}
         if self._stepper is None and not self.position:
             self.position = cohort[0].step * plan.settings.batch_size * plan.settings.accumulate

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import islice
 from operator import index
@@ -26,6 +27,8 @@ __all__ = ["METHODS", "StepPlan", "StepSettings", "batch_size"]
 METHODS = ("batch_size", "eval_batch_size", "accumulate", "clip_norm", "precision", "ema", "steps_per_epoch")
 _DTYPES = {"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _AUTO = "auto"
+_MOST_PARTS = 10**6
+"""Largest denominator of the share of a pass that a float stands for: 0.05 is 1/20."""
 
 _BF16_CAPABILITY = (8, 0)
 """Least compute capability of NVIDIA GPUs with units for bfloat16 (Ampere)."""
@@ -41,7 +44,7 @@ class StepSettings:
     max_norm: float | None = None
     precision: str = "32"
     ema_decay: float | None = None
-    steps_per_epoch: int | None = None
+    steps_per_epoch: int | Fraction | None = None
     keeps_train_modes: bool = False
 
     @classmethod
@@ -62,7 +65,7 @@ class StepSettings:
             max_norm=_number(task, "clip_norm", config, "a number of at least 0", lambda value: value >= 0),
             precision=precision,
             ema_decay=_number(task, "ema", config, "a decay of at least 0 and below 1", lambda value: 0 <= value < 1),
-            steps_per_epoch=_optional_positive_int(task, "steps_per_epoch", config),
+            steps_per_epoch=_steps_per_epoch(task, config),
             keeps_train_modes=task._keeps_train_modes,
         )
         if type(task).step is not Task.step:
@@ -104,8 +107,9 @@ class StepPlan:
     """Divides the passes over a training set into training steps, and the steps into epochs.
 
     A step takes `settings.accumulate` batches; the last step of a pass may take fewer. An epoch is one pass, or
-    `settings.steps_per_epoch` steps, and may then end in the middle of a pass. An iterable training set without a
-    length is a single endless pass.
+    `settings.steps_per_epoch` steps, and may then end in the middle of a pass. If that is a share of a pass, an epoch
+    ends with the step that completes its share of the samples, so epochs may differ by a step. An iterable training set
+    without a length is a single endless pass.
     """
 
     settings: StepSettings
@@ -116,12 +120,20 @@ class StepPlan:
     def of(cls, task: Task, config: Config, train: Batches, valid: Batches) -> "StepPlan":
         """Return the plan of a config."""
         settings = StepSettings.of(task, config, train.batch_size, valid.batch_size)
-        if train.endless and settings.steps_per_epoch is None:
+        if train.endless and not isinstance(settings.steps_per_epoch, int):
             raise TaskError(
                 "the training set is iterable and has no length, so the end of an epoch is unknown; return the "
                 "training steps of an epoch from the task's `steps_per_epoch`, or give the data set a `__len__`"
             )
-        return cls(settings, train, task._weigh)
+        plan = cls(settings, train, task._weigh)
+        share = settings.steps_per_epoch
+        if isinstance(share, Fraction) and share * train.samples < plan.step_samples:
+            raise TaskError(
+                f"the task's `steps_per_epoch` returns {float(share):g}, which of the training set's {train.samples} "
+                f"samples is less than a step of {plan.step_samples}; return at least "
+                f"{plan.step_samples / train.samples:.3g}, or take smaller batches"
+            )
+        return plan
 
     @cached_property
     def pass_batches(self) -> int:
@@ -133,14 +145,31 @@ class StepPlan:
         """Training steps of one pass."""
         return math.ceil(self.pass_batches / self.settings.accumulate)
 
+    @property
+    def step_samples(self) -> int:
+        """Samples of a training step, except for the last ones of a pass."""
+        return self.settings.batch_size * self.settings.accumulate
+
     @cached_property
     def epoch_steps(self) -> int:
-        """Training steps of an epoch."""
-        return self.settings.steps_per_epoch or self.pass_steps
+        """Training steps of the longest epoch."""
+        return self.steps(0)
+
+    def steps(self, epoch: int) -> int:
+        """Return the training steps of an epoch."""
+        return self._first_step(epoch + 1) - self._first_step(epoch)
+
+    def _first_step(self, epoch: int) -> int:
+        """Return the number of training steps before an epoch."""
+        steps = self.settings.steps_per_epoch
+        if not isinstance(steps, Fraction):
+            return epoch * (steps or self.pass_steps)
+        passes, share = divmod(epoch * steps, 1)
+        return passes * self.pass_steps + math.ceil(share * self.train.samples / self.step_samples)
 
     def locate(self, epoch: int, step: int) -> tuple[int, int]:
         """Return the number of the pass in which a step of an epoch begins, and of its first batch in this pass."""
-        number, within = divmod(epoch * self.epoch_steps + step, self.pass_steps)
+        number, within = divmod(self._first_step(epoch) + step, self.pass_steps)
         return number, within * self.settings.accumulate
 
     def tick(self, epoch: int, step: int) -> int:
@@ -156,7 +185,7 @@ class StepPlan:
 
     def step_batches(self, epoch: int, step: int, data_seed: int) -> Iterator[Any]:
         """Return the batches, or `MicroBatches`, of the steps of an epoch, starting at `step`."""
-        return islice(self._endless_batches(epoch, step, data_seed), self.epoch_steps - step)
+        return islice(self._endless_batches(epoch, step, data_seed), self.steps(epoch) - step)
 
     def _endless_batches(self, epoch: int, step: int, data_seed: int) -> Iterator[Any]:
         number, first = self.locate(epoch, step)
@@ -217,8 +246,18 @@ def _positive_int(task: Task, method: str, config: Config) -> int:
     return size
 
 
-def _optional_positive_int(task: Task, method: str, config: Config) -> int | None:
-    return None if call(task, method, config=config) is None else _positive_int(task, method, config)
+def _steps_per_epoch(task: Task, config: Config) -> int | Fraction | None:
+    returned: Any = plain(call(task, "steps_per_epoch", config=config))
+    if returned is None:
+        return None
+    if isinstance(returned, float):
+        if 1 / _MOST_PARTS <= returned < 1:
+            return Fraction(returned).limit_denominator(_MOST_PARTS)
+        raise TaskError(
+            f"the task's `steps_per_epoch` must return a positive integer, or a share of a pass below 1, got "
+            f"{returned!r} for {dict(config)}"
+        )
+    return _positive_int(task, "steps_per_epoch", config)
 
 
 def _number(task: Task, method: str, config: Config, kind: str, fits: Callable[[float], bool]) -> float | None:

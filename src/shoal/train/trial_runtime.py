@@ -221,11 +221,14 @@ class TrialRuntime:
                     f"{type(optimizer).__name__}, which has no `load_state_dict`"
                 )
 
-    def restore(self, directory: Path, epoch_steps: int) -> None:
+    def restore(self, directory: Path, steps_of: Callable[[int], int]) -> None:
         """Restore the newest checkpoint, if there is one.
 
         From a checkpoint of another trial, which must be there, weights and optimizer state are restored. Settings stay
         those of this trial, and its LR scheduler takes as many steps as it would have taken until this epoch.
+
+        Args:
+            steps_of: Training steps of an epoch of this trial, by its index.
         """
         state = load_newest(directory, self.trial.number, self.member.checkpoint)
         if state is None:
@@ -263,7 +266,7 @@ class TrialRuntime:
             _load_state(self.optimizer, _with_param_groups(state.optimizer, _state(self.optimizer)))
         if not own:
             for report in state.reports:
-                self._replay_steps(epoch_steps)
+                self._replay_steps(steps_of(report.epoch - 1))
                 self._end_epoch_of_schedulers(report.metrics)
             self._replay_steps(state.step)
         if self.carried is not None:
