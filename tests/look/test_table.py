@@ -469,6 +469,7 @@ def test_json_is_strict_and_complete():
         "violation": 0.0,
         "ranked": {"accuracy": None, "valid_loss": 0.25},
         "best_epoch": 2,
+        "errors": {},
         "epochs": 3,
         "target": 9,
         "seconds": 1.25,

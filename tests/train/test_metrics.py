@@ -1,6 +1,7 @@
 """Values that `metrics` may return, with names that some batches lack, and values that are refused."""
 
 import logging
+import math
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from shoal.core.errors import TaskError
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
 from shoal.look.snapshot import snapshot
-from shoal.look.text import best_text
+from shoal.look.text import best_text, metric_text
 from shoal.task import Task
 from shoal.train.fused_stepper import FusedStepper
 from shoal.train.metrics import MetricMeans
@@ -163,3 +164,50 @@ def test_a_metric_that_was_never_a_number_is_said_to_be_that(tmp_path: Path) -> 
         assert best_text(snapshot(journal, 0.0)) == "– (all reported values of error are NaN)"
     with pytest.raises(shoal.ShoalError, match="has a value of 'error': all that were reported are NaN"):
         study.best_trial  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("batches", "error"),
+    [
+        pytest.param([(1.0, 4), (3.0, 4)], 1.0, id="two batches"),  # a sample's variance 8, of 8 samples
+        pytest.param([(1.0, 6), (3.0, 2)], math.sqrt(6 * 0.25 + 2 * 2.25) / math.sqrt(8), id="by their sizes"),
+        pytest.param([(2.0, 1)] * 5, 0.0, id="no spread"),
+        pytest.param([(2.0, 9)], None, id="one batch"),
+        pytest.param([(2.0, 1), (math.nan, 1)], None, id="nan"),
+        pytest.param([(1e200, 1), (-1e200, 1)], None, id="beyond all numbers"),
+    ],
+)
+def test_the_standard_error_of_a_mean_is_that_of_its_batches(
+    batches: list[tuple[float, int]], error: float | None
+) -> None:
+    means = MetricMeans(2)
+    for value, size in batches:
+        means.add({"loss": torch.tensor([value, 0.0], dtype=torch.float64)}, size)
+    (_, errors), (_, others) = means.with_errors()
+    assert errors.get("loss") == (None if error is None else pytest.approx(error, rel=1e-12))
+    assert others == ({"loss": 0.0} if len(batches) > 1 else {})
+
+
+def test_standard_errors_of_single_samples_are_those_of_statistics() -> None:
+    values = torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    means = MetricMeans(1)
+    for value in values:
+        means.add({"loss": value.view(1)}, 1)
+    ((_, errors),) = means.with_errors()
+    assert errors["loss"] == pytest.approx(float(values.std()) / math.sqrt(50), rel=1e-12)
+
+
+@pytest.mark.parametrize("rank_by", ["best", "last"])
+def test_a_trial_shows_the_error_of_the_value_that_ranks_it(rank_by: str, tmp_path: Path) -> None:
+    study = search(
+        Small(), {"lr": 0.3, "number": 0}, tmp_path / "study", algorithm=shoal.Random(2, epochs=4), rank_by=rank_by
+    )
+    for row in study.trials:
+        model = study.model(row.number, which="best" if rank_by == "best" else "last")
+        losses = [(model(x) - y).square().mean().item() for x, y in zip(X[:6].split(4), Y[:6].split(4), strict=True)]
+        mean = (4 * losses[0] + 2 * losses[1]) / 6
+        assert row.ranked["valid_loss"] == pytest.approx(mean, rel=1e-9)
+        spread = 4 * (losses[0] - mean) ** 2 + 2 * (losses[1] - mean) ** 2
+        assert row.errors["valid_loss"] == pytest.approx(math.sqrt(spread / 6), rel=1e-9)
+        assert row.errors.keys() == {"valid_loss", "error"}
+        assert metric_text(row, "valid_loss") == f"{mean:.4g} ± {math.sqrt(spread / 6):.2g}"

@@ -199,6 +199,7 @@ class TrialRow:
             if a value was not reported with them or is NaN; see `shoal.core.constraint.violation`.
         ranked: Name -> value at the epoch that ranks the trial; empty before the first value.
         best_epoch: Its best epoch, whose weights are kept; None before the first value, and with `rank_by="last"`.
+        errors: Name -> standard error of the mean over the validation set that is in `ranked`, where it is known.
     """
 
     trial: Trial
@@ -216,6 +217,7 @@ class TrialRow:
     violation: float = 0.0
     ranked: Mapping[str, float] = field(default_factory=dict)
     best_epoch: int | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -236,6 +238,11 @@ class TrialRow:
     def deviations(self) -> Mapping[str, float]:
         """Name of a metric -> standard deviation over the repeats of a configuration; empty for a single trial."""
         return {}
+
+    @property
+    def spreads(self) -> Mapping[str, float]:
+        """What is shown after the "±" of each metric: of a trial `errors`, of repeats their `deviations`."""
+        return self.errors if len(self.members) == 1 else self.deviations
 
     @property
     def seed(self) -> int:

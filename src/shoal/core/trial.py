@@ -125,7 +125,12 @@ class TrialGroup:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report of a trial at the end of an epoch, or of its failure."""
+    """Report of a trial at the end of an epoch, or of its failure.
+
+    Args:
+        errors: Name of a metric -> standard error of its mean over the validation set, where it is known; it is shown,
+            and algorithms do not read it.
+    """
 
     trial: int
     epoch: int
@@ -134,6 +139,7 @@ class Report:
     state: TrialState = TrialState.RUNNING
     reason: str = ""
     checkpoint: str = field(default="", compare=False)
+    errors: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 def trial_row(row: tuple[Any, ...]) -> TrialRow:
     """Decode a row of the table trials; its columns are in the order of `TrialRow`."""
     number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, *others = row
-    device, job, seconds, last, best, objective, violation, ranked, best_epoch = others
+    device, job, seconds, last, best, objective, violation, ranked, best_epoch, errors = others
     if start < 0 or epoch < start or target < 1 or failures < 0:
         least = {"start": (start, 0), "epoch": (epoch, start), "target": (target, 1), "failures": (failures, 0)}
         name, found, minimum = next((name, *pair) for name, pair in least.items() if pair[0] < pair[1])
@@ -86,7 +86,8 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
     source = None if origin is None else Origin(origin, start)
     trial = Trial(number, _decoded(config, _OBJECT), seed, data_seed, source)
     scores = metrics_of(last), metrics_of(best), objective, violation, metrics_of(ranked), best_epoch
-    return TrialRow(trial, TrialState(state), reason, epoch, target, failures, device, job, seconds, *scores)
+    state, errors = TrialState(state), metrics_of(errors)
+    return TrialRow(trial, state, reason, epoch, target, failures, device, job, seconds, *scores, errors)
 
 
 def job_row(row: tuple[Any, ...]) -> JobRow:

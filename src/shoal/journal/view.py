@@ -47,7 +47,7 @@ _NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError)
 
 _TRIAL = (
     "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, job, "
-    "seconds, metrics, best, objective, violation, ranked, best_epoch FROM trials"
+    "seconds, metrics, best, objective, violation, ranked, best_epoch, errors FROM trials"
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
 _JOB = (

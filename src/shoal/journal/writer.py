@@ -257,7 +257,8 @@ def _trial_row(row: TrialRow) -> tuple[object, ...]:
     best, ranked = (metrics if each == row.metrics else metrics_text(each) for each in (row.best, row.ranked))
     return (
         *(row.state, storable(row.reason), row.epoch, row.target, row.failures, row.device, row.job, row.seconds),
-        *(metrics, best, row.objective, row.violation, ranked, row.best_epoch, row.trial.number),
+        *(metrics, best, row.objective, row.violation, ranked, row.best_epoch, metrics_text(row.errors)),
+        row.trial.number,
     )
 
 
@@ -311,7 +312,7 @@ _TABLES: Mapping[type[Row], tuple[str, Callable[[Any], tuple[object, ...]]]] = {
     Trial: (_insert("trials", "number config seed data_seed origin start"), _trial),
     TrialRow: (
         "UPDATE trials SET (state, reason, epoch, target, failures, device, job, seconds, metrics, best, objective, "
-        "violation, ranked, best_epoch) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
+        "violation, ranked, best_epoch, errors) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
         _trial_row,
     ),
     JobRow: (

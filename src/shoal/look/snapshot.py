@@ -41,20 +41,20 @@ class Best:
     """The best trial so far, with the metric's value that ranks it; or one trial of the front of several metrics.
 
     Args:
-        deviations: For a repeated configuration, sample standard deviations by metric.
+        spreads: Standard errors by metric; for a repeated configuration, sample standard deviations.
         repeats: Number of its trials; 1 where nothing is repeated.
     """
 
     trial: int
     config: Config
     value: float | tuple[float, ...]
-    deviations: Mapping[str, float] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
     repeats: int = 1
 
     @staticmethod
     def of(row: TrialRow, value: float | tuple[float, ...]) -> "Best":
         """The best of its row, of a trial or of a configuration."""
-        return Best(row.number, row.config, value, row.deviations, len(row.members))
+        return Best(row.number, row.config, value, row.spreads, len(row.members))
 
 
 @dataclass(frozen=True)

@@ -317,6 +317,7 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
         "violation": finite_or_none(row.violation),
         "ranked": {name: finite_or_none(value) for name, value in row.ranked.items()},
         "best_epoch": row.best_epoch,
+        "errors": dict(row.errors),
         "epochs": row.epoch,
         "target": row.target,
         "seconds": row.seconds,
@@ -370,9 +371,8 @@ def dataframe(
         columns["violation"] = [row.violation for row in rows]
     columns["best_epoch"] = [math.nan if row.best_epoch is None else row.best_epoch for row in rows]
     columns["epochs"] = [row.epoch for row in rows]
-    columns["seconds"] = [row.seconds for row in rows]
-    columns["device"] = [row.device for row in rows]
-    columns["job"] = [row.job for row in rows]
+    for name in ("seconds", "device", "job"):
+        columns[name] = [getattr(row, name) for row in rows]
     columns["proof"] = [trial_verdict_text(proof[row.number]) if row.number in proof else "" for row in rows]
     columns["reason"] = [row.reason for row in rows]
     return pd.DataFrame(columns)

@@ -71,17 +71,17 @@ def number_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
-def spread_text(value: Any, deviation: float | None, repeats: int) -> str:
-    """Return a value as a text; of several repeats with its standard deviation, if known: "0.851 ± 0.003 (n=3)"."""
-    if repeats == 1:
-        return number_text(value)
-    spread = "" if deviation is None else f" ± {deviation:.2g}"
-    return f"{number_text(value)}{spread} (n={repeats})"
+def spread_text(value: Any, spread: float | None, repeats: int) -> str:
+    """Return a value as a text: "0.851 ± 0.003" with its standard error, if known; of several repeats with the standard
+    deviation, "0.851 ± 0.003 (n=3)".
+    """
+    shown = "" if spread is None else f" ± {spread:.2g}"
+    return f"{number_text(value)}{shown}" + (f" (n={repeats})" if repeats > 1 else "")
 
 
 def metric_text(row: TrialRow, name: str) -> str:
-    """Return the value of a metric at the epoch that ranks a trial, or of a configuration with its spread."""
-    return spread_text(row.ranked.get(name), row.deviations.get(name), len(row.members))
+    """Return the value of a metric at the epoch that ranks a trial, or of a configuration, with its spread."""
+    return spread_text(row.ranked.get(name), row.spreads.get(name), len(row.members))
 
 
 def printable(text: str, lines: bool = False) -> str:
@@ -174,7 +174,7 @@ def _best_line(snapshot: Snapshot, best: Best) -> str:
     names = (snapshot.metric,) if isinstance(snapshot.metric, str) else snapshot.metric
     values = best.value if isinstance(best.value, tuple) else (best.value,)
     reached = " ".join(
-        f"{printable(name)} {spread_text(value, best.deviations.get(name), best.repeats)}"
+        f"{printable(name)} {spread_text(value, best.spreads.get(name), best.repeats)}"
         for name, value in zip(names, values, strict=True)
     )
     return f"{reached} by trial {best.trial} with {config_text(best.config)}"

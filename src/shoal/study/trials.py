@@ -54,6 +54,7 @@ class TrialRecord:
     violation: float = 0.0
     ranked: Mapping[str, float] = field(default_factory=dict)
     best_epoch: int | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
     key: FusionKey | None = None
     failure_note: str = ""
     last_cause: tuple[int, str] | None = None
@@ -66,7 +67,7 @@ class TrialRecord:
         """The record of a row, with what the reports of the trial say."""
         return TrialRecord(
             *(row.trial, row.target, row.epoch, row.state, row.failures, row.reason, row.device, row.job, row.seconds),
-            *(row.metrics, row.best, row.objective, row.violation, row.ranked, row.best_epoch),
+            *(row.metrics, row.best, row.objective, row.violation, row.ranked, row.best_epoch, row.errors),
             reported_states=reported_states,
             checkpoint=checkpoint,
         )
@@ -82,6 +83,7 @@ class TrialRecord:
         return TrialRow(
             *(self.trial, self.state, self.reason, self.epoch, self.target, self.failures, self.device, self.job),
             *(self.seconds, self.metrics, self.best, self.objective, self.violation, self.ranked, self.best_epoch),
+            errors=self.errors,
         )
 
     @property
@@ -293,9 +295,10 @@ class TrialTable:
         record.metrics = {**kept, **report.metrics}
         record.best = merge_best(record.best, report.metrics, self._directions)
         if not self._of_best.objectives:
-            record.ranked = record.metrics
+            record.ranked, record.errors = record.metrics, report.errors or record.errors
         elif report.state is not TrialState.FAILED and self._of_best.improves(report.metrics, record.ranked):
             record.ranked, record.best_epoch = report.metrics, report.epoch  # a failed trial keeps no weights of it
+            record.errors = report.errors
         record.objective = first_objective(record.ranked, self._objectives)
         record.violation = violation(self._constraints, record.ranked) if record.ranked else 0.0
         self.move(record, report.state, report.reason)

@@ -1,5 +1,6 @@
 """Computes loss and metrics of validation batches, and their means over a validation set."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -63,18 +64,32 @@ class MetricMeans:
         self._batches.setdefault(name, []).append((column, samples))
 
     def per_trial(self) -> list[dict[str, float]]:
-        """Return the means of each trial; all values are read from the device at once, and summed in order."""
-        found: list[dict[str, float]] = [{} for _ in range(self._members)]
+        """Return the means of each trial."""
+        return [means for means, _ in self.with_errors()]
+
+    def with_errors(self) -> list[tuple[dict[str, float], dict[str, float]]]:
+        """Return the means of each trial with their standard errors; all values are read from the device at once, and
+        summed in order.
+
+        A batch of w samples has the variance of a sample over w, so the batches' squared distances from the mean, times
+        w, estimate that of a sample. A mean over one batch, or one that is not finite, has no standard error.
+        """
+        found: list[tuple[dict[str, float], dict[str, float]]] = [({}, {}) for _ in range(self._members)]
         columns = [column for batches in self._batches.values() for column, _ in batches]
         elsewhere = [column for column in columns if column.device.type != "cpu"]  # others were Python numbers
         read = iter(torch.stack(elsewhere).tolist() if elsewhere else ())
         rows = iter([column.tolist() if column.device.type == "cpu" else next(read) for column in columns])
         for name, batches in self._batches.items():
             mine = list(islice(rows, len(batches)))
-            for b, means in enumerate(found):
-                samples = [counts[b] for _, counts in batches]
-                if total := sum(samples):
-                    means[name] = sum(row[b] * count for row, count in zip(mine, samples, strict=True)) / total
+            for b, (means, errors) in enumerate(found):
+                values = [(row[b], counts[b]) for row, (_, counts) in zip(mine, batches, strict=True) if counts[b]]
+                if not values:
+                    continue
+                total = sum(count for _, count in values)
+                means[name] = mean = sum(value * count for value, count in values) / total
+                spread = sum(count * (value - mean) * (value - mean) for value, count in values)
+                if len(values) > 1 and math.isfinite(spread):
+                    errors[name] = math.sqrt(spread / (len(values) - 1) / total)
         return found
 
 
@@ -115,18 +130,19 @@ class ValidationMetrics:
     def per_trial(
         self, own: Callable[[int], AbstractContextManager[None]] = lambda b: nullcontext()
     ) -> list[dict[str, float]]:
-        """Return the metrics of each trial.
+        """Return the metrics of each trial; its runtime gets the standard errors of the means.
 
         Args:
             own: Function that returns a context for the call of `evaluate` of a trial, by its index.
         """
-        means = self._means.per_trial()
+        means, errors = zip(*self._means.with_errors(), strict=True)
         self._wait_for_outputs()
         for b, (values, outputs, runtime) in enumerate(zip(means, self._outputs, self._runtimes, strict=True)):
+            runtime.errors = errors[b]
             if outputs and not runtime.failure:  # few metrics accept the NaNs of a failed trial
                 with own(b):
                     values.update(self._evaluated(runtime, outputs, values))
-        return means
+        return list(means)
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         """Copy outputs to the host, up to `PINNED_BYTES` into pinned memory, for which nothing waits yet."""

@@ -67,6 +67,7 @@ class TrialRuntime:
         average: Moving averages of the trained parameters by name; empty before the first step, or without `Task.ema`.
         carried: State outside of state dicts; None for a copy, which is not saved.
         gradients: Gradients that a step leaves for the next one.
+        errors: Standard errors of the means of the last validation, by metric.
     """
 
     member: Member
@@ -90,6 +91,7 @@ class TrialRuntime:
     lossy: bool = False
     """Whether a checkpoint lacked what could not be pickled."""
     best: BestEpoch = field(default_factory=BestEpoch)
+    errors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def trial(self) -> Trial:
@@ -116,7 +118,7 @@ class TrialRuntime:
         """Count an epoch, step an LR scheduler that steps after each epoch, and add and return the report."""
         self.epoch, self.step, self.failure = self.epoch + 1, 0, ""
         self._end_epoch_of_schedulers(metrics)
-        self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds))
+        self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds, errors=self.errors))
         return self.reports[-1]
 
     def _replay_steps(self, steps: int) -> None:

@@ -47,6 +47,11 @@ export function number(value) {
   return size >= 1e5 || size < 1e-3 ? value.toExponential(3).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(4)));
 }
 
+// A value with its standard error, where that is known: "1.52 ± 0.014".
+export function withError(value, error) {
+  return error === undefined ? number(value) : `${number(value)} ± ${Number(error.toPrecision(2))}`;
+}
+
 export function percent(share) {
   return `${Math.round(100 * share)} %`;
 }

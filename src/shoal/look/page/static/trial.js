@@ -1,5 +1,5 @@
 // One trial: what it is, its curve, the jobs and devices that it has been on, its checkpoints, why it waits.
-import { bytes, duration, el, moment, number, numbers, plural, refill } from "./text.js";
+import { bytes, duration, el, moment, number, numbers, plural, refill, withError } from "./text.js";
 import { frozen, loadLog, loadTrial } from "./source.js";
 import { card, pairs, requestButton, stateBadge, table, trialLink } from "./parts.js";
 import { chart } from "./chart.js";
@@ -23,7 +23,7 @@ export function trialView(study, wanted) {
     if (!head.parentElement) place.replaceChildren(head, curveCard, values, jobs, saved); // it may have come meanwhile
     values.replaceChildren(el("h2", {}, "Configuration"), pairs(Object.entries(row.flat).map(([name, value]) => [name, number(value)])),
       el("h3", {}, "Metrics"), Object.keys(row.metrics).length ? table([["metric", "text"], [row.best_epoch === null ? "ranks" : `epoch ${row.best_epoch}, the best`, "number"], ["last", "number"], ["best of each", "number"]],
-        Object.keys(row.metrics).map((name) => [name, number(row.ranked[name]), number(row.metrics[name]), number(row.best[name])])) : el("p", { class: "quiet" }, "No value yet."));
+        Object.keys(row.metrics).map((name) => [name, withError(row.ranked[name], row.errors[name]), number(row.metrics[name]), number(row.best[name])])) : el("p", { class: "quiet" }, "No value yet."));
     const overview = await study.needOverview(!first);
     jobs.replaceChildren(el("h2", {}, "Jobs and devices"), ...trialJobs(study, overview, trial, log), log);
     if (first || trials.has(trial)) ({ reports, checkpoints, proof } = await loadTrial(study.name, trial));

@@ -1,5 +1,5 @@
 // The table of trials: sorted, filtered, searched; requests for those that are chosen; as CSV.
-import { el, lastLine, number } from "./text.js";
+import { el, lastLine, withError } from "./text.js";
 import { frozen } from "./source.js";
 import { card, requestButton, say, stateBadge, trialLink } from "./parts.js";
 import { addButton } from "./forms.js";
@@ -64,7 +64,7 @@ function columnsOf(study) {
   return [
     { key: "trial", title: "trial", kind: "number", value: (row) => row.trial },
     { key: "state", title: "state", kind: "", value: (row) => row.state },
-    ...goals.map((name) => ({ key: `metric.${name}`, title: name, kind: "number", value: (row) => row.ranked[name] })),
+    ...goals.map((name) => ({ key: `metric.${name}`, title: name, kind: "number", value: (row) => row.ranked[name], error: (row) => row.errors[name] })),
     ...(study.snapshot.constraints.length ? [{ key: "violation", title: "violation", kind: "number", value: violation }] : []),
     { key: "best_epoch", title: "best epoch", kind: "number", value: (row) => row.best_epoch ?? undefined },
     ...goals.map((name) => ({ key: `last.${name}`, title: goals.length > 1 ? `last ${name}` : "last", kind: "number", value: (row) => row.metrics[name] })),
@@ -83,7 +83,7 @@ function cell(study, row, column) {
   if (column.key === "state") return el("td", {}, stateBadge(value));
   if (column.key === "seconds") return el("td", { class: "number" }, value.toFixed(1));
   if (column.key === "reason") return el("td", { class: "line small quiet", title: value.slice(0, 1000) }, lastLine(value).slice(0, 160));
-  return el("td", { class: column.kind }, value === undefined ? "–" : number(value));
+  return el("td", { class: column.kind }, value === undefined ? "–" : withError(value, column.error?.(row)));
 }
 
 function head(column, view, draw) {
