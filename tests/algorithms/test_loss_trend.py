@@ -64,6 +64,13 @@ def bound(inner, rule, **problem):
         pytest.param(LossTrend(), [2.2, 2.1, 2.05, 2.0, 1.98], 1.8, "min", None, id="may still reach it"),
         pytest.param(LossTrend(), [2.2, 2.1, 2.05, 2.0, 1.98], None, "min", None, id="no other trial"),
         pytest.param(LossTrend(), [1.4, 1.9, 2.5, 3.0, 4.0, 5.0], 1.5, "min", None, id="the best itself gets worse"),
+        pytest.param(LossTrend(), [2.2 - 0.05 * k for k in range(9)], 1.3, "min", None, id="a slow start"),
+        pytest.param(
+            LossTrend(), [2.2 - 0.05 * k for k in range(9)], 1.2, "min",
+            (5, "valid_loss 2 at epoch 5 falls by at most 0.05 an epoch, and reaches at best 1.25 at 20; "
+                "trial 4 has 1.2"),
+            id="a slow start that is too slow",
+        ),
         pytest.param(
             LossTrend(), [1.9, 1.9, 1.9, 2.0, 2.5], 1.5, "min",
             (5, "valid_loss 2.5 at epoch 5 falls no more, its best is 1.9; trial 4 has 1.5"), id="diverges",

@@ -356,7 +356,9 @@ def a_loss_trend_stops_trials(ended: Ended) -> None:
         curve.append((report.epoch, loss))
         if leader is not None and len(curve) >= 3 and report.epoch < EPOCHS:
             epochs, losses = np.array(curve[-3:]).T
-            bound = np.polyval(np.polyfit(np.log(epochs), losses, 1), np.log(EPOCHS))
+            lines = [(axis, np.polyfit(axis(epochs), losses, 1)) for axis in (np.log, np.positive)]
+            axis, line = min(lines, key=lambda pair: np.square(np.polyval(pair[1], pair[0](epochs)) - losses).sum())
+            bound = np.polyval(line, axis(EPOCHS))
             if min(bound, *(each for _, each in curve)) > least:
                 fired[report.trial] = report.epoch, f"; trial {leader} has {least:.4g}"
         if loss < least:

@@ -1,7 +1,7 @@
 """The rule that ends trials whose learning curves cannot reach the best value."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -16,6 +16,9 @@ _LEAST_WINDOW = 3
 """Epochs that a line and the noise about it are estimated from, at least."""
 _MOST_MARGIN = 100.0
 
+_AXES: tuple[Callable[[float], float], ...] = (math.log, float)
+"""Against which a curve is drawn: a straight line against the first flattens out, one against the second does not."""
+
 _Points = tuple[tuple[int, float], ...]
 """Epochs with their losses."""
 
@@ -26,11 +29,13 @@ class LossTrend(StopRule):
 
     The curves of fine-tuning flatten out: a power law of the epochs, a · epoch^-b + c, lies above each of its tangents
     if it is drawn against the logarithm of the epochs. So the line through the last epochs, continued to the end of the
-    longest trials, bounds what the trial can reach. A trial is stopped if its own best value, and the bound moved in
-    its favour by `margin` standard errors, are worse than what the best trial has reached already. A trial whose values
-    get worse is stopped as soon as another was better, a trial with NaN after the warm-up; the best one never.
+    longest trials, says what the trial can reach at best. Where the curve is straighter against the epochs themselves,
+    as at a slow start, the line is drawn against these. A trial is stopped if its own best value, and that of the line
+    moved in its favour by `margin` standard errors, are worse than what the best trial has reached already. A trial
+    whose values get worse is stopped as soon as another was better, a trial with NaN after the warm-up; the best one
+    never.
 
-    The bound does not hold for a loss that falls faster late in the training, as after a step of the learning rate.
+    It is an extrapolation: it fails where a loss falls faster later, as after a step of the learning rate.
     Epochs that are parts of a pass over the data (`Task.steps_per_epoch`) let trials end after a fraction of it.
 
     Args:
@@ -97,17 +102,25 @@ def _shown(moment: Moment, loss: float) -> str:
 
 
 def _bound(points: Sequence[tuple[int, float]], end: int, margin: float) -> float:
-    """The loss at the epoch `end` on the line through the points against the logarithm of the epochs, less its standard
-    errors; infinite if a loss is.
+    """The loss at the epoch `end` on the straightest line through the points, less its standard errors; infinite if a
+    loss is.
     """
     scale = max(abs(loss) for _, loss in points) or 1.0  # squares of losses could overflow
     if math.isinf(scale):
         return math.inf
-    places, losses = zip(*((math.log(epoch), loss / scale) for epoch, loss in points), strict=True)
-    count, middle, level = len(points), fmean(places), fmean(losses)
+    losses = [loss / scale for _, loss in points]
+    lines = [_line([axis(epoch) for epoch, _ in points], losses, axis(end)) for axis in _AXES]
+    _, reached, error = min(lines)
+    return (reached - margin * error) * scale
+
+
+def _line(places: Sequence[float], losses: Sequence[float], end: float) -> tuple[float, float, float]:
+    """The least-squares line through some losses: its squared distances from them, its loss at the place `end`, and the
+    standard error of that.
+    """
+    count, middle, level = len(places), fmean(places), fmean(losses)
     square = math.fsum((x - middle) ** 2 for x in places)
     slope = math.fsum((x - middle) * (y - level) for x, y in zip(places, losses, strict=True)) / square
     rest = math.fsum((y - level - slope * (x - middle)) ** 2 for x, y in zip(places, losses, strict=True))
-    ahead = math.log(end) - middle
-    error = math.sqrt(rest / (count - 2) * (1 / count + ahead**2 / square))
-    return (level + slope * ahead - margin * error) * scale
+    error = math.sqrt(rest / (count - 2) * (1 / count + (end - middle) ** 2 / square))
+    return rest, level + slope * (end - middle), error
