@@ -688,6 +688,7 @@ def test_a_second_ctrl_c_ends_at_once(shoal, tmp_path):
         pytest.param("UPDATE trials SET config = '[1, {' WHERE number = 1", "trial 1 is not understood", id="JSON"),
         pytest.param("UPDATE trials SET config = '[1]' WHERE number = 1", "trial 1 is not understood", id="a list"),
         pytest.param('UPDATE trials SET metrics = \'{"loss": "low"}\'', "the metric 'loss' is 'low'", id="metric"),
+        pytest.param("UPDATE trials SET errors = NULL", "`errors` is None", id="errors"),
         pytest.param("UPDATE trials SET state = 'lost'", "'lost' is not a valid TrialState", id="state"),
         pytest.param("UPDATE trials SET objective = 'good'", "`objective` is 'good'", id="objective"),
         pytest.param("UPDATE trials SET reason = x'ff'", "`reason` is b'\\xff'", id="bytes"),

@@ -66,7 +66,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     for kinds, names in (
         ((int,), "number seed data_seed start epoch target failures seq trial pid epochs free step members checks"),
         ((int, float), "seconds started violation"),
-        ((str,), "config state reason device metrics best ranked id purpose trials outcome request verb"),
+        ((str,), "config state reason device metrics best ranked errors id purpose trials outcome request verb"),
         (
             (str,),
             "activities resumes assists kill_outcome kill_reason message keys key value proposed job name node kind "
