@@ -16,6 +16,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.array_state import ArrayState
 from shoal.fuse.checks import parse_indices
 from shoal.fuse.per_member import error_location, function_identity, refuse_outer_grad, tensors_in
+from shoal.fuse.quantised import state_tensors
 from shoal.fuse.randomness import active_source
 from shoal.fuse.shard import IndivisibleStepError, active_shard
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events, refuse_custom_autograd
@@ -95,7 +96,7 @@ class MapRunner:
         state = self._state
         state.sync_from_members()
         own = [slot.data for slot in state.slots if slot.member_tensors and not slot.shared]
-        shared = [slot.data for slot in state.slots if slot.shared]
+        shared = [*(slot.data for slot in state.slots if slot.shared), *state_tensors(state.template)]
         return Transaction(
             [state.template], [fn], tensors=[*own, *unfused_tensor_places(state.unfused)], constants=shared
         )
@@ -351,6 +352,7 @@ class ModelArray(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for slot in self.state.slots:
             slot.bind_members()
+        self.state.settle()
         return self
 
 

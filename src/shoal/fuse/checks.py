@@ -80,6 +80,8 @@ def check_members(models: Sequence[nn.Module]) -> None:
     owners: dict[int, int] = {}
     for b, model in enumerate(models):
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+                continue  # models may share frozen ones
             if owners.setdefault(id(tensor), b) != b:
                 other = owners[id(tensor)]
                 raise FusionError(f"members {other} and {b} share the tensor {name!r}; give each a model of its own")

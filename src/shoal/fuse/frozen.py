@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from shoal.fuse.rows import bytes_of, dense_parts
+from shoal.fuse.quantised import load_scales, weight_states
+from shoal.fuse.rows import bytes_of, data_address, dense_parts, is_packed, packed_state
 
 __all__ = [
+    "adopt",
     "is_lent",
     "is_shared",
     "large_frozen",
@@ -46,7 +48,8 @@ def of_same_memory(parameter: nn.Parameter) -> nn.Parameter:
 
 def lent_copy(base: nn.Module) -> nn.Module:
     """Return a copy of a frozen model whose parameters use the memory of the model's own; buffers are copied."""
-    memo: dict[int, Any] = {id(each): of_same_memory(each) for each in base.parameters()}
+    memo: dict[int, Any] = {id(each): each for each in weight_states(base)}
+    memo |= {id(each): of_same_memory(each) for each in base.parameters()}
     copied = copy.deepcopy(base, memo)
     for each in copied.parameters():
         _lent[each] = each.data_ptr()
@@ -64,7 +67,8 @@ def own_state(model: nn.Module) -> dict[str, Any]:
     lent = {name for name, each in model.named_parameters(remove_duplicate=False) if is_lent(each)}
     state: dict[str, Any] = model.state_dict()
     for name in lent and list(state):
-        if name in lent or any(name[:end] in lent for end, letter in enumerate(name) if letter == "."):
+        scales = name.endswith((".SCB", ".weight_format")) and f"{name.rpartition('.')[0]}.weight" in lent
+        if name in lent or scales or any(name[:end] in lent for end, letter in enumerate(name) if letter == "."):
             del state[name]
     return state
 
@@ -80,6 +84,7 @@ def load_own_state(model: nn.Module, saved: Mapping[str, Any]) -> None:
         more = f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""
         raise RuntimeError(f"only one of model and checkpoint has {', '.join(differing[:MAX_NAMES])}{more}")
     model.load_state_dict(saved, strict=bool(differing))
+    load_scales(model, saved)
 
 
 def share_frozen(first: nn.Module, model: nn.Module) -> None:
@@ -90,22 +95,36 @@ def share_frozen(first: nn.Module, model: nn.Module) -> None:
         if lender is None or lender.requires_grad or parameter.requires_grad or lender.device != parameter.device:
             continue
         if same_values(parameter, lender):
-            parameter.data = lender.data
+            adopt(parameter, lender)
             record_shared((lender, parameter))
 
 
 def large_frozen(model: nn.Module) -> list[nn.Parameter]:
-    """The frozen parameters of a model if they are so large that models of different arrays share them, else none."""
+    """The frozen parameters that models of different arrays share: all if they are large, else packed ones alone."""
     frozen = [each for each in model.parameters() if not each.requires_grad]
-    return frozen if bytes_of(frozen) >= MIN_SHARED_BYTES else []
+    return frozen if bytes_of(frozen) >= MIN_SHARED_BYTES else [each for each in frozen if is_packed(each)]
 
 
 def unshare_small(model: nn.Module) -> None:
     """Give a model its own memory for frozen parameters that it shares, if they are too small to be worth sharing."""
     shared = [each for each in model.parameters() if is_shared(each) and not is_lent(each)]
-    if shared and not large_frozen(model):
+    if shared:
+        large = set(map(id, large_frozen(model)))
         for each in shared:
-            unshare(each)
+            if id(each) not in large:
+                unshare(each)
+
+
+def adopt(parameter: nn.Parameter | Tensor, lender: Tensor) -> None:
+    """Let a parameter use the memory of another one with equal values, and what a packed one holds beside it."""
+    if parameter is lender:
+        return
+    if not is_packed(parameter):
+        parameter.data = lender.data
+        return
+    if not hasattr(parameter, "__tensor_flatten__"):  # else all of its memory is that of tensors in its attributes
+        parameter.data = lender.detach()
+    vars(parameter).update({name: each for name, each in vars(lender).items() if not isinstance(each, nn.Module)})
 
 
 def record_shared(tensors: Iterable[Tensor]) -> None:
@@ -120,17 +139,32 @@ def is_shared(tensor: Tensor) -> bool:
 
 
 def unshare(tensor: Tensor) -> None:
-    """Give a tensor its own memory, with the same values."""
+    """Give a tensor its own memory, with the same values; packed parameters, to which nobody writes, stay shared."""
+    if is_packed(tensor):
+        return
     tensor.data = tensor.detach().clone()
     _addresses.pop(tensor, None)  # type: ignore[no-untyped-call]
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have equal layouts, dtypes and values."""
+    """Whether two tensors have equal layouts, dtypes and values; packed ones also equal scales and settings."""
     if a is b:
         return True
     if a.dtype != b.dtype or a.layout != b.layout or a.shape != b.shape:
         return False
-    if is_lent(a) and is_lent(b) and a.data_ptr() == b.data_ptr():
-        return True
-    return all(map(torch.equal, dense_parts(a), dense_parts(b)))
+    if (is_packed(a) or is_packed(b)) and _settings(a) != _settings(b):
+        return False
+    return all(map(_equal, dense_parts(a), dense_parts(b)))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if data_address(a) and data_address(a) == data_address(b) and a.shape == b.shape and a.stride() == b.stride():
+        return True  # without a look at what may be gigabytes
+    return torch.equal(a, b)
+
+
+def _settings(packed: Tensor) -> tuple[type, dict[str, Any]]:
+    """The class of a packed parameter, and all that it holds beside its memory; None for tensors."""
+    if not is_packed(packed):
+        return type(packed), {}
+    return type(packed), {path: None if isinstance(each, Tensor) else each for path, each in packed_state(packed)}

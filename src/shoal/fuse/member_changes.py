@@ -17,7 +17,7 @@ from shoal.fuse.unfused_module import UnfusedModule
 
 __all__ = ["AttributeSync", "ModuleChangeDetector"]
 
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 _Place = tuple[int, str]
 """The index of a module and the name of its attribute."""

@@ -1,6 +1,7 @@
-"""Stacking of members' tensors, and what tensors of other layouts consist of."""
+"""Stacking of members' tensors, and what tensors of other layouts and of other libraries' classes consist of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,8 @@ __all__ = [
     "data_address",
     "dense_parts",
     "is_dense",
+    "is_packed",
+    "packed_state",
     "stack_rows",
     "storage_address",
     "unstackable",
@@ -75,7 +78,15 @@ def data_address(tensor: Tensor) -> int:
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The strided tensors that a tensor consists of: itself, or such as the indices and values of a sparse one."""
+    """The strided tensors that a tensor consists of: itself, or such as the indices and values of a sparse one.
+
+    Those of a packed parameter are its codes and the tensors that it holds beside them, such as their scales.
+    """
+    if is_packed(tensor):
+        held = [each for _, value in packed_state(tensor) if isinstance(value, Tensor) for each in dense_parts(value)]
+        if hasattr(tensor, "__tensor_flatten__"):
+            return tuple(held)
+        return tensor.detach().view(torch.uint8), *held  # codes in a floating dtype may be NaN
     if tensor.is_nested:
         return tuple(tensor.unbind())
     if tensor.is_quantized:
@@ -89,6 +100,36 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return (tensor.to_dense(),)
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter of another library's class, as those that hold quantised weights."""
+    own = type(tensor)
+    return own not in (Tensor, nn.Parameter) and isinstance(tensor, nn.Parameter) and _library(own) not in _OWN
+
+
+def packed_state(tensor: Tensor) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of each tensor, number and name that a packed parameter holds in its attributes.
+
+    Objects of the library itself are followed, as a quantisation state; modules and all other values are left out.
+    """
+    library, seen = _library(type(tensor)), {id(tensor)}
+    remaining = list(vars(tensor).items())
+    while remaining:
+        path, value = remaining.pop(0)
+        if isinstance(value, (Tensor, *_SETTINGS)):
+            yield path, value
+        elif not isinstance(value, nn.Module) and _library(type(value)) == library and id(value) not in seen:
+            seen.add(id(value))
+            remaining += [(f"{path}.{name}", held) for name, held in getattr(value, "__dict__", {}).items()]
+
+
+_OWN = ("torch", "shoal")
+_SETTINGS = (bool, int, float, str, type(None), torch.dtype, torch.Size)
+
+
+def _library(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

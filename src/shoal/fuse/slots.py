@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.frozen import is_shared, record_shared, same_values
-from shoal.fuse.rows import stack_rows, unstackable
+from shoal.fuse.frozen import adopt, is_shared, record_shared, same_values
+from shoal.fuse.rows import is_packed, stack_rows, unstackable
 from shoal.fuse.stacked import Stacked, StackedFloat
 
 __all__ = ["Slot", "find_slots", "tensors_within", "unalias_grad"]
@@ -63,7 +63,8 @@ class Slot:
         """Stack the members' tensors, and make them views of the result, which frees their own memory."""
         if not self.member_tensors:
             return
-        data = self.member_tensors[0].detach() if self.shared else stack_rows(self.member_tensors, move=True)
+        first = self.member_tensors[0]
+        data = first.detach() if self.shared else stack_rows(self.member_tensors, move=True)
         if self.trainable and not self.shared and any(map(is_shared, self.member_tensors)):
             data = data.clone()  # `stack_rows` did not copy, and other models share the memory
         if not self.registered:
@@ -71,12 +72,15 @@ class Slot:
         else:
             *path, name = self.path.split(".")
             module = _descend(frozen if self.shared else stacked, path)
-            if isinstance(self.member_tensors[0], nn.Parameter):
+            if self.shared and is_packed(first):
+                module.register_parameter(name, first)  # type: ignore[arg-type]
+                self.stacked_place = (module._parameters, name)
+            elif isinstance(first, nn.Parameter):
                 can_train = data.is_floating_point() or data.is_complex()
                 parameter = nn.Parameter(data, can_train)
                 if can_train:
                     parameter.register_hook(unalias_grad)  # type: ignore[no-untyped-call]
-                    parameter.requires_grad_(self.member_tensors[0].requires_grad)
+                    parameter.requires_grad_(first.requires_grad)
                 module.register_parameter(name, parameter)
                 self.stacked_place = (module._parameters, name)
             else:
@@ -88,17 +92,17 @@ class Slot:
         """Make the members' tensors views of the stacked one."""
         self.template_value = None
         for own, row in zip(self.member_tensors, self.rows(), strict=True):
-            own.data = row
+            adopt(own, row)
         if self.shared:
             record_shared(self.member_tensors)
         self.versions = self.own_versions() if self.shared else self._versions()
         self.addresses = [own.data_ptr() for own in self.member_tensors]
 
     def rows(self) -> Sequence[Tensor]:
-        """Views of the stacked tensor for each member, detached from the graph."""
+        """Views of the stacked tensor for each member, detached from the graph; the packed parameter itself."""
         if not self.member_tensors:
             return ()
-        data = self.data.detach()
+        data = self.data if self.shared and is_packed(self.data) else self.data.detach()
         return [data] * len(self.member_tensors) if self.shared else data.unbind(0)
 
     def install(self) -> None:
@@ -157,7 +161,13 @@ class Slot:
         self.assign(b + 1, self.member_tensors[b])
 
     def unshare(self, stacked: nn.Module) -> None:
-        """Give each member its own copy of a shared value."""
+        """Give each member its own copy of a shared value.
+
+        Raises:
+            FusionError: It is packed, and an array cannot hold one for each member.
+        """
+        if kind := unstackable(self.data):
+            raise FusionError(f"a function writes to {self.path!r}, {kind}, which is kept once for all members")
         container, key = self.stacked_place
         del container[key]
         self.shared = False
@@ -279,18 +289,24 @@ def find_slots(template: nn.Module, members: Sequence[nn.Module], unfused_paths:
                     isinstance(columns[1][1], tuple) or all(same_values(value, first) for value in values)
                 ):
                     continue  # values in tuples were compared as part of the structure
-                if kind := next(filter(None, map(unstackable, values)), ""):
-                    raise FusionError(
-                        f"{names.get(key, path)!r} is {kind}, of which an array cannot hold one for each member; train "
-                        "these models in plain PyTorch, or keep it in a plain attribute that is equal in all of them"
-                    )
                 slots[key] = slot = Slot(names.get(key, path), values, [[] for _ in columns], registered=key in names)
                 frozen = isinstance(first, nn.Parameter) and not first.requires_grad
                 if slot.registered and len(members) == 1:
-                    slot.shared = frozen and is_shared(first)
+                    slot.shared = frozen and (is_shared(first) or is_packed(first))
                 elif slot.registered and (frozen or key in passive):
                     slot.shared = frozen and all(same_values(value, first) for value in values)
                     slot.uniform = not frozen and all(same_values(value, first) for value in values)
+                if frozen and not slot.shared and len(set(map(id, values))) < len(values):
+                    raise FusionError(
+                        f"some members share the frozen parameter {slot.path!r}, and others have another one; fuse "
+                        "models of one base"
+                    )
+                kind = next(filter(None, map(unstackable, values)), "")
+                if kind and not (slot.shared and is_packed(first)):
+                    raise FusionError(
+                        f"{slot.path!r} is {kind}, of which an array cannot hold one for each member; train these "
+                        "models in plain PyTorch, or keep it in a plain attribute that is equal in all of them"
+                    )
         for places, (_, container, name, _) in zip(slots[key].places, columns, strict=True):
             places.append((container, name))
         if isinstance(columns[0][1], tuple) or columns[0][1] is columns[1][1]:

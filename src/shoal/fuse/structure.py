@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from shoal.fuse.guard import Differences, differences
 from shoal.fuse.model_copy import find_unbindable
+from shoal.fuse.quantised import settings_of
 from shoal.fuse.rows import unstackable
 from shoal.fuse.structure_serializer import StructureSerializer, digest
 
@@ -236,7 +237,8 @@ def _describe_place(place: _Place, serializer: StructureSerializer) -> Iterator[
 
 
 def _describe_module(path: str, module: nn.Module, serializer: StructureSerializer) -> Iterator[Entry]:
-    yield path or "(model)", f"{serializer.kind(type(module))} {'training' if module.training else 'evaluating'}"
+    mode = "training" if module.training else "evaluating"
+    yield path or "(model)", f"{serializer.kind(type(module))} {mode}{settings_of(module)}"
     for kind_name, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
         for name, tensor in tensors.items():
             yield _join(path, name), f"{kind_name} {serializer.tensor(tensor, _join(path, name))}"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from shoal.fuse.model_copy import closure_values
-from shoal.fuse.rows import dense_parts
+from shoal.fuse.rows import dense_parts, is_packed, packed_state
 
 __all__ = ["StructureSerializer", "digest"]
 
@@ -120,7 +120,8 @@ class StructureSerializer:
             return "none"
         tied = self._first.setdefault(id(tensor), path)
         frozen = "" if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else " frozen"
-        return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}" + (f" tied to {tied}" if tied != path else "")
+        packed = f" {self._describe_packed(tensor)}" if is_packed(tensor) else ""
+        return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}{packed}" + (f" tied to {tied}" if tied != path else "")
 
     def _describe(self, value: Any, above: tuple[int, ...], replaceable: _Replaceable) -> str:
         if (text := self._describe_simple(value, replaceable)) is not None:
@@ -214,6 +215,14 @@ class StructureSerializer:
         if own is not None:
             return f"the tensor at {own!r}"
         return f"tensor {tuple(tensor.shape)} {tensor.dtype} {_values(tensor)}"
+
+    def _describe_packed(self, tensor: Tensor) -> str:
+        """Describe the class of a packed parameter, and how it is packed; the values of its scales are omitted."""
+        held = {
+            path: f"{tuple(each.shape)} {each.dtype}" if isinstance(each, Tensor) else repr(each)
+            for path, each in packed_state(tensor)
+        }
+        return f"{self.kind(type(tensor))} {sorted(held.items())}"
 
     def _describe_module(self, module: nn.Module, replaceable: _Replaceable) -> str:
         if replaceable != _FIXED:

@@ -18,7 +18,7 @@ from shoal.core.event import Event, Reported, TurnStats
 from shoal.core.trial import Report, TrialState, derive_seed
 from shoal.fuse.frozen import is_lent, is_shared, large_frozen, share_frozen
 from shoal.fuse.generators import seed_all
-from shoal.fuse.rows import storage_address
+from shoal.fuse.rows import is_packed, storage_address
 from shoal.host.activity_clock import during
 from shoal.task import Task, call
 from shoal.train.bases import base_changed
@@ -403,7 +403,8 @@ def _address(value: Tensor | None) -> int:
 @contextmanager
 def _shared_unchanged(model: nn.Module) -> Iterator[None]:
     """Undo a change of frozen parameters in memory that other trials use, and refuse it."""
-    shared = {each.data_ptr(): (path, each) for path, each in model.named_parameters() if is_shared(each)}
+    named = [(path, each) for path, each in model.named_parameters() if is_shared(each) and not is_packed(each)]
+    shared = {each.data_ptr(): (path, each) for path, each in named}
     copies = [(path, each, each.detach(), each.detach().to("cpu", copy=True)) for path, each in shared.values()]
     yield
     for path, each, memory, copied in copies:

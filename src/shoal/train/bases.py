@@ -14,16 +14,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shoal.core.activity import Activity
-from shoal.core.errors import TaskError
+from shoal.core.errors import FusionError, TaskError
 from shoal.core.trial import Config
 from shoal.fuse.frozen import lent_copy
 from shoal.fuse.generators import PythonRngSnapshot, preserved_rng, seed_all
+from shoal.fuse.quantised import settle, state_tensors
 from shoal.fuse.rows import storage_address
 from shoal.host.activity_clock import during
 from shoal.task import Task, call
 from shoal.train.data.tracked_config import config_matches, values_read
 
-__all__ = ["Bases", "base_changed", "bases_of", "without_data"]
+__all__ = ["Bases", "base_changed", "bases_of", "move", "without_data"]
 
 _all: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Task -> its bases by device."""
@@ -136,7 +137,7 @@ class Bases:
                 others.restore()
         if module is not None and not isinstance(module, nn.Module):
             raise TaskError(f"the task's `base` must return a torch.nn.Module or None, got {module!r}")
-        return None if module is None else module.requires_grad_(False).to(self._device), read
+        return None if module is None else move(module.requires_grad_(False), self._device), read
 
 
 class _ReadOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -159,12 +160,22 @@ class _ReadOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
+def move(model: nn.Module, device: torch.device) -> nn.Module:
+    """Move a model to a device, which quantises the weights of quantised layers, and let these layers be trainable."""
+    moved = model.to(device)
+    try:
+        settle(moved)
+    except FusionError as error:
+        raise TaskError(f"a model of the task cannot be trained: {error}") from error
+    return moved
+
+
 def without_data(model: nn.Module) -> nn.Module:
     """Return the model if it is on the meta device; else a copy on it, since the task may hold parts of the model."""
     tensors = [each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each)]
     if all(each.is_meta for each in tensors):
         return model
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(each): each.detach().to("meta") for each in state_tensors(model)}
     for each in tensors:
         empty = each.detach().to("meta")
         memo[id(each)] = nn.Parameter(empty, each.requires_grad) if isinstance(each, nn.Parameter) else empty

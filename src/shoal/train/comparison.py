@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from shoal.fuse.array import ModelArray
 from shoal.fuse.container_sync import MODULE_ATTRIBUTES
 from shoal.fuse.generators import GENERATOR_STATES, same_state
+from shoal.fuse.quantised import rounding_of_layers, state_names
+from shoal.fuse.rows import is_packed
 from shoal.train.trial_runtime import TrialRuntime, optimizers_in
 
 __all__ = [
@@ -182,7 +184,9 @@ def _real(tensor: Tensor) -> Tensor:
 def compute_dtype(runtime: TrialRuntime, loss: Tensor) -> torch.dtype:
     """Return the dtype whose rounding bounds that of a training step."""
     precision = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(runtime.settings.precision)
-    found = {each.dtype for each in (*runtime.model.parameters(), loss) if each.dtype in EPSILON}
+    held = [each for each in runtime.model.parameters() if not is_packed(each)]
+    found = {each.dtype for each in (*held, loss)} | rounding_of_layers(runtime.model)
+    found &= EPSILON.keys()
     if precision is not None:
         found.add(precision)
     coarse = runtime.device.type == "cuda" and (
@@ -290,7 +294,8 @@ def _joined(path: str, name: object) -> str:
 
 
 def _user_attributes(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in MODULE_ATTRIBUTES}
+    left_out = MODULE_ATTRIBUTES.union(state_names(module))
+    return {name: value for name, value in vars(module).items() if name not in left_out}
 
 
 def _own_attributes(of: object) -> dict[str, Any]:

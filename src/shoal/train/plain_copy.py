@@ -20,7 +20,8 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.frozen import is_shared, large_frozen, of_same_memory, record_shared
 from shoal.fuse.model_copy import copy_training
 from shoal.fuse.per_member import describe_function
-from shoal.fuse.rows import bytes_of, storage_address
+from shoal.fuse.quantised import weight_states
+from shoal.fuse.rows import bytes_of, is_packed, storage_address
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, size_of
@@ -160,7 +161,7 @@ def copied_bytes(runtime: TrialRuntime) -> int:
     """Return the bytes of a copy of a trial, with gradients and optimizer state as large as its parameters."""
     parameters = list(runtime.model.parameters())
     trained = bytes_of(each for each in parameters if each.requires_grad)
-    return 4 * trained + (0 if large_frozen(runtime.model) else bytes_of(parameters) - trained)
+    return 3 * trained + bytes_of(parameters) - bytes_of(large_frozen(runtime.model))
 
 
 def copy_trial(runtime: TrialRuntime) -> TrialRuntime:
@@ -173,8 +174,9 @@ def copy_trial(runtime: TrialRuntime) -> TrialRuntime:
     """
     model = runtime.model
     frozen = large_frozen(model)
-    memo: dict[int, Any] = {id(each): of_same_memory(each) for each in frozen}
-    record_shared((*frozen, *memo.values()))
+    memo: dict[int, Any] = {id(each): each for each in weight_states(model)}
+    memo |= {id(each): of_same_memory(each) for each in frozen}
+    record_shared(each for one in frozen for each in (one, memo[id(one)]))
     leaves, spec = pytree.tree_flatten(runtime.optimizer)
     held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Optimizer)]
     optimizers = list({id(one): one for one in (*leaves, *held)}.values())
@@ -360,7 +362,7 @@ class BuildSnapshot:
         self._runtime = runtime
         self._before = self._fingerprint()
         lent = [each for each in large_frozen(runtime.model) if not is_shared(each)]
-        self._sums = [(each, _sum(each)) for each in lent if each.layout is torch.strided]
+        self._sums = [(each, _sum(each)) for each in lent if each.layout is torch.strided and not is_packed(each)]
         owners = (*runtime.model.modules(), *optimizers_in(runtime.optimizer))
         held: list[Any] = [leaf for each in owners for leaf in pytree.tree_leaves(getattr(each, "__dict__", {}))]
         held = [leaf for leaf in held if not isinstance(leaf, (Tensor, nn.Module))]

@@ -11,7 +11,7 @@ from shoal.core.trial import Trial
 from shoal.fuse.frozen import load_own_state
 from shoal.host.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task
-from shoal.train.bases import Bases
+from shoal.train.bases import Bases, move
 from shoal.train.carried_state import CarriedState
 from shoal.train.checkpoint import load_weights, mismatch_message
 from shoal.train.failures import user_traceback
@@ -33,8 +33,9 @@ def trained_model(task: bytes, trial: Trial, directory: Path, best: int | None =
         message = f"the task of the study in {directory} cannot be loaded: {why_not_loaded(error)}"
         raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error
     with torch.random.fork_rng(devices=[]):
-        model = check_model(Bases(owner, torch.device("cpu")).model(copy.deepcopy(dict(trial.config))))
-    carried = CarriedState(owner, model, None, None, torch.device("cpu"))
+        device = torch.device("cpu")
+        model = move(check_model(Bases(owner, device).model(copy.deepcopy(dict(trial.config)))), device)
+    carried = CarriedState(owner, model, None, None, device)
     try:
         load_own_state(model, weights.model)
         carried.restore(weights.carried)

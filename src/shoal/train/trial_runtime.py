@@ -25,7 +25,7 @@ from shoal.fuse.generators import seed_all
 from shoal.fuse.optim.unfused_step import mode_setter, required_argument
 from shoal.fuse.scaler import LossScale
 from shoal.task import Task, call, check_interval
-from shoal.train.bases import bases_of
+from shoal.train.bases import bases_of, move
 from shoal.train.best_epoch import BestEpoch
 from shoal.train.carried_state import CarriedState, Lost
 from shoal.train.checkpoint import Checkpoint, CheckpointWriter, Weights, load_newest, metrics_of, mismatch_message
@@ -295,7 +295,7 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
     config = member.trial.config
     settings = StepSettings.of(task, config).on(device)
     seed_all(member.trial.seed, device)
-    model = check_model(bases_of(task, device).model(copy.deepcopy(dict(config)))).to(device)
+    model = move(check_model(bases_of(task, device).model(copy.deepcopy(dict(config)))), device)
     optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
     call(task, "_check_trained", model, optimizer, config=config)
     scheduler = call(task, "scheduler", optimizer, config=config)

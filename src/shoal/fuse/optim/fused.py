@@ -263,11 +263,12 @@ def _param_indices(
     members: Sequence[Optimizer], stacked_params: Sequence[StackedParam], array: ModelArray
 ) -> list[list[tuple[int, ...]]]:
     """Indices of the stacked parameters that each member's optimizer updates, per group; without frozen ones."""
-    owners: dict[int, tuple[int, str, int | None]] = {}
+    owners: dict[int, tuple[int | None, str, int | None]] = {}
     for i, param in enumerate(stacked_params):
         owners |= {id(own): (b, param.path, i) for b, own in enumerate(param.member_params, start=param.member or 0)}
     for path, _, frozen in array.shared_parameters():
-        owners |= {id(own): (b, path, None) for b, own in enumerate(frozen)}
+        common = len(frozen) > 1 and frozen[0] is frozen[-1]  # one parameter of all members' models
+        owners |= {id(own): (None if common else b, path, None) for b, own in enumerate(frozen)}
     groups = []
     for b, member in enumerate(members):
         mine = []
@@ -278,14 +279,14 @@ def _param_indices(
     return groups
 
 
-def _index_of(found: tuple[int, str, int | None] | None, b: int, group: int, position: int) -> int | None:
+def _index_of(found: tuple[int | None, str, int | None] | None, b: int, group: int, position: int) -> int | None:
     if found is None:
         raise FusionError(
             f"the optimizer of member {b} updates a tensor that is not a parameter of its model (parameter "
             f"{position} of group {group}); make it from the model's own parameters()"
         )
     owner, path, index = found
-    if owner != b:
+    if owner not in (b, None):
         raise FusionError(
             f"the optimizer of member {b} updates {path!r} of member {owner}; "
             "give the optimizers in the order of the array's members"
