@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from shoal.fuse.container_sync import MANAGED_ATTRIBUTES
+from shoal.fuse.quantised import state_names
 
 __all__ = [
     "LARGE",
@@ -76,7 +77,7 @@ class Part:
         match self.kind:
             case Kind.MODULE:
                 names = sorted(value._non_persistent_buffers_set & value._buffers.keys())
-                return _attributes(value, MANAGED_ATTRIBUTES) | {name: value._buffers[name] for name in names}
+                return _attributes(value, _left_out(value)) | {name: value._buffers[name] for name in names}
             case Kind.OBJECT:
                 return _attributes(value, self.left_out)
             case Kind.CONTAINER:
@@ -130,7 +131,7 @@ def find_parts(roots: dict[str, Any]) -> dict[int, Part]:
             kind, left_out = Kind.MODULE, frozenset[str]()
             registered = value._parameters | value._buffers | value._modules
             inner = [
-                (name, held, False) for name, held in {**registered, **_attributes(value, MANAGED_ATTRIBUTES)}.items()
+                (name, held, False) for name, held in {**registered, **_attributes(value, _left_out(value))}.items()
             ]
         elif isinstance(value, Tensor):
             kind, left_out, inner = Kind.TENSOR, frozenset({WHOLE} if id(value) in kept else ()), []
@@ -201,6 +202,11 @@ def _is_plain(value: Any) -> bool:
     except TypeError:  # it has a state of C
         return False
     return True
+
+
+def _left_out(module: nn.Module) -> frozenset[str]:
+    """Attributes of a module that torch manages, or that hold what belongs to a quantised weight."""
+    return MANAGED_ATTRIBUTES.union(state_names(module))
 
 
 def _attributes(value: Any, left_out: frozenset[str] = frozenset()) -> dict[str, Any]:
