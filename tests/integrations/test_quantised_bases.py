@@ -22,8 +22,11 @@ from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.quantised import state_tensors
 from shoal.fuse.rows import is_packed
+from shoal.fuse.structure import structure_digest
 from shoal.task import Config
+from shoal.train.bases import bases_of
 from shoal.train.checkpoint import CheckpointWriter, load_weights
+from shoal.train.signature_builder import WithoutValues
 from shoal.train.trial_runtime import TrialRuntime, build
 
 bnb: Any = pytest.importorskip("bitsandbytes")
@@ -198,6 +201,18 @@ def test_a_trial_goes_on_from_its_checkpoint(bits: int, builds_base: bool, saved
     kinds = {each["state1"].dtype for each in again.optimizer.state.values()}
     assert kinds == {torch.uint8}
     assert [step(task, first) for _ in range(2)] == [step(task, again) for _ in range(2)]
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_model_on_a_base_without_values_has_the_same_structure(bits: int, saved: Path) -> None:
+    """So the signature of a trial needs no base in memory."""
+    task = Adapters(str(saved), bits, builds_base=True)
+    bases, config = bases_of(task, CPU), {"r": 4, "lr": 0.1}
+    bases.key(config)
+    with torch.device("meta"), WithoutValues():
+        empty = bases.model(config, meta=True)
+    assert {each.device.type for each in empty.parameters()} == {"meta"}
+    assert structure_digest(empty) == structure_digest(bases.model(config))
 
 
 def test_a_base_without_its_library_says_what_to_install(

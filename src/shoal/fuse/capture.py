@@ -42,7 +42,6 @@ from shoal.fuse.grads import Gradients
 from shoal.fuse.inductor import check_compiled, compile_graph
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
-from shoal.fuse.quantised import state_tensors
 from shoal.fuse.randomness import keys_at, member_keys, seed_words
 from shoal.fuse.rows import is_dense
 from shoal.fuse.slots import unalias_grad
@@ -318,7 +317,7 @@ class CapturedStep:
         """Refuse changes that a graph would freeze; not while it is recorded, as values cannot be compared then."""
         if records_graphs(self._device) and torch.cuda.is_current_stream_capturing():
             return nullcontext()
-        return refuse_changes(model, functions, [*constants, *state_tensors(model)])
+        return refuse_changes(model, functions, constants)
 
     def _clip(self, grads: Sequence[Tensor], max_norms: Tensor) -> None:
         of_param = dict(zip(map(id, self._traced.params), grads, strict=True))

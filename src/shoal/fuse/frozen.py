@@ -167,4 +167,6 @@ def _settings(packed: Tensor) -> tuple[type, dict[str, Any]]:
     """The class of a packed parameter, and all that it holds beside its memory; None for tensors."""
     if not is_packed(packed):
         return type(packed), {}
-    return type(packed), {path: None if isinstance(each, Tensor) else each for path, each in packed_state(packed)}
+    return type(packed), {
+        path: None if isinstance(each, Tensor) else each for path, each in packed_state(packed).items()
+    }

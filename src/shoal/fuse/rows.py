@@ -1,6 +1,6 @@
 """Stacking of members' tensors, and what tensors of other layouts and of other libraries' classes consist of."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -83,7 +83,9 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     Those of a packed parameter are its codes and the tensors that it holds beside them, such as their scales.
     """
     if is_packed(tensor):
-        held = [each for _, value in packed_state(tensor) if isinstance(value, Tensor) for each in dense_parts(value)]
+        held = [
+            each for value in packed_state(tensor).values() if isinstance(value, Tensor) for each in dense_parts(value)
+        ]
         if hasattr(tensor, "__tensor_flatten__"):
             return tuple(held)
         return tensor.detach().view(torch.uint8), *held  # codes in a floating dtype may be NaN
@@ -108,24 +110,29 @@ def is_packed(tensor: Tensor) -> bool:
     return own not in (Tensor, nn.Parameter) and isinstance(tensor, nn.Parameter) and _library(own) not in _OWN
 
 
-def packed_state(tensor: Tensor) -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each tensor, number and name that a packed parameter holds in its attributes.
+def packed_state(tensor: Tensor) -> dict[str, Any]:
+    """The tensors, numbers and names that a packed parameter holds in its attributes, by path.
 
-    Objects of the library itself are followed, as a quantisation state; modules and all other values are left out.
+    Objects of the library itself are followed, as a quantisation state. Modules and all other values are left out, and
+    so are private numbers and names, such as a flag that another library has set.
     """
-    library, seen = _library(type(tensor)), {id(tensor)}
+    library, seen, found = _library(type(tensor)), {id(tensor)}, dict[str, Any]()
     remaining = list(vars(tensor).items())
     while remaining:
-        path, value = remaining.pop(0)
-        if isinstance(value, (Tensor, *_SETTINGS)):
-            yield path, value
+        path, value = remaining.pop()
+        if isinstance(value, Tensor):
+            found[path] = value
+        elif isinstance(value, _SETTINGS):
+            if not path.rpartition(".")[2].startswith("_"):
+                found[path] = value
         elif not isinstance(value, nn.Module) and _library(type(value)) == library and id(value) not in seen:
             seen.add(id(value))
             remaining += [(f"{path}.{name}", held) for name, held in getattr(value, "__dict__", {}).items()]
+    return dict(sorted(found.items()))
 
 
 _OWN = ("torch", "shoal")
-_SETTINGS = (bool, int, float, str, type(None), torch.dtype, torch.Size)
+_SETTINGS = (bool, int, float, str, torch.dtype, torch.Size)
 
 
 def _library(kind: type) -> str:

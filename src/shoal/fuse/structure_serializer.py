@@ -220,9 +220,9 @@ class StructureSerializer:
         """Describe the class of a packed parameter, and how it is packed; the values of its scales are omitted."""
         held = {
             path: f"{tuple(each.shape)} {each.dtype}" if isinstance(each, Tensor) else repr(each)
-            for path, each in packed_state(tensor)
+            for path, each in packed_state(tensor).items()
         }
-        return f"{self.kind(type(tensor))} {sorted(held.items())}"
+        return f"{self.kind(type(tensor))} {held}"
 
     def _describe_module(self, module: nn.Module, replaceable: _Replaceable) -> str:
         if replaceable != _FIXED:

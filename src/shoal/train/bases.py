@@ -19,7 +19,7 @@ from shoal.core.trial import Config
 from shoal.fuse.frozen import lent_copy
 from shoal.fuse.generators import PythonRngSnapshot, preserved_rng, seed_all
 from shoal.fuse.quantised import settle, state_tensors
-from shoal.fuse.rows import storage_address
+from shoal.fuse.rows import is_packed, packed_state, storage_address
 from shoal.host.activity_clock import during
 from shoal.task import Task, call
 from shoal.train.data.tracked_config import config_matches, values_read
@@ -170,6 +170,15 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
     return moved
 
 
+def _packed_without_data(packed: Tensor, empty: Tensor) -> Tensor:
+    """A packed parameter of the same class and settings, which `peft` reads, whose scales are on the meta device."""
+    memo = {id(each): each.detach().to("meta") for each in packed_state(packed).values() if isinstance(each, Tensor)}
+    made: Tensor = Tensor._make_subclass(type(packed), empty, False)
+    held = {name: None if isinstance(each, nn.Module) else each for name, each in vars(packed).items()}
+    vars(made).update(copy.deepcopy(held, memo))
+    return made
+
+
 def without_data(model: nn.Module) -> nn.Module:
     """Return the model if it is on the meta device; else a copy on it, since the task may hold parts of the model."""
     tensors = [each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each)]
@@ -178,5 +187,8 @@ def without_data(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {id(each): each.detach().to("meta") for each in state_tensors(model)}
     for each in tensors:
         empty = each.detach().to("meta")
-        memo[id(each)] = nn.Parameter(empty, each.requires_grad) if isinstance(each, nn.Parameter) else empty
+        if is_packed(each) and not hasattr(each, "__tensor_flatten__"):
+            memo[id(each)] = _packed_without_data(each, empty)
+        else:
+            memo[id(each)] = nn.Parameter(empty, each.requires_grad) if isinstance(each, nn.Parameter) else empty
     return copy.deepcopy(model, memo)
