@@ -196,7 +196,7 @@ def test_a_trial_goes_on_from_its_checkpoint(bits: int, builds_base: bool, saved
     assert len(saved_weights.carried) < 500, "codes and scales are in the state dict, if anywhere"
     again = build(task, member, CPU)
     first.model.eval(), again.model.eval()
-    again.restore(tmp_path, epoch_steps=2)
+    again.restore(tmp_path, steps_of=lambda epoch: 2)
     assert {type(each) for each in again.model.parameters()} == {type(each) for each in first.model.parameters()}
     kinds = {each["state1"].dtype for each in again.optimizer.state.values()}
     assert kinds == {torch.uint8}

@@ -171,7 +171,7 @@ def test_a_checkpoint_does_not_hold_the_base_and_is_restored_without(tmp_path: P
     runtime = build(Lent(), member(0), CPU)
     base = runtime.model.get_parameter("body.layers.0.weight")
     version = base._version
-    runtime.restore(tmp_path, epoch_steps=4)
+    runtime.restore(tmp_path, steps_of=lambda epoch: 4)
     assert runtime.step == 1
     assert base._version == version
     for name, tensor in runtime.model.state_dict().items():
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path: Path) -> No
 
     saved(Lent(), tmp_path)
     with pytest.raises(ShoalError, match="only one of model and checkpoint has extra"):
-        build(Renamed(), member(0), CPU).restore(tmp_path, epoch_steps=4)
+        build(Renamed(), member(0), CPU).restore(tmp_path, steps_of=lambda epoch: 4)
 
 
 def test_a_base_is_kept_while_it_is_used(tmp_path: Path) -> None:
