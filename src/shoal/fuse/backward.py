@@ -1,6 +1,7 @@
 """Losses and backward passes of a training step, in one or more micro-batches, of one model or of an array."""
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,16 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.scaler import GradScaler, LossScale
 from shoal.fuse.shard import Shard, use_shard
 
-__all__ = ["MicroBatches", "backward", "backward_alone", "micro_batches", "one_loss", "total", "weighted"]
+__all__ = [
+    "MemberSteps",
+    "MicroBatches",
+    "backward",
+    "backward_alone",
+    "micro_batches",
+    "one_loss",
+    "total",
+    "weighted",
+]
 
 
 class MicroBatches(NamedTuple):
@@ -20,6 +30,22 @@ class MicroBatches(NamedTuple):
 
     batches: tuple[Any, ...]
     weights: tuple[float, ...]
+
+
+class MemberSteps(NamedTuple):
+    """A batch of an array whose members' training steps have different numbers of batches.
+
+    Args:
+        batch: The batch, shared or stacked.
+        weights: Weight of the batch in the loss of each member's step, [B].
+        begins: Members whose step the batch begins.
+        ends: Members whose step it ends.
+    """
+
+    batch: Any
+    weights: Sequence[float]
+    begins: AbstractSet[int]
+    ends: AbstractSet[int]
 
 
 def backward(
@@ -76,15 +102,22 @@ def one_loss(returned: Any) -> Tensor:
     return returned if returned.dim() == 0 else returned.reshape(())
 
 
-def micro_batches(batch: Any) -> list[tuple[Any, float]]:
-    """The batches of a step with their weights: those of `MicroBatches`, or any other batch with weight 1."""
+def micro_batches(batch: Any) -> list[tuple[Any, Any]]:
+    """The batches of a step with their weights: those of `MicroBatches`, or any other batch with weight 1.
+
+    The weight of the batch of `MemberSteps` is a tensor, [B].
+    """
+    if isinstance(batch, MemberSteps):
+        return [(batch.batch, torch.tensor(batch.weights, dtype=torch.float64))]
     if isinstance(batch, MicroBatches):
         return list(zip(batch.batches, batch.weights, strict=True))
     return [(batch, 1.0)]
 
 
-def weighted(loss: Tensor, weight: float) -> Tensor:
-    """The loss times the weight of its batch."""
+def weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
+    """The loss times the weight of its batch, or the losses, [B], times the members' weights."""
+    if isinstance(weight, Tensor):
+        return loss * weight.to(loss)
     return loss if weight == 1.0 else weight * loss
 
 

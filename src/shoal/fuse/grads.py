@@ -73,6 +73,15 @@ class Gradients:
         if grads:
             torch._foreach_mul_(grads, each)
 
+    def zero_(self, members: Collection[int]) -> None:
+        """Set the gradients of some members to zero."""
+        index = constant(sorted(members), torch.int64, torch.device("cpu"))
+        for grad in self.stacked:
+            grad.index_fill_(0, index.to(grad.device), 0)
+        for b, grad in self.per_member:
+            if b in members:
+                grad.zero_()
+
     def clip_(self, max_norms: Tensor, norms: Tensor) -> None:
         """Scale each member's gradients down from its norm to at most its maximum norm, both [B]."""
         self.multiply_((_on_device(max_norms, norms.dtype, norms.device) / (norms + 1e-6)).clamp(max=1.0))

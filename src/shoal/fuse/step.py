@@ -29,11 +29,11 @@ from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import timed_by_replay
-from shoal.fuse.backward import backward, backward_alone, micro_batches, one_loss
+from shoal.fuse.backward import MemberSteps, backward, backward_alone, micro_batches, one_loss
 from shoal.fuse.capture import CapturedStep, CompiledAheadError, records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.generators import seed_member
-from shoal.fuse.grads import clip_grad_norm_, parse_thresholds
+from shoal.fuse.grads import Gradients, clip_grad_norm_, parse_thresholds
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.race import Race
@@ -148,6 +148,7 @@ class TrainingStep:
         expected = 1.0 if profile is None else Cost(profile).step_seconds(len(array))
         self._will_be_recorded = "captured" in self._allowed and self._pays("captured", expected)
         self._shapes: list[Any] | None = None
+        self._batches = 1  # of a step
         self._missed = 0
         self._turned = False
 
@@ -217,7 +218,7 @@ class TrainingStep:
 
     def _timed(self, batch: Any) -> Tensor:
         """Take a step in the mode that is timed next."""
-        shapes = _shapes(batch)
+        shapes, self._batches = _shapes(batch), len(micro_batches(batch))
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes and not self._turn_to(shapes):
@@ -252,7 +253,7 @@ class TrainingStep:
         found, members = profile, len(self.array)
         uncompiled = [seconds for mode, seconds in self.seconds.items() if mode != "compiled"]
         if members > max(found.step_seconds) and uncompiled:
-            found = replace(found, step_seconds={**found.step_seconds, members: min(uncompiled)})
+            found = replace(found, step_seconds={**found.step_seconds, members: min(uncompiled) / self._batches})
         if self.gain is not None:
             found = replace(found, fused_gain={**found.fused_gain, members: self.gain})
         eager = [seconds for mode, seconds in self.seconds.items() if mode in self._uncaptured]
@@ -366,6 +367,29 @@ class TrainingStep:
             clip_grad_norm_(self.array, self._max_norms)
         self._scaler.step(self._optimizer)
         self._scaler.update()
+
+    def take_part(self, given: MemberSteps) -> Tensor:
+        """Add the gradients of a batch, and update the members whose step it ends; no member has a loss scale.
+
+        Returns:
+            The weighted losses, detached, [B].
+        """
+        if self.last_mode == "plain":
+            self.synchronize()
+        self.last_mode = "eager"
+        self._plain.drop()
+        everyone = range(len(self.array))
+        if len(given.begins) == len(everyone):
+            self._optimizer.zero_grad()
+        elif given.begins:
+            Gradients.of(self.array).zero_(given.begins)
+        losses = backward(self.array, self.loss, self._scaler, given)
+        if given.ends:
+            if self._max_norms is not None:
+                limits = [most if b in given.ends else inf for b, most in enumerate(self._max_norms.tolist())]
+                clip_grad_norm_(self.array, limits)
+            self._optimizer.step(skip=[b for b in everyone if b not in given.ends])
+        return losses
 
     def _eager(self, batch: Any) -> Tensor:
         losses = self.gradients(batch)

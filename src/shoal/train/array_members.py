@@ -219,16 +219,20 @@ class ArrayMembers:
                     share_frozen(source, model)
 
     def next_cohort(self, mixed_epochs: bool) -> list[TrialRuntime]:
-        """Return the next cohort, trained as one array: trials at the same step of their epochs.
+        """Return the next cohort, trained as one array: trials at the same batch of their epochs.
 
         Trials in the middle of an epoch come first; without `mixed_epochs`, then those at the lowest epoch.
         """
 
         def sort_key(runtime: TrialRuntime) -> tuple[int, int]:
-            return (0 if mixed_epochs else runtime.epoch, -runtime.step)
+            return (0 if mixed_epochs else runtime.epoch, -runtime.step * runtime.settings.accumulate)
 
         first = min(map(sort_key, self.runtimes))
-        return sort_by_optimizer(runtime for runtime in self.runtimes if sort_key(runtime) == first)
+        found = [runtime for runtime in self.runtimes if sort_key(runtime) == first]
+        if len({runtime.settings.accumulate for runtime in found}) > 1:  # which share each batch
+            least = min(runtime.epoch for runtime in found)
+            found = [runtime for runtime in found if runtime.epoch == least]
+        return sort_by_optimizer(found)
 
     def end_epoch(
         self, cohort: Sequence[TrialRuntime], metrics: Sequence[dict[str, float]], seconds: float

@@ -25,7 +25,7 @@ from shoal.train.data.loader import augmentation_seed
 from shoal.train.fused_stepper import make_stepper
 from shoal.train.outside import refuse_lasting_change, shares_outside
 from shoal.train.proof import Proof, ProofRecord
-from shoal.train.step_settings import StepPlan
+from shoal.train.step_settings import Part, StepPlan
 from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.train.team.leader import TeamLeader
 from shoal.train.trial_runtime import TrialRuntime
@@ -234,7 +234,8 @@ class ArrayTrainer:
         watched = self._proof is not None and not (self._state.outside.changed and self.key in self._state.plain_keys)
         refuse_outside = _watch_outside(self._state, cohort[0].model, self._record) if watched else lambda: None
         try:
-            yield from self._train_steps(cohort, plan)
+            same = len({runtime.settings.accumulate for runtime in cohort}) == 1
+            yield from self._train_steps(cohort, plan) if same else self._train_parts(cohort, plan)
             refuse_outside()
         except MixedEpochsError as reason:
             _log.warning("trials at different epochs take turns: %s", reason)
@@ -322,6 +323,45 @@ class ArrayTrainer:
                     runtime.end_step()
                 self.position += plan.samples(self._cohort[0].epoch, step)
                 self._losses.end_step()
+        finally:
+            self._losses.flush()
+
+    def _train_parts(self, cohort: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
+        """As `_train_steps`, for trials of one epoch whose steps have different numbers of batches.
+
+        They train on each batch at once, and leave where the steps of all of them end.
+        """
+        lead, size = cohort[0], plan.settings.batch_size
+        position = lead.step * lead.settings.accumulate
+        order, seed = plan.train.order(lead.trial.data_seed, lead.epoch), lead.trial.data_seed
+        first_tick = lead.epoch * plan.pass_batches
+        if self._stepper is None and not self.position:
+            self.position = position * size
+        self._cohort = cohort
+        runs: Iterator[list[Part]] | None = None
+        try:
+            while position < plan.pass_batches:
+                yield True
+                departed = self._remove_departed()
+                if not self._cohort:
+                    return
+                if departed or runs is None:
+                    sizes = [runtime.settings.accumulate for runtime in self._cohort]
+                    runs = plan.parts(position, sizes, order, augmentation_seed(seed, lead.epoch))
+                stepper = self._stepper_for(plan.epoch_steps)
+                for part in next(runs):
+                    losses = stepper.train_part(part, first_tick)
+                    self._heartbeat()
+                    ended = [self._cohort[b] for b in part.steps]
+                    if ended:
+                        update_averages(ended)
+                        self._losses.begin_step()
+                        self._losses.add(ended, losses[[*part.steps]])
+                        for runtime in ended:
+                            runtime.end_step()
+                        self._losses.flush()  # the next steps may be those of others
+                    self.position += min(size, plan.train.samples - part.number * size)
+                    position = part.number + 1
         finally:
             self._losses.flush()
 

@@ -1,6 +1,5 @@
 """Trains trials of one structure as a fused array, or in plain PyTorch if fusing is impossible or slower."""
 
-import copy
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,32 +13,33 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Profile
-from shoal.core.errors import FusionError, TaskError
+from shoal.core.errors import FusionError
 from shoal.core.event import Outcome
 from shoal.core.trial import step_seed
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.api import fuse, stack
-from shoal.fuse.array import ModelArray
+from shoal.fuse.backward import MemberSteps
 from shoal.fuse.capture_decision import CaptureDecision
+from shoal.fuse.constants import constant
 from shoal.fuse.frozen import unshare_small
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
-from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
-from shoal.fuse.per_member import error_location, tensors_in
+from shoal.fuse.per_member import tensors_in
 from shoal.fuse.scaler import GradScaler, LossScale
-from shoal.fuse.stacked import NeedsMemberError, Stacked
-from shoal.fuse.step import StepMode, TrainingStep, modes_to_try
-from shoal.task import Task, call, size_of, takes_config
-from shoal.train.data.tracked_config import MembersConfig
+from shoal.fuse.step import TrainingStep, modes_to_try
+from shoal.task import Task, size_of
+from shoal.train.custom_step import CustomStep
 from shoal.train.failures import outcome_of
 from shoal.train.kept_gradients import enter_array, uncleared
 from shoal.train.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.train.outside import OutsideState
 from shoal.train.proof import Proof
+from shoal.train.step_settings import Part
 from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
-from shoal.train.trial_runtime import TrialRuntime, check_scalar, optimizers_in, train_modes_kept
+from shoal.train.trial_runtime import TrialRuntime, optimizers_in, train_modes_kept
 
-__all__ = ["CustomStep", "FusedStepper", "make_stepper"]
+__all__ = ["FusedStepper", "make_stepper"]
 
 _log = logging.getLogger("shoal.train")
 
@@ -68,6 +68,7 @@ class FusedStepper(Stepper):
         self.runtimes = list(runtimes)
         self._proof = proof
         self._begun = False  # whether a step was taken
+        self._part_losses: Tensor | None = None  # of the batches so far of the members' steps, [B]
         if proof is not None:
             proof.begin(runtimes, self.synchronize)
         for runtime in runtimes:  # former members of another array still share its memory
@@ -152,6 +153,53 @@ class FusedStepper(Stepper):
             self._proof.after_step(self.runtimes, losses, self._mode, None if self._plain else self._array)
         return losses
 
+    def train_part(self, part: Part, first_tick: int) -> Tensor:
+        """Train on a batch: all members at once, or those whose step ends in plain PyTorch, if that was faster."""
+        if self._plain is None and "eager" not in modes_to_try(self._profile, len(self.runtimes)):
+            self._switch_to_plain()
+        proof, ends = self._proof, part.steps.keys()
+        steps = [part.steps.get(b, (batch, 0)) for b, batch in enumerate(part.batches)]
+        batches, ticks = [batch for batch, _ in steps], [first_tick + part.number - before for _, before in steps]
+        if proof is not None:
+            array = None if self._plain is not None else self._array
+            opens = len(part.begins) == len(self.runtimes)
+            proof.before_step(self.runtimes, batches, ticks, self._part_mode, array, ends, opens)
+        try:
+            losses = self._take_part(part, first_tick)
+        except StepRefusedError:
+            raise
+        except Exception as error:
+            if self._plain is None:
+                self._refuse_unless_own(error, batches, ticks)
+            raise
+        if proof is not None:
+            array = None if self._plain is not None else self._array
+            proof.after_step(self.runtimes, losses, self._part_mode, array, ends)
+        return losses
+
+    @property
+    def _part_mode(self) -> str:
+        return "eager" if self._plain is None else "plain"
+
+    def _take_part(self, part: Part, first_tick: int) -> Tensor:
+        if self._plain is not None or not isinstance(self._steps, TrainingStep):
+            assert self._plain is not None
+            return self._plain.train_part(part, first_tick)
+        ticks = (first_tick + part.number,) * len(self.runtimes)
+        self._array.ticks = ticks
+        self._begun = True
+        try:
+            batch = _joined(part.batches)
+            with self._checked_draws(ticks, mixed=True):
+                losses = self._steps.take_part(MemberSteps(batch, part.weights, part.begins, part.steps.keys()))
+        except FusionError as error:
+            raise StepRefusedError(str(error)) from error
+        begun = [b in part.begins for b in range(len(losses))]
+        if self._part_losses is not None and not all(begun):
+            losses = losses + self._part_losses.masked_fill(constant(begun, torch.bool, losses.device), 0)
+        self._part_losses = losses
+        return losses
+
     def _refuse_unless_own(self, error: Exception, batches: Sequence[Any], ticks: Sequence[int]) -> None:
         """Refuse the array for an error of a step, unless it is known to be that of the user's code."""
         if self._proof is not None:
@@ -203,6 +251,8 @@ class FusedStepper(Stepper):
         """As for `Stepper`."""
         if type(self._task).step is not Task.step:
             return "the task overrides `step`"
+        if len({runtime.settings.accumulate for runtime in self.runtimes}) > 1:
+            return "the members' steps have different numbers of batches"
         if self._plain is None and self._array.partial:
             return "the models differ in a part that runs member by member"
         return self.refusal
@@ -349,71 +399,6 @@ class FusedStepper(Stepper):
         return [each._version for each in (*self._array.state.tensors(), *tensors_in(batch)) if not each.is_inference()]
 
 
-class CustomStep:
-    """Takes steps of all members at once by the task's own `step`, with the array as its model and joint optimizers."""
-
-    last_mode: StepMode = "eager"
-    next_mode: StepMode = "eager"
-
-    def __init__(self, array: ModelArray, runtimes: Sequence[TrialRuntime], task: Task) -> None:
-        self._array = array
-        self._task = task
-        self._config = MembersConfig([runtime.trial.config for runtime in runtimes]) if takes_config(task) else None
-        specs = [pytree.tree_structure(runtime.optimizer) for runtime in runtimes]
-        if any(spec != specs[0] for spec in specs):
-            raise FusionError("the task's `optimizer` nests its optimizers differently for different trials")
-        columns = zip(*(optimizers_in(runtime.optimizer) for runtime in runtimes), strict=True)
-        self._optimizer: Any = pytree.tree_unflatten(
-            [_FusedOptimizerView(fuse_optimizers(column, array)) for column in columns], specs[0]
-        )
-
-    def synchronize(self) -> None:
-        """As for `TrainingStep`."""
-        self._array.state.sync_to_members()
-
-    def __call__(self, batch: Any) -> Tensor:
-        """Take one step; return the losses, [B], detached. Values that differ between members are refused midway.
-
-        So is any error: plain training raises it again if it is the user's own.
-        """
-        config = () if self._config is None else (copy.deepcopy(self._config),)  # a step may change its copy
-        try:
-            with self._array.open() as model:
-                loss: Tensor = call(self._task, "step", model, batch, self._optimizer, *config)
-        except (FusionError, TaskError, torch.OutOfMemoryError):
-            raise
-        except (NeedsMemberError, Exception) as reason:
-            kind = "" if isinstance(reason, NeedsMemberError) else f"{type(reason).__name__}: "
-            where = error_location(reason, self._task.step)
-            raise FusionError(f"the task's `step`, {where}: {kind}{reason}") from reason
-        if isinstance(loss, Stacked):
-            check_scalar("loss", loss.whole, axes=1)
-            return loss.whole.detach()
-        check_scalar("loss", loss)
-        return loss.detach().expand(len(self._array))
-
-
-class _FusedOptimizerView:
-    """Represents the optimizers of all members in the task's `step`."""
-
-    def __init__(self, optimizer: FusedOptimizer) -> None:
-        self._optimizer = optimizer
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As `torch.optim.Optimizer.zero_grad`."""
-        self._optimizer.zero_grad(set_to_none)
-
-    def step(self, closure: None = None) -> None:
-        """As `torch.optim.Optimizer.step`, without a closure."""
-        if closure is not None:
-            raise NeedsMemberError("an optimizer is given a closure")
-        with torch._C.DisableTorchFunction():
-            self._optimizer.step()
-
-    def __getattr__(self, name: str) -> Any:
-        raise NeedsMemberError(f"an optimizer is asked for {name!r}, which each member has of its own")
-
-
 def make_stepper(
     task: Task,
     runtimes: Sequence[TrialRuntime],
@@ -464,6 +449,15 @@ def _log_refusal(runtimes: Sequence[TrialRuntime], error: Exception) -> str:
     else:
         _log.info("trial %s cannot be captured or compiled: %s", trials[0], reason)
     return reason
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """One batch for all members: what they have in common is shared, the rest is stacked."""
+    if all(batch is batches[0] for batch in batches):
+        return batches[0]
+    leaves, specs = zip(*map(pytree.tree_flatten, batches), strict=True)
+    columns = [each[0] if all(x is each[0] for x in each) else stack(list(each)) for each in zip(*leaves, strict=True)]
+    return pytree.tree_unflatten(columns, specs[0])
 
 
 def _epochs_differ(runtimes: Sequence[TrialRuntime]) -> bool:

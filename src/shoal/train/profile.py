@@ -120,11 +120,12 @@ def measure(
         restart_seconds, mixing = bench.time_mixed_epochs(largest)
         fuse_seconds[largest] = max(0.0, restart_seconds - timed.seconds[largest])
     state.built.keep(bench.untouched())
+    batches = bench.plan.settings.accumulate
     iteration = _Iteration.of(train, bench.plan.samples(0, 0), timed.seconds[largest], device)
     cores = iteration.average(timed.cores)
     return Profile(
-        step_seconds=timed.seconds,
-        epoch_steps=bench.plan.epoch_steps,
+        step_seconds={members: seconds / batches for members, seconds in timed.seconds.items()},
+        epoch_steps=bench.plan.epoch_steps * batches,
         validation_steps=valid.steps(bench.plan.settings.eval_batch_size),
         base_memory=base + pending_bytes + timed.shared_memory,
         member_memory=timed.member_memory,
@@ -133,7 +134,7 @@ def measure(
         fuse_seconds=fuse_seconds,
         mixing=None if mixing is None else mixing / timed.seconds[largest],
         fused_gain=timed.gains,
-        fetch_seconds=iteration.fetch_seconds,
+        fetch_seconds=iteration.fetch_seconds / batches,
         sample_sharing=train.sample_sharing,
         measured_members=len(array.members),
         expected_epochs=int(array.expected_epochs) if timed.too_expensive else None,

@@ -10,6 +10,7 @@ trials go back to their checkpoints, and train in plain PyTorch from there.
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,6 +148,8 @@ class Proof:
         ticks: Sequence[int],
         mode: str,
         array: ModelArray | None,
+        ends: AbstractSet[int] | None = None,
+        opens: bool = True,
     ) -> None:
         """Let the copies take the step that the array is about to take; begin a window if a check is due.
 
@@ -155,6 +158,8 @@ class Proof:
         Args:
             mode: Step mode, or "team" for a step with helpers.
             array: Array that may hold gradients which earlier steps have left; None if the members hold their own.
+            ends: Members whose step is about to end, with its batches and its tick; None for all.
+            opens: Whether a window may begin, as a step of each member begins.
         """
         record = self._record
         record.steps += 1
@@ -166,13 +171,13 @@ class Proof:
         if _is_plain(runtimes, mode):
             self._watch(runtimes[0])
             return
-        if self._due and not self._copies and (first or self._is_affordable()):
+        if opens and self._due and not self._copies and (first or self._is_affordable()):
             self._open(runtimes, array)
-        if self._copies:
+        if self._copies and (ends is None or ends & self._copies.keys()):
             self._synchronize()
             self._steps_left, self._due = max(self._steps_left, self._later_steps * self._due), False
             with self._accounted():
-                self._step_copies(runtimes, batches, ticks, array)
+                self._step_copies(runtimes, batches, ticks, array, ends)
             if not self._copies:
                 record.too_large |= modes
                 self._modes |= modes
@@ -192,6 +197,7 @@ class Proof:
         batches: Sequence[Any],
         ticks: Sequence[int],
         array: ModelArray | None,
+        ends: AbstractSet[int] | None,
     ) -> None:
         for b, one in self._copies.items():
             if self._is_compared and one.runtime.epoch == runtimes[b].epoch:
@@ -206,6 +212,8 @@ class Proof:
         changes = []
         with without_trace(self._state, runtimes[0]) as outside:
             for place, (b, one) in enumerate(list(self._copies.items())):
+                if ends is not None and b not in ends:
+                    continue
                 if place > 1 and self._is_expensive:
                     del self._copies[b]
                     continue
@@ -223,13 +231,21 @@ class Proof:
         self._outside.append(change)
         self._record.outside = self._record.outside or change
 
-    def after_step(self, runtimes: Sequence[TrialRuntime], losses: Tensor, mode: str, array: ModelArray | None) -> None:
+    def after_step(
+        self,
+        runtimes: Sequence[TrialRuntime],
+        losses: Tensor,
+        mode: str,
+        array: ModelArray | None,
+        ends: AbstractSet[int] | None = None,
+    ) -> None:
         """Compare members with their copies after a step.
 
         Args:
             losses: Losses of the members, [B].
             mode: Step mode, as the step was taken.
             array: Array that may hold the members' gradients; None if they hold their own.
+            ends: Members whose step has ended; None for all.
 
         Raises:
             StepRefusedError: A member differs from its copy.
@@ -240,13 +256,15 @@ class Proof:
                 refuse_lasting_change(self._before)
                 self._note_outside(self._before.changed() or "")
             self._before = None
-        elif not self._copies:
+        elif not self._copies or not (ends is None or ends & self._copies.keys()):
             return
         self._modes |= modes
         self._is_compared = True
         self._synchronize()
         with self._accounted(), _distrusting():
             for b, one in list(self._copies.items()):
+                if ends is not None and b not in ends:
+                    continue
                 difference = self._check.step(one, runtimes[b], b, losses[b], mode, array)
                 if difference is None:
                     del self._copies[b]
@@ -254,6 +272,8 @@ class Proof:
                     self._note(runtimes[b], 1, f"step, {mode}", difference)
             if len(self._outside) >= FIRST_STEPS and all(self._outside):
                 raise StepRefusedError(shares_outside(self._outside[-1]))
+        if ends is not None and len(ends) < len(runtimes):
+            return
         self._steps_left -= 1
         if self._steps_left <= 0 or (not self._copies and len(runtimes) > 1):
             self._copies, self._steps_left = {}, 0

@@ -2,7 +2,8 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -22,7 +23,7 @@ from shoal.task import Task, call
 from shoal.train.data.batches import Batches
 from shoal.train.data.loader import augmentation_seed
 
-__all__ = ["METHODS", "StepPlan", "StepSettings", "batch_size"]
+__all__ = ["METHODS", "Part", "StepPlan", "StepSettings", "batch_size"]
 
 METHODS = ("batch_size", "eval_batch_size", "accumulate", "clip_norm", "precision", "ema", "steps_per_epoch")
 _DTYPES = {"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -88,8 +89,17 @@ class StepSettings:
     @property
     def structure_settings(self) -> tuple[object, ...]:
         """The settings, besides the batch size, in which all members of an array agree; () if all are the defaults."""
-        found = (self.eval_batch_size, self.accumulate, self.precision, self.steps_per_epoch)
+        accumulate = 1 if self.may_differ_in_accumulate else self.accumulate
+        found = (self.eval_batch_size, accumulate, self.precision, self.steps_per_epoch)
         return () if found == (self.batch_size, 1, "32", None) else found
+
+    @property
+    def may_differ_in_accumulate(self) -> bool:
+        """Whether members of an array may differ in the batches of a step: their epochs are passes, which end at once.
+
+        A loss scale is for steps of all members.
+        """
+        return self.steps_per_epoch is None and not self.scales_loss
 
     @property
     def scales_loss(self) -> bool:
@@ -187,6 +197,32 @@ class StepPlan:
         """Return the batches, or `MicroBatches`, of the steps of an epoch, starting at `step`."""
         return islice(self._endless_batches(epoch, step, data_seed), self.steps(epoch) - step)
 
+    def parts(self, first: int, accumulate: Sequence[int], order: Any, seed: int) -> "Iterator[list[Part]]":
+        """Yield the batches of a pass, from one on, in runs after which the steps of all members end.
+
+        Args:
+            first: Number of the first batch in the pass, with which a step of each member begins.
+            accumulate: Batches of a step, of each member.
+        """
+        batches = self.train.iterate(self.settings.batch_size, order, first, seed)
+        ahead: dict[int, Any] = {}
+        steps: dict[int, MicroBatches] = {}  # batches of a step -> the step that runs now
+        run: list[Part] = []
+        for number in range(first, self.pass_batches):
+            begins = {size for size in accumulate if number % size == 0}
+            for size in begins:
+                numbers = range(number, min(number + size, self.pass_batches))
+                ahead |= {each: next(batches) for each in numbers if each not in ahead}
+                held = [ahead[each] for each in numbers]
+                weighed = [(held[0], 1.0)] if size == 1 else self.weigh(held, size)
+                steps[size] = MicroBatches(*(tuple(each) for each in zip(*weighed, strict=True)))
+            ends = {size for size in accumulate if (number + 1) % size == 0 or number + 1 == self.pass_batches}
+            run.append(Part.of(number, accumulate, steps, begins, ends))
+            del ahead[number]
+            if ends == set(accumulate):
+                yield run
+                run = []
+
     def _endless_batches(self, epoch: int, step: int, data_seed: int) -> Iterator[Any]:
         number, first = self.locate(epoch, step)
         while True:
@@ -199,6 +235,49 @@ class StepPlan:
         while step_batches := list(islice(batches, self.settings.accumulate)):
             weighed = self.weigh(step_batches, self.settings.accumulate)
             yield MicroBatches(tuple(batch for batch, _ in weighed), tuple(weight for _, weight in weighed))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A batch of members whose training steps have different numbers of batches.
+
+    Args:
+        number: Number of the batch in the pass.
+        batches: The batch of each member; members with steps of one size have the same object.
+        weights: Weight of the batch in the loss of each member's step.
+        begins: Members whose step begins with the batch.
+        steps: Member whose step ends with the batch -> the step, and the batches of it before this one.
+    """
+
+    number: int
+    batches: Sequence[Any]
+    weights: Sequence[float]
+    begins: frozenset[int]
+    steps: Mapping[int, tuple[Any, int]]
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        accumulate: Sequence[int],
+        steps: Mapping[int, MicroBatches],
+        begins: AbstractSet[int],
+        ends: AbstractSet[int],
+    ) -> "Part":
+        """Return the part for members with these numbers of batches in a step.
+
+        Args:
+            steps: Batches of a step -> the step that runs now.
+            begins, ends: Numbers of batches of the steps that begin and end.
+        """
+        place = {size: number % size for size in steps}
+        return cls(
+            number,
+            [steps[size].batches[place[size]] for size in accumulate],
+            [steps[size].weights[place[size]] for size in accumulate],
+            frozenset(b for b, size in enumerate(accumulate) if size in begins),
+            {b: (steps[size], place[size]) for b, size in enumerate(accumulate) if size in ends},
+        )
 
 
 def batch_size(task: Task, config: Config, loader: int | None = None) -> int:

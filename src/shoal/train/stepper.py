@@ -23,6 +23,7 @@ from shoal.task import Task, call, size_of, takes_config
 from shoal.train.bases import base_changed
 from shoal.train.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.train.outside import OutsideState
+from shoal.train.step_settings import Part
 from shoal.train.trial_runtime import TrialRuntime, check_scalar, train_modes_kept
 
 __all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "TeamGradients"]
@@ -100,6 +101,20 @@ class Stepper(ABC):
             StepRefusedError: The stepper cannot train these trials.
         """
 
+    @abstractmethod
+    def train_part(self, part: Part, first_tick: int) -> Tensor:
+        """Train on a batch of trials whose steps have different numbers of batches.
+
+        Args:
+            first_tick: Number of batches before the pass.
+
+        Returns:
+            The losses, shape [B], of the steps that end with the batch; others are of no use.
+
+        Raises:
+            StepRefusedError: As for `train_step`.
+        """
+
     def synchronize(self) -> None:  # noqa: B027  # plain steps change the models themselves
         """Copy all changes by steps to the trials' own models; call it before these models are used otherwise.
 
@@ -170,6 +185,14 @@ class PlainStepper(Stepper):
             with self._own_outside(b, "step"):
                 losses.append(trial.step(member_batch(batch, b, members), tick))
         return torch.stack(losses)
+
+    def train_part(self, part: Part, first_tick: int) -> Tensor:
+        """Take the steps that end with the batch, each of all of its batches."""
+        losses = torch.zeros(len(self._trials), device=self.runtimes[0].device)
+        for b, (step, before) in part.steps.items():
+            with self._own_outside(b, "step"):
+                losses[b] = self._trials[b].step(step, first_tick + part.number - before)
+        return losses
 
     def _own_outside(self, b: int, what: str) -> AbstractContextManager[None]:
         runtime = self.runtimes[b]
