@@ -23,6 +23,7 @@ SPACE = {
     "lora_alpha": shoal.choice([4, 16]),
     "learning_rate": shoal.loguniform(1e-3, 1e-1),
     "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": shoal.choice([1, 2]),
 }
 LORA: dict[str, Any] = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1}
 
@@ -90,6 +91,8 @@ def test_adapters_train_as_those_of_model_init(tmp_path: Path, weights: Path) ->
     owned = searched(TrainerTask(Adapted(weights), arguments(), Texts(12), Texts(8)), tmp_path / "own")
     for one, other in zip(study.trials, owned.trials, strict=True):
         assert one.metrics["valid_loss"] == pytest.approx(other.metrics["valid_loss"], rel=1e-5)
+        assert study.rerun(one.number).largest < 1e-5
+    assert len({row.job for trial in study.trials for row in study.proof(trial.number)}) == 1, "they are one array"
     model: Any = study.best_model()
     assert model.peft_config["default"].r == study.best_trial.config["r"]
     model.save_pretrained(tmp_path / "adapter")

@@ -21,7 +21,7 @@ from math import inf
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.core.activity import Activity
@@ -29,15 +29,14 @@ from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import timed_by_replay
-from shoal.fuse.backward import MemberSteps, backward, backward_alone, micro_batches, one_loss
+from shoal.fuse.backward import MemberSteps, backward, micro_batches
 from shoal.fuse.capture import CapturedStep, CompiledAheadError, records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
-from shoal.fuse.generators import seed_member
 from shoal.fuse.grads import Gradients, clip_grad_norm_, parse_thresholds
 from shoal.fuse.optim.fused import FusedOptimizer
-from shoal.fuse.per_member import MemberRunner, member_batch
+from shoal.fuse.plain_step import PlainStep
 from shoal.fuse.race import Race
-from shoal.fuse.scaler import GradScaler, LossScale
+from shoal.fuse.scaler import GradScaler
 from shoal.fuse.shard import Shard
 from shoal.fuse.stacked import Stacked
 from shoal.host.activity_clock import during
@@ -134,7 +133,7 @@ class TrainingStep:
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._max_norms = None if max_norm is None else parse_thresholds(array, max_norm, "max_norm")
         self._scaler = GradScaler(array, enabled=False) if scaler is None else scaler
-        self._plain = _PlainStep(array, optimizer, loss, self._max_norms, self._scaler.scales)
+        self._plain = PlainStep(array, optimizer, loss, self._max_norms, self._scaler.scales)
         if len(array) == 1:
             modes = tuple(mode for mode in modes if mode != "eager") if "plain" in modes else modes
         self._runs: dict[StepMode, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
@@ -430,89 +429,3 @@ def _shapes(batch: Any) -> list[Any]:
         for leaf in pytree.tree_leaves(batch)
         if isinstance(leaf, Tensor)
     ]
-
-
-class _PlainStep:
-    """Runs loss and backward pass of one member after another, then the members' own optimizers."""
-
-    def __init__(
-        self,
-        array: ModelArray,
-        optimizer: FusedOptimizer,
-        loss: Callable[..., Any],
-        max_norms: Tensor | None,
-        scales: Sequence[LossScale],
-    ) -> None:
-        self._array = array
-        self._scales = scales
-        self._max_norms = None if max_norms is None else max_norms.tolist()
-        self._optimizer = optimizer
-        self._loss = loss
-        self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
-        self._runs = [MemberRunner(seed, self._device) for seed in array.seeds]
-        self._columns: list[tuple[Tensor, Sequence[Tensor]]] = []
-        """Stacked parameters, each with the members' own parameters, which may have gradients from the last step."""
-        self._begun = False
-        self.trained: list[Tensor] = []
-        """Parameters of the array for which a member had a gradient in the last step."""
-
-    def __call__(self, batch: Any) -> Tensor:
-        """Take one step; returns the detached losses, [B]."""
-        array = self._array
-        array.check_can_run()
-        array.check_batch(batch)
-        array.state.sync_before_member_runs()
-        self._optimizer.zero_grad()
-        self._columns = [
-            (stacked, own) for _, stacked, own in array.stacked_tensors() if isinstance(stacked, nn.Parameter)
-        ]
-        for each in self._optimizer.members:  # gradients of other parameters accumulate
-            each.zero_grad()
-        ticks = array.ticks
-        array.tick += len(micro_batches(batch))
-        losses = []
-        try:
-            for b, (member, run) in enumerate(zip(array.members, self._runs, strict=True)):
-                if b:
-                    seed_member(b)
-                losses.append(self._backward(b, run, ticks[b], member, member_batch(batch, b, len(array))))
-        except BaseException as error:
-            self.drop()
-            if isinstance(error, FusionError):
-                self._runs = [MemberRunner(seed, self._device, intercepted=True) for seed in array.seeds]
-            raise
-        counts = [sum(each.grad is not None for each in own) for _, own in self._columns]
-        self.trained = [stacked for (stacked, _), count in zip(self._columns, counts, strict=True) if count]
-        self.trained += [own for _, _, own in array.unfused_parameters() if own.grad is not None]
-        overflowed = [b for b, scale in enumerate(self._scales) if scale.overflowed]
-        self._optimizer.step_each(uneven=any(0 < count < len(array) for count in counts), skip=overflowed)
-        for scale in self._scales:
-            scale.update()
-        if not self._begun:
-            array.state.check_all_members()
-            self._begun = True
-        return torch.stack(losses)
-
-    def _backward(self, b: int, run: MemberRunner, tick: int, member: Any, batch: Any) -> Tensor:
-        """Run loss and backward pass; replaced buffers, which autograd may have saved, are committed afterwards."""
-        scale = self._scales[b] if self._scales else None
-        max_norm = None if self._max_norms is None else self._max_norms[b]
-        try:
-            return backward_alone(
-                member,
-                self._optimizer.members[b],
-                lambda later, part: one_loss(run(self._loss, tick + later, member, part)),
-                batch,
-                scale,
-                max_norm,
-                after_each=partial(self._array.state.commit_member, b),
-            )
-        except BaseException:
-            self._array.state.restore_member(b)
-            raise
-
-    def drop(self) -> None:
-        """Drop the gradients of the members' own parameters; call it before a step in another mode."""
-        for _, own in self._columns:
-            for parameter in own:
-                parameter.grad = None

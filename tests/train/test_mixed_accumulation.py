@@ -1,0 +1,147 @@
+"""Trials whose training steps have different numbers of batches train as one array, each as alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contract_samples import Planned, StopsAfter, search, work
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import shoal
+from shoal.core.array import FusionKey, Member
+from shoal.core.job import JobUpdate
+from shoal.core.trial import Report, Trial
+from shoal.task import Task
+from shoal.train.data.datasets import DataSets
+from shoal.train.signature_builder import SignatureBuilder
+from shoal.train.worker_state import TrialCache
+
+SAMPLES, SIZE = 43, 4
+
+
+class Accumulates(Task):
+    """Steps of `config["batches"]` batches of four, the last one of three samples."""
+
+    scheduler_interval = "step"
+
+    def data(self, config: Any) -> Any:
+        x = torch.randn(SAMPLES + 8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        y = x[:, :3].argmax(1)
+        return TensorDataset(x[:SAMPLES], y[:SAMPLES]), TensorDataset(x[SAMPLES:], y[SAMPLES:])
+
+    def model(self, config: Any, *base: Any, **_: Any) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
+        ).double()  # fmt: skip
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return torch.optim.AdamW(model.parameters(), lr=config["lr"])
+
+    def scheduler(self, optimizer: Any, config: Any) -> Any:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def batch_size(self, config: Any) -> int:
+        return SIZE
+
+    def accumulate(self, config: Any) -> int:
+        return int(config["batches"])
+
+    def clip_norm(self, config: Any) -> float:
+        return 0.5
+
+    def ema(self, config: Any) -> float | None:
+        return 0.9
+
+
+def key(task: Task, **config: Any) -> FusionKey:
+    builder = SignatureBuilder(task, DataSets(task, torch.device("cpu")))
+    return builder.key(Trial(0, {"lr": 0.1, "batches": 1, **config}, seed=0, data_seed=0))
+
+
+class Prints(Accumulates):
+    """Asks for a number, so that its trials train in plain PyTorch."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        self.check(loss.item())
+        return loss
+
+    def check(self, loss: float) -> None:
+        assert loss >= 0
+
+
+@pytest.mark.parametrize("kind", [Accumulates, Prints])
+def test_each_trial_trains_as_alone(kind: type[Task], tmp_path: Path) -> None:
+    study = search(
+        kind(), {"lr": shoal.loguniform(1e-3, 1e-1), "batches": shoal.choice([1, 2, 3, 4])}, tmp_path,
+        algorithm=shoal.Random(6, epochs=2), devices="cpu:1",
+    )  # fmt: skip
+    assert len({trial.config["batches"] for trial in study.trials}) > 2
+    rows = [row for trial in study.trials for row in study.proof(trial.number)]
+    if kind is Accumulates:
+        assert {row.members for row in rows} == {6}
+        assert {row.reason for row in rows} == {""}
+        assert {row.trial for row in rows if row.what == "step, eager"} > {0}
+    else:
+        assert any("`.item()`" in row.reason for row in rows)
+    for trial in study.trials:
+        assert study.rerun(trial.number).largest < 1e-9
+
+
+def members(*batches: int, start: int = 0) -> list[Member]:
+    configs = [{"lr": 0.01 * (n + 1), "batches": each} for n, each in enumerate(batches)]
+    return [Member(Trial(n, config, seed=n, data_seed=0), start, 2) for n, config in enumerate(configs)]
+
+
+def values(reports: list[Report]) -> dict[tuple[int, int], dict[str, float]]:
+    return {(each.trial, each.epoch): dict(each.metrics) for each in reports}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], dict[str, float]]:
+    """Values of trials alone."""
+    return {
+        key: value
+        for member in members(1, 2, 4)
+        for key, value in values(work(Accumulates(), tmp_path_factory.mktemp("alone"), [member])).items()
+    }
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["in this process", "in another"])
+@pytest.mark.parametrize("looks", [2, 3, 4, 5])
+def test_trials_go_on_where_they_were_stopped(
+    looks: int, stays: bool, tmp_path: Path, whole: dict[tuple[int, int], dict[str, float]]
+) -> None:
+    cache, control = TrialCache(), StopsAfter(looks)
+    found = work(Accumulates(), tmp_path, members(1, 2, 4), control, cache)
+    assert control.stop_noticed
+    found += work(Accumulates(), tmp_path, members(1, 2, 4), trial_cache=cache if stays else None)
+    for key, value in values(found).items():
+        assert value == pytest.approx(whole[key], rel=1e-9), key
+    assert values(found).keys() == whole.keys()
+
+
+def test_one_that_leaves_changes_nothing_for_the_others(
+    tmp_path: Path, whole: dict[tuple[int, int], dict[str, float]]
+) -> None:
+    control = Planned({3: JobUpdate(leave=frozenset({1}))})
+    found = values(work(Accumulates(), tmp_path, members(1, 2, 4), control))
+    assert found.keys() == {key for key in whole if key[0] != 1}
+    for key, value in found.items():
+        assert value == pytest.approx(whole[key], rel=1e-9), key
+
+
+def test_the_number_of_batches_makes_no_other_structure() -> None:
+    assert key(Accumulates(), batches=1) == key(Accumulates(), batches=4)
+
+    class ByStep(Accumulates):
+        def steps_per_epoch(self, config: Any) -> int:
+            return 3
+
+    assert key(ByStep(), batches=1) != key(ByStep(), batches=4), "their epochs end at different samples"
