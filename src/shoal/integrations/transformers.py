@@ -54,12 +54,12 @@ from shoal.integrations.trainer_arguments import (
 from shoal.integrations.transformers_callback import ReportCheckpointCallback
 from shoal.task import Task
 
-__all__ = ["ReportCheckpointCallback", "TrainerTask"]
+__all__ = ["ITEMS", "SMOOTHING", "ReportCheckpointCallback", "TrainerTask"]
 
-_ITEMS = "num_items_in_batch"
+ITEMS = "num_items_in_batch"
 """Name of the number of labels of a training step, which `Trainer` gives to models that scale their loss by it."""
 
-_SMOOTHING = "label_smoothing"
+SMOOTHING = "label_smoothing"
 """Name of the buffer of a model that holds its `label_smoothing_factor`, so that members of an array may differ."""
 
 _MODEL = "each trial needs a new one; pass `model_init`, a function that returns it"
@@ -192,17 +192,20 @@ class TrainerTask(Task):
 
     def data(self, config: Config) -> tuple[Dataset[Any] | DataLoader[Any], Dataset[Any] | DataLoader[Any]]:
         """Return both data sets; with `dataloader_drop_last`, loaders that leave out the last partial batch."""
+        train, valid = self._sets(config)
         if not self.args.dataloader_drop_last:
-            return self.train_dataset, self.eval_dataset
+            return train, valid
         sizes = ("per_device_train_batch_size", "per_device_eval_batch_size")
         args = self.arguments({name: config[name] for name in sizes if name in config})  # the rest changes no data
         workers = self.loader_workers
         return (
-            DataLoader(
-                self.train_dataset, args.per_device_train_batch_size, shuffle=True, num_workers=workers, drop_last=True
-            ),
-            DataLoader(self.eval_dataset, args.per_device_eval_batch_size, num_workers=workers, drop_last=True),
+            DataLoader(train, args.per_device_train_batch_size, shuffle=True, num_workers=workers, drop_last=True),
+            DataLoader(valid, args.per_device_eval_batch_size, num_workers=workers, drop_last=True),
         )
+
+    def _sets(self, config: Config) -> tuple[Any, Any]:
+        """The training and the evaluation set of a config, of whose values only those that change them are read."""
+        return self.train_dataset, self.eval_dataset
 
     def base(self, config: Config) -> nn.Module | None:
         """Return the model of `model_init` if there is a `peft_config`."""
@@ -226,7 +229,7 @@ class TrainerTask(Task):
             if getattr(settings, "problem_type", None) == "multi_label_classification":
                 raise TaskError("label_smoothing_factor has no meaning for several labels of one sample; set it to 0")
             dtype = next(model.parameters()).dtype
-            model.register_buffer(_SMOOTHING, torch.tensor(args.label_smoothing_factor, dtype=dtype), persistent=False)
+            model.register_buffer(SMOOTHING, torch.tensor(args.label_smoothing_factor, dtype=dtype), persistent=False)
         else:
             mark_bounded(model)
         return model
@@ -249,7 +252,7 @@ class TrainerTask(Task):
     def scheduler(self, optimizer: Any, config: Config) -> Any:
         """Return the schedule of `args.lr_scheduler_type`, with warm-up."""
         args = self.arguments(config)
-        steps = total_steps(args, len(self.train_dataset))
+        steps = total_steps(args, len(self._sets(config)[0]))
         return get_scheduler(
             args.lr_scheduler_type,
             optimizer=optimizer,
@@ -281,7 +284,7 @@ class TrainerTask(Task):
 
     def steps_per_epoch(self, config: Config) -> int | None:
         """Return `eval_steps` if `eval_strategy` is "steps"."""
-        return eval_every(self.arguments(config), len(self.train_dataset))
+        return eval_every(self.arguments(config), len(self._sets(config)[0]))
 
     def collate(self, samples: list[Any]) -> dict[str, Any]:
         """Return the batch of `data_collator`, with the number of labels if the model scales its loss by it."""
@@ -290,12 +293,16 @@ class TrainerTask(Task):
         batch = self.data_collator(samples)
         if not isinstance(batch, Mapping):
             raise TaskError(f"`data_collator` must return a dict of the model's arguments, got {type(batch).__name__}")
+        return self._counted(batch)
+
+    def _counted(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """A batch with the number of its labels, if the model scales its loss by it."""
         items = self._traits.items(batch)
-        return dict(batch) if items is None else {**batch, _ITEMS: items}
+        return dict(batch) if items is None else {**batch, ITEMS: items}
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
         self._asked = tuple(each.metric for each in objectives)
-        found = warnings_for(self.arguments(config), len(self.train_dataset), objectives, longest)
+        found = warnings_for(self.arguments(config), len(self._sets(config)[0]), objectives, longest)
         return [*found, _GENERATES] if self._generates else found
 
     def _best_epoch(self) -> tuple[str, Objective] | None:
@@ -313,9 +320,9 @@ class TrainerTask(Task):
         return {name: value for name, value in sample.items() if name in self._traits.columns}
 
     def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
-        if all(_ITEMS in batch for batch in batches):
-            items = sum(batch[_ITEMS] for batch in batches)
-            return [({**batch, _ITEMS: items}, 1.0) for batch in batches]
+        if all(ITEMS in batch for batch in batches):
+            items = sum(batch[ITEMS] for batch in batches)
+            return [({**batch, ITEMS: items}, 1.0) for batch in batches]
         return [(batch, 1 / len(batches)) for batch in batches]
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -324,8 +331,8 @@ class TrainerTask(Task):
             return causal_lm_loss(model, batch)
         found, labels = _forward(model, batch)
         if labels is not None:
-            smoother = LabelSmoother(getattr(model, _SMOOTHING))
-            shift, items = self._traits.causal, batch.get(_ITEMS)
+            smoother = LabelSmoother(getattr(model, SMOOTHING))
+            shift, items = self._traits.causal, batch.get(ITEMS)
             return cast("Tensor", smoother(found, labels, shift_labels=shift, num_items_in_batch=items))
         if isinstance(found, Mapping) and "loss" not in found:
             raise TaskError(
@@ -468,7 +475,7 @@ class _Traits:
 def _forward(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Any, Tensor | None]:
     """The outputs of the model for a batch, and the labels that it was not given since they are to be smoothed."""
     inputs = dict(batch)
-    labels = inputs.pop("labels", None) if hasattr(model, _SMOOTHING) else None
+    labels = inputs.pop("labels", None) if hasattr(model, SMOOTHING) else None
     return model(**inputs), labels
 
 
