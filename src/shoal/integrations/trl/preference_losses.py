@@ -4,15 +4,88 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.core.errors import TaskError
 
-__all__ = ["LOSSES", "Pairs", "check_losses", "divergence_scores", "sequence_log_probs"]
+__all__ = ["LOSSES", "PairLoss", "PairScores", "check_losses"]
+
+
+class PairScores(NamedTuple):
+    """Loss of a batch of pairs, a scalar, and the sums and rewards of their completions, [n] each."""
+
+    loss: Tensor
+    chosen_log_probs: Tensor
+    rejected_log_probs: Tensor
+    chosen_rewards: Tensor
+    rejected_rewards: Tensor
+
+
+class PairLoss(nn.Module):
+    """Loss of a DPOConfig, as a part of the model of its trial: members of one array may differ in it.
+
+    Args:
+        args: The arguments.
+        dtype: Type of the parameters of the model.
+    """
+
+    beta: Tensor
+    label_smoothing: Tensor
+    discopop_tau: Tensor
+    loss_weights: Tensor
+    ld_alpha: Tensor | None
+
+    def __init__(self, args: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._types = tuple(args.loss_type)
+        self._divergence = (args.f_divergence_type, str(args.f_alpha_divergence_coef))
+        self._weighs, self._precomputed = args.use_weighting, args.precompute_ref_log_probs
+        numbers = {name: getattr(args, name) for name in ("beta", "label_smoothing", "discopop_tau", "ld_alpha")}
+        numbers["loss_weights"] = args.loss_weights or [1.0] * len(self._types)
+        for name, value in numbers.items():
+            tensor = None if value is None else torch.tensor(value, dtype=torch.promote_types(dtype, torch.float32))
+            self.register_buffer(name, tensor, persistent=False)
+
+    def forward(self, log_probs: Tensor, reference: Tensor, mask: Tensor, squares: Tensor | None) -> PairScores:
+        """Compute the loss.
+
+        Args:
+            log_probs: Of each token from the second on, 0 outside of completions, [2 n, T - 1]: the chosen and the
+                rejected row of each pair.
+            reference: Likewise under the reference.
+            mask: Whether a token is of a completion, [2 n, T].
+            squares: Logarithms of the sums of the squared probabilities, as `log_probs`, if pairs are weighed.
+        """
+        shifted = mask[:, 1:]
+        chosen, rejected = sequence_log_probs(log_probs, shifted, self.ld_alpha)
+        ref_chosen, ref_rejected = sequence_log_probs(reference, shifted, self.ld_alpha)
+        if self._precomputed:  # TRL keeps them in a column of this type
+            ref_chosen, ref_rejected = ref_chosen.float(), ref_rejected.float()
+        kind, alpha = self._divergence
+        tokens = mask.sum(1).clamp(min=1)
+        pairs = Pairs(
+            *(chosen, rejected, ref_chosen, ref_rejected),
+            divergence_scores(kind, chosen - ref_chosen, float(alpha)),
+            divergence_scores(kind, rejected - ref_rejected, float(alpha)),
+            *(tokens[::2], tokens[1::2], -log_probs[::2].sum() / shifted[::2].sum()),
+            *(self.beta, self.label_smoothing, self.discopop_tau),
+        )
+        losses = torch.stack([LOSSES[each](pairs) for each in self._types])
+        if self._weighs and squares is not None:
+            losses = losses * _weights(log_probs.detach(), squares, shifted)
+        loss = (losses.mean(1) * self.loss_weights).sum()
+        rewards = self.beta * pairs.chosen_ratios.detach(), self.beta * pairs.rejected_ratios.detach()
+        return PairScores(loss, chosen, rejected, *rewards)
+
+
+def _weights(log_probs: Tensor, squares: Tensor, mask: Tensor) -> Tensor:
+    """Weights of the pairs by the probability of both completions (WPO, arXiv 2406.11827), [n]."""
+    means = ((log_probs - squares) * mask).sum(1) / mask.sum(1).clamp(min=1)
+    return torch.exp(means[::2]) * torch.exp(means[1::2])
 
 
 @dataclass(frozen=True)
@@ -69,7 +142,7 @@ def sequence_log_probs(log_probs: Tensor, mask: Tensor, tail: Tensor | None) -> 
     """Log-probabilities of the chosen and of the rejected completions, [n] each.
 
     Args:
-        log_probs: Of each token, 0 outside of completions, [2 n, T]: the chosen and the rejected row of each pair.
+        log_probs: Of each token, 0 outside of completions, [2 n, T]; the rows of a pair follow one another.
         mask: Whether a token is of a completion, likewise.
         tail: Weight of the tokens beyond the length of the shorter completion of the pair (`ld_alpha`).
     """

@@ -18,13 +18,13 @@ from shoal.core.errors import TaskError
 from shoal.core.trial import Config
 from shoal.fuse.unfused_module import UnfusedModule, modules_of
 from shoal.integrations.trl.arguments import DPO, REWARD
-from shoal.integrations.trl.preference_losses import LOSSES, Pairs, check_losses, divergence_scores, sequence_log_probs
-from shoal.integrations.trl.task import Scores, TRLTask, add_numbers, number
+from shoal.integrations.trl.preference_losses import PairLoss, PairScores, check_losses
+from shoal.integrations.trl.task import Scores, TRLTask
 from shoal.integrations.trl.token_scores import TokenScores, token_scores
 
 __all__ = ["DPOTask", "RewardTask"]
 
-_NUMBERS = ("beta", "label_smoothing", "discopop_tau", "ld_alpha")
+_COEFFICIENT = "center_rewards_coefficient"
 
 
 class _PairTask(TRLTask):
@@ -114,70 +114,41 @@ class DPOTask(_PairTask):
         return args
 
     def model(self, config: Config, *base: Any, **_: Any) -> nn.Module:
-        """Return a new model with a new adapter."""
-        args: Any = self.arguments(config)
-        model = super().model(config, *base)
-        add_numbers(model, {name: getattr(args, name) for name in _NUMBERS})
-        add_numbers(model, {"loss_weights": args.loss_weights or [1.0] * len(args.loss_type)})
-        kind = args.f_divergence_type, args.f_alpha_divergence_coef, args.use_weighting, args.precompute_ref_log_probs
-        cast("Any", model).trl_loss = (tuple(args.loss_type), *kind)
+        """Return a new adapter on the base model."""
+        args, model = cast("Any", self.arguments(config)), cast("Any", super().model(config, *base))
+        model.trl_loss = PairLoss(args, next(model.parameters()).dtype)
+        model.trl_weighs = args.use_weighting or "use_weighting" in config  # other trials may weigh
         if args.precompute_ref_log_probs and _drops(model):
             raise TaskError(
                 "precompute_ref_log_probs=True of DPOConfig computes the reference without dropout, and this model has "
                 "some; set precompute_ref_log_probs=False, or disable_dropout=True and no attention_dropout"
             )
-        return model
+        return cast("nn.Module", model)
 
     def _scores(self, model: Any, batch: Any, statistics: bool) -> Scores:
-        types, divergence, alpha, weighting, precomputed = model.trl_loss
         inputs = _rows(batch, "input_ids", "attention_mask")
         mask = batch["completion_mask"].flatten(0, 1)
         labels = inputs["input_ids"].masked_fill(mask == 0, -100)
-        scores = token_scores(model, inputs, labels, statistics or weighting)
+        scores = token_scores(model, inputs, labels, statistics or model.trl_weighs)
         with torch.no_grad(), _adapter_disabled(model):
             reference = token_scores(model, inputs, labels).log_probs
-        beta, shifted, tail = number(model, "beta"), mask[:, 1:], number(model, "ld_alpha")
-        chosen, rejected = sequence_log_probs(scores.log_probs, shifted, tail)
-        ref_chosen, ref_rejected = sequence_log_probs(reference, shifted, tail)
-        if precomputed:  # into a column of this type
-            ref_chosen, ref_rejected = ref_chosen.float(), ref_rejected.float()
-        of_chosen, of_rejected = mask.sum(1).clamp(min=1).view(-1, 2).unbind(1)
-        pairs = Pairs(
-            *(chosen, rejected, ref_chosen, ref_rejected),
-            divergence_scores(divergence, chosen - ref_chosen, alpha),
-            divergence_scores(divergence, rejected - ref_rejected, alpha),
-            *(of_chosen, of_rejected),
-            -_chosen(scores.log_probs).sum() / _chosen(shifted).sum(),
-            *(beta, number(model, "label_smoothing"), number(model, "discopop_tau")),
-        )
-        losses = torch.stack([LOSSES[each](pairs) for each in types])
-        if weighting:
-            losses = losses * _weights(scores, shifted)
-        loss = (losses.mean(1) * number(model, "loss_weights")).sum()
-        return loss, _metrics(pairs, scores, shifted) if statistics else {}
+        squares = scores.statistics.log_sum_sq_probs if model.trl_weighs and scores.statistics else None
+        found: PairScores = model.trl_loss(scores.log_probs, reference, mask, squares)
+        return found.loss, _metrics(found, scores, mask[:, 1:]) if statistics else {}
 
 
-def _weights(scores: TokenScores, mask: Tensor) -> Tensor:
-    """Weights of the pairs by the probability of both completions (WPO, arXiv 2406.11827), [n]."""
-    assert scores.statistics is not None
-    aligned = (scores.log_probs.detach() - scores.statistics.log_sum_sq_probs) * mask
-    means = aligned.sum(1) / mask.sum(1).clamp(min=1)
-    return torch.exp(means).view(-1, 2).prod(1)
-
-
-def _metrics(pairs: Pairs, scores: TokenScores, mask: Tensor) -> dict[str, Tensor]:
+def _metrics(pairs: PairScores, scores: TokenScores, mask: Tensor) -> dict[str, Tensor]:
     """Means of a batch, as DPOTrainer logs them."""
     assert scores.statistics is not None
-    found = scores.statistics
-    chosen, rejected = pairs.beta * pairs.chosen_ratios, pairs.beta * pairs.rejected_ratios
+    found, chosen, rejected = scores.statistics, pairs.chosen_rewards, pairs.rejected_rewards
     of_chosen, of_rejected = _chosen(mask), _rejected(mask)
     return {
         "entropy": _ratio(found.entropy, mask),
         "mean_token_accuracy": _ratio(_chosen(found.is_top1), of_chosen),
         "logits/chosen": _ratio(_chosen(found.mean_logits), of_chosen),
         "logits/rejected": _ratio(_rejected(found.mean_logits), of_rejected),
-        "logps/chosen": pairs.chosen.mean(),
-        "logps/rejected": pairs.rejected.mean(),
+        "logps/chosen": pairs.chosen_log_probs.mean(),
+        "logps/rejected": pairs.rejected_log_probs.mean(),
         "rewards/chosen": chosen.mean(),
         "rewards/rejected": rejected.mean(),
         "rewards/accuracies": (chosen > rejected).float().mean(),
@@ -278,9 +249,9 @@ class RewardTask(_PairTask):
 
     def model(self, config: Config, *base: Any, **_: Any) -> nn.Module:
         """Return a new model, with a new adapter if there is a `peft_config`."""
-        args: Any = self.arguments(config)
-        model = super().model(config, *base)
-        add_numbers(model, {"center_rewards_coefficient": args.center_rewards_coefficient})
+        args, model = cast("Any", self.arguments(config)), super().model(config, *base)
+        coefficient = torch.tensor(args.center_rewards_coefficient or 0.0, dtype=next(model.parameters()).dtype)
+        model.register_buffer(_COEFFICIENT, coefficient, persistent=False)
         return model
 
     def _from_pretrained(self, name: str, settings: dict[str, Any]) -> nn.Module:
@@ -300,9 +271,7 @@ class RewardTask(_PairTask):
         chosen, rejected = _chosen(rewards), _rejected(rewards)
         margin = chosen - rejected
         loss = -F.logsigmoid(margin - batch["margin"] if "margin" in batch else margin).mean()
-        coefficient = number(model, "center_rewards_coefficient")
-        if coefficient is not None:
-            loss = loss + coefficient * ((chosen + rejected) ** 2).mean()
+        loss = loss + getattr(model, _COEFFICIENT) * ((chosen + rejected) ** 2).mean()
         if not statistics:
             return loss, {}
         return loss, {

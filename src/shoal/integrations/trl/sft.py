@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 from peft import PeftConfig
-from torch import nn
+from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from shoal.core.errors import TaskError
@@ -21,6 +21,18 @@ _ROWS = "rows"
 """Name of a tensor of a batch whose length is the number of its samples, which `padding_free` puts into one row."""
 
 _LOSSES = ("nll", "dft")
+
+
+class TokenLoss(nn.Module):
+    """Loss of a `loss_type`, as a part of the model of its trial: members of one array may differ in it."""
+
+    def __init__(self, loss_type: str) -> None:
+        super().__init__()
+        self._type = loss_type
+
+    def forward(self, log_probs: Tensor) -> Tensor:
+        """Losses of tokens by their log-probabilities."""
+        return -log_probs * log_probs.exp().detach() if self._type == "dft" else -log_probs
 
 
 class SFTTask(TRLTask):
@@ -83,18 +95,20 @@ class SFTTask(TRLTask):
 
     def model(self, config: Config, *base: Any, **_: Any) -> nn.Module:
         """Return a new model, with a new adapter if there is a `peft_config`."""
-        model, args = super().model(config, *base), cast("Any", self.arguments(config))
-        model.trl_loss_type = args.loss_type
-        return model
+        model, args = cast("Any", super().model(config, *base)), cast("Any", self.arguments(config))
+        model.trl_loss = TokenLoss(args.loss_type)
+        if args.loss_type == "dft" and hasattr(model, SMOOTHING):
+            delattr(model, SMOOTHING)  # as TRL, which ignores it there
+        return cast("nn.Module", model)
 
     def collate(self, samples: list[Any]) -> dict[str, Any]:
         """Return the batch that TRL's collator makes, with the numbers of its samples and labels."""
         return {_ROWS: torch.zeros(len(samples)), **self._counted(super().collate(samples))}
 
-    def _scores(self, model: nn.Module, batch: Any, statistics: bool) -> Scores:
+    def _scores(self, model: Any, batch: Any, statistics: bool) -> Scores:
         unused = {_ROWS} if model.training else {_ROWS, ITEMS}  # an evaluation counts its own labels
         own = {name: value for name, value in batch.items() if name not in unused}
-        smoothed = hasattr(model, SMOOTHING) and model.trl_loss_type == "nll"
+        smoothed = hasattr(model, SMOOTHING)
         if smoothed and not statistics:
             return TrainerTask.loss(self, model, own), {}
         inputs = {name: value for name, value in own.items() if name not in ("labels", ITEMS)}
@@ -102,11 +116,8 @@ class SFTTask(TRLTask):
         if smoothed:
             loss = TrainerTask.loss(self, model, own)
         else:
-            losses = -scores.log_probs
-            if model.trl_loss_type == "dft":
-                losses = losses * scores.log_probs.exp().detach()
             items = own[ITEMS] if ITEMS in own else scores.labelled.sum()
-            loss = losses.sum() / items.clamp(min=1)
+            loss = model.trl_loss(scores.log_probs).sum() / items.clamp(min=1)
         if scores.statistics is None:
             return loss, {}
         labelled = scores.labelled.sum().clamp(min=1)

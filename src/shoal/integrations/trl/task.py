@@ -221,21 +221,3 @@ def _tokenizer(given: Any, model: Any, args: TrainingArguments, task: str) -> Pr
             "`tokenizer.pad_token`"
         )
     return given
-
-
-def add_numbers(model: nn.Module, numbers: Mapping[str, Any]) -> None:
-    """Keep numbers of a trial on its model as buffers, so that members of one array may differ in them."""
-    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
-    for name, value in numbers.items():
-        if value is not None:
-            model.register_buffer(buffer_name(name), torch.tensor(value, dtype=dtype), persistent=False)
-
-
-def number(model: nn.Module, name: str) -> Any:
-    """A number of `add_numbers`; None if the trial has none."""
-    return getattr(model, buffer_name(name), None)
-
-
-def buffer_name(name: str) -> str:
-    """Name of the buffer of a field."""
-    return f"trl_{name}"
