@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 import trl.trainer.utils
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
@@ -27,16 +27,18 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
     TrainerCallback,
+    TrainingArguments,
 )
-from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 import shoal
 from shoal.core.array import Array, Member
+from shoal.core.errors import TaskError
 from shoal.core.event import Reported
 from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
 from shoal.fuse.generators import seed_all
-from shoal.integrations.trl import DPOTask, RewardTask, SFTTask
+from shoal.integrations.trl import DPOTask, RewardTask, SFTTask, preferences
 from shoal.integrations.trl.task import TRLTask
 from shoal.train import run
 from shoal.train.bases import bases_of
@@ -172,6 +174,10 @@ def lora(**settings: Any) -> LoraConfig:
     return LoraConfig(**{**usual, **settings})
 
 
+def adapter_for(task: Any) -> LoraConfig:
+    return lora(task_type="SEQ_CLS", modules_to_save=["score"]) if task is RewardTask else lora()
+
+
 @dataclass(frozen=True)
 class Case:
     task: type[TRLTask]
@@ -288,7 +294,7 @@ CASES = {
     "rewards": Case(
         RewardTask, {"gradient_accumulation_steps": 2}, MARGINS,
         several(3, center_rewards_coefficient=[0.01, 0.02, 0.0]), scorer,
-        lora(task_type="SEQ_CLS", modules_to_save=["score"]),
+        adapter_for(RewardTask),
     ),
 }  # fmt: skip
 
@@ -301,7 +307,12 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", Exact)
 
 
-@pytest.mark.parametrize("name", CASES)
+FAST = {"completions, twelve members", "packed", "pairs", "rewards"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.thorough) for name in CASES]
+)
 def test_members_of_an_array_are_as_by_trl(name: str, exact: None, tmp_path: Path, caplog: Any) -> None:
     case = CASES[name]
     trials = [trial(b, config) for b, config in enumerate(case.configs)]
@@ -324,3 +335,261 @@ def test_members_of_an_array_are_as_by_trl(name: str, exact: None, tmp_path: Pat
         assert mine, "the adapter"
         its = {name: weights[name] for name in mine}
         torch.testing.assert_close(mine, its, rtol=case.tolerance, atol=case.tolerance)
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    **{loss: {} for loss in ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")},
+    **{loss: {} for loss in ("discopop", "sft", "sigmoid_norm")},
+    **{loss: {"label_smoothing": 0.2} for loss in ("robust", "aot", "aot_unpaired")},
+    "exo_pair": {"label_smoothing": 0.25},  # exact in float32, of which TRL takes logarithms
+}
+VARIANTS: list[dict[str, Any]] = [
+    *({"loss_type": [loss], **settings} for loss, settings in LOSSES.items()),
+    *({"f_divergence_type": kind} for kind in ("forward_kl", "js_divergence")),
+    {"loss_type": ["sigmoid", "ipo"], "loss_weights": [0.7, 2.0], "ld_alpha": 0.4},
+    {"use_weighting": True, "beta": 0.7},
+]
+
+
+def test_each_loss_of_dpo_and_its_metrics_are_trls(exact: None, tmp_path: Path) -> None:
+    """One trainer, whose settings are changed as its constructor sets them."""
+    case = Case(DPOTask, {"eval_strategy": "no"}, PAIRS, [])
+    task = made(case, tmp_path)
+    train, _ = task.data({})
+    trainer = DPOTrainer(
+        model=gpt2(), args=task.args, train_dataset=PAIRS, processing_class=tokenizer(), peft_config=lora(r=3)
+    )
+    for name, each in trainer.model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(each, generator=torch.Generator().manual_seed(1))
+    samples = [train[n] for n in range(5)]
+    inputs = trainer.data_collator([row for _, row in samples])
+    trainer.model.eval()
+    for settings in VARIANTS:
+        own: Any = task.arguments(settings)
+        trainer.loss_types, trainer.loss_weights = own.loss_type, own.loss_weights or [1.0] * len(own.loss_type)
+        for name in ("beta", "label_smoothing", "ld_alpha", "use_weighting", "f_divergence_type"):
+            setattr(trainer, name, getattr(own, name))
+        model = bases_of(task, CPU).model({"r": 3, **settings})
+        model.load_state_dict(trainer.model.state_dict())
+        with torch.no_grad():
+            wanted = trainer.compute_loss(trainer.model, dict(inputs))
+            found = task.loss(model.eval(), task.collate(samples))
+        assert found.item() == pytest.approx(wanted.item(), rel=1e-9), settings
+        logged = {name: values[-1] for name, values in trainer._metrics["eval"].items() if name != "num_tokens"}
+        mine = task.evaluate([task.outputs(model, task.collate(samples))], {})
+        assert mine == pytest.approx(logged, rel=1e-6), settings
+
+
+def test_twelve_members_share_one_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base runs once for all members of an array, of whatever rank, with the flags of their adapters put back."""
+    task = made(Case(DPOTask, {}, PAIRS, []), tmp_path)
+    models = [bases_of(task, CPU).model({"r": 1 + b % 3, "beta": 0.1 * (b + 1)}) for b in range(12)]
+    array = shoal.fuse(models, strict=False)
+    batch = task.collate([task.data({})[0][n] for n in range(3)])
+    ranks = []
+    score = preferences.token_scores
+
+    def scored(*arguments: Any) -> Any:
+        found = score(*arguments)
+        ranks.append(type(found.log_probs).__name__)
+        return found
+
+    monkeypatch.setattr(preferences, "token_scores", scored)
+    losses = array.map(task.loss, batch)
+    assert ranks == ["Stacked", "Tensor"]
+    alone = torch.stack([task.loss(model, batch) for model in models])
+    torch.testing.assert_close(losses, alone, rtol=1e-12, atol=0)
+
+
+def real(case: Case, directory: Path) -> Any:
+    kind, trainer_class = KINDS[case.task]
+    return trainer_class(
+        model=case.make(), args=arguments(directory, kind, **case.settings), train_dataset=case.data,
+        eval_dataset=case.data.select(range(7)), processing_class=tokenizer(), peft_config=case.adapter,
+    )  # fmt: skip
+
+
+TURNS = Dataset.from_list([{"messages": [{"role": "user", "content": words(n, 3)}]} for n in range(3)])
+DATA = {
+    "texts in another column": Case(SFTTask, {"dataset_text_field": "words"}, TEXTS.rename_column("text", "words"), []),
+    "only the end of long rows": Case(SFTTask, {"max_length": 4, "shuffle_dataset": True}, ANSWERS, []),
+    "packed as documents": Case(SFTTask, {"packing": True, "max_length": 7, "eval_packing": False}, TEXTS, []),
+    "padding free": Case(SFTTask, {"padding_free": True, "max_length": None, "pad_to_multiple_of": 4}, TEXTS, []),
+    "pairs, cut": Case(DPOTask, {"max_length": 5, "pad_to_multiple_of": 8}, PAIRS, []),
+    "rewards, short ones": Case(RewardTask, {"max_length": 8}, MARGINS, [], scorer, adapter_for(RewardTask)),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_data_is_what_the_trainer_has(name: str, tmp_path: Path) -> None:
+    case = DATA[name]
+    task, trainer = made(case, tmp_path), real(case, tmp_path)
+    trainer._set_signature_columns_if_needed()
+    for mine, its in zip(task.data({}), (trainer.train_dataset, trainer.eval_dataset), strict=True):
+        rows = its.select_columns([each for each in its.column_names if each in trainer._signature_columns])
+        assert [mine[n][1] for n in range(len(mine))] == list(rows)
+        wanted = trainer.data_collator(list(rows.select(range(3))))
+        found = task.collate([mine[n] for n in range(3)])
+        for key, value in wanted.items():
+            own = found[key]
+            if isinstance(own, Tensor) and own.dim() == 3:
+                own = own.transpose(0, 1).flatten(0, 1)  # pairs
+            torch.testing.assert_close(own, value, msg=key)
+
+
+def test_trials_share_the_data_of_equal_values(tmp_path: Path) -> None:
+    task = made(Case(SFTTask, {}, ANSWERS, []), tmp_path)
+    sets = DataSets(task, CPU)
+    configs = [{"max_length": 5 + b % 2, "learning_rate": 0.1 * b, "r": b} for b in range(6)]
+    assert len({id(sets.of(config)[0]) for config in configs}) == 2
+    assert sets.names_read(configs[0]) == {*task.known.data}
+    assert len(task._prepared) == 2
+
+
+@pytest.mark.parametrize("task", [SFTTask, DPOTask, RewardTask])
+def test_each_field_of_a_config_is_known(task: type[TRLTask]) -> None:
+    known = task.known
+    groups = [known.data, known.training, known.no_effect.keys(), known.refused.keys()]
+    assert sum(map(len, groups)) == len(known.names), "no field is in two tables"
+    of_trainer = {each.name for each in fields(TrainingArguments)}
+    own = {each.name for each in fields(known.kind)} - of_trainer
+    assert own <= known.names
+    assert known.names - own <= {"activation_checkpointing", "gradient_checkpointing"}
+    assert all(known.no_effect.values())
+    assert all(known.refused.values())
+
+
+def test_a_config_as_it_comes_is_taken(tmp_path: Path) -> None:
+    pairs = {"train_dataset": PAIRS, "eval_dataset": PAIRS, "processing_class": tokenizer()}
+    for task, kind, make in (
+        (SFTTask, SFTConfig, gpt2),
+        (DPOTask, DPOConfig, gpt2),
+        (RewardTask, RewardConfig, scorer),
+    ):
+        data = {**pairs, "train_dataset": ANSWERS, "eval_dataset": ANSWERS} if task is SFTTask else pairs
+        args = kind(output_dir=str(tmp_path), use_cpu=True)
+        made_task = task(make, args=args, **data, peft_config=adapter_for(task))
+        assert made_task.precision({}) == "bf16-mixed"
+        assert made_task.arguments({}).learning_rate == args.learning_rate
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
+    "a model itself": (SFTTask, {"model": nn.Linear(1, 1)}, {}, "`model` of SFTTask must be a name .*got a Linear"),
+    "no adapter": (DPOTask, {"peft_config": None}, {}, "DPOTask needs a `peft_config`.*function that runs DPOTrainer"),
+    "a reference": (DPOTask, {"ref_model": 1}, {}, "no `ref_model`: the reference is the model without its adapter"),
+    "no adapter of peft": (SFTTask, {"peft_config": {"r": 8}}, {}, r"`peft_config` must be .*got {'r': 8}"),
+    "virtual tokens": (
+        SFTTask, {"peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)}, {},
+        "no PromptTuningConfig, which puts virtual tokens",
+    ),
+    "an adapter of the head": (
+        SFTTask, {"peft_config": lora(target_modules=["lm_head"])}, {}, "'lm_head'.*is not trained"
+    ),
+    "an adapter put already": (
+        SFTTask, {"model": lambda: get_peft_model(gpt2(), lora())}, {}, "has an adapter already"
+    ),
+    "other columns": (
+        SFTTask, {"train_dataset": PAIRS.remove_columns("prompt")}, {},
+        "`train_dataset` has the columns 'chosen', 'rejected', and SFTTrainer needs 'text' or .* or 'prompt' and",
+    ),
+    "columns of another trainer": (DPOTask, {"eval_dataset": ANSWERS}, {}, "`eval_dataset` has .* needs 'chosen' and"),
+    "a list": (SFTTask, {"train_dataset": [{"text": "w1"}]}, {}, "must be a datasets.Dataset.*got list"),
+    "pictures": (SFTTask, {"train_dataset": TEXTS.add_column("image", [0] * ROWS)}, {}, "a column 'image'"),
+    "no evaluation": (SFTTask, {"eval_dataset": None}, {}, "SFTTask needs a `eval_dataset`"),
+    "no tokenizer": (SFTTask, {"processing_class": None}, {}, "`processing_class` of SFTTask must be a tokenizer"),
+    "no token to pad with": (
+        SFTTask, {"processing_class": tokenizer(bos_token="<eos>")}, {}, "neither a pad_token nor an eos_token"
+    ),
+    "a config of another trainer": (
+        SFTTask, {"args": "grpo"}, {}, "must be a SFTConfig, got GRPOConfig.*GRPOTrainer.*give `shoal.tune` a function"
+    ),
+    "metrics of logits": (SFTTask, {"compute_metrics": print}, {}, "takes no `compute_metrics`.*override `outputs`"),
+    "a moving reference": (DPOTask, {}, {"sync_ref_model": True}, "sync_ref_model=True .*DPOTrainer"),
+    "arguments of a name": (SFTTask, {}, {"model_init_kwargs": {"dtype": "auto"}}, "model_init_kwargs=.*your function"),
+    "packing without a length": (
+        SFTTask, {}, {"packing": True, "max_length": None}, "SFTTrainer refuses .*`max_length` can't be `None`"
+    ),
+    "a score of two labels": (
+        RewardTask, {"model": lambda: small(GPT2ForSequenceClassification, num_labels=2)}, {}, "one label, and .* has 2"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_study_cannot_do_is_refused(name: str, tmp_path: Path) -> None:
+    kind, given, settings, message = REFUSED[name]
+    config = KINDS[kind][0]
+    args = arguments(tmp_path, config, **settings)
+    data = ANSWERS if kind is SFTTask else PAIRS
+    usual = {"model": scorer if kind is RewardTask else gpt2, "args": args, "train_dataset": data, "eval_dataset": data}
+    usual |= {
+        "processing_class": tokenizer(),
+        "peft_config": adapter_for(kind),
+    }
+    if given.get("args") == "grpo":
+        given = {"args": GRPOConfig(output_dir=str(tmp_path), report_to="none", use_cpu=True, bf16=False)}
+    with pytest.raises(TaskError, match=f"(?s){message}"):
+        kind(**{**usual, **given})
+
+
+def test_no_row_that_fits_is_an_error_of_the_data(tmp_path: Path) -> None:
+    task = made(Case(SFTTask, {"max_length": 1}, ANSWERS, []), tmp_path)
+    with pytest.raises(TaskError, match=r"no row of `train_dataset` is left as SFTTrainer .* max_length=1"):
+        task.data({})
+
+
+IMPOSSIBLE: list[tuple[Any, dict[str, Any], str]] = [
+    (SFTTask, {"lr": 0.1}, "'lr' is not a field of SFTConfig or of `peft_config`"),
+    (SFTTask, {"loss_type": "mse"}, "loss_type of SFTConfig must be 'nll' or 'dft', got 'mse'"),
+    (SFTTask, {"seed": 1}, "give `seed` to `shoal.tune`"),
+    (DPOTask, {"loss_type": "dpo"}, "loss_type of DPOConfig must be of .*got 'dpo'"),
+    (DPOTask, {"loss_type": "exo_pair"}, "needs label_smoothing above 0"),
+    (DPOTask, {"loss_type": "aot", "use_weighting": True}, "loss_type='aot' mixes those of a batch"),
+    (DPOTask, {"loss_type": "nca_pair", "f_divergence_type": "forward_kl"}, "no meaning for loss_type='nca_pair'"),
+    (DPOTask, {"f_divergence_type": "kl"}, "f_divergence_type of DPOConfig must be of .*got 'kl'"),
+    (DPOTask, {"loss_weights": [1.0, 2.0]}, r"must have a number for each of \['sigmoid'\], got"),
+]
+
+
+def test_a_value_of_a_trial_that_is_not_possible_is_refused(tmp_path: Path) -> None:
+    tasks = {kind: made(Case(kind, {}, data, []), tmp_path) for kind, data in ((SFTTask, ANSWERS), (DPOTask, PAIRS))}
+    for kind, config, message in IMPOSSIBLE:
+        with pytest.raises(TaskError, match=message):
+            tasks[kind].arguments(config)
+
+
+def test_what_the_user_gave_stays_as_it_is(tmp_path: Path) -> None:
+    """The tokenizer without a pad token, arguments and the seed of the process."""
+    given, args = tokenizer(eos_token="<eos>"), arguments(tmp_path, SFTConfig, max_length=6)
+    before = (args.to_dict(), torch.random.get_rng_state())
+    task = SFTTask(
+        gpt2, args=args, train_dataset=ANSWERS, eval_dataset=ANSWERS, processing_class=given, peft_config=lora()
+    )
+    train, _ = task.data({})
+    assert given.pad_token is None
+    assert args.to_dict() == before[0]
+    batch = task.collate([train[n] for n in range(3)])
+    assert WORDS[int(batch["input_ids"][batch["attention_mask"] == 0][0])] == "<eos>"
+    model: Any = bases_of(task, CPU).model({})
+    assert model.config.pad_token_id == WORDS.index("<eos>")
+
+
+def test_a_search_over_the_name_of_a_model(tmp_path: Path, caplog: Any) -> None:
+    """Fields of both configs vary, also the loss, which the members of one array compute apart."""
+    llama().save_pretrained(tmp_path / "base")
+    tokenizer().save_pretrained(tmp_path / "base")
+    args = arguments(tmp_path, DPOConfig, eval_strategy="epoch", learning_rate=1e-3)
+    task = DPOTask(
+        str(tmp_path / "base"), args=args, train_dataset=PAIRS, eval_dataset=PAIRS.select(range(7)),
+        peft_config=lora(target_modules=["q_proj"], fan_in_fan_out=False),
+    )  # fmt: skip
+    space = {"r": shoal.choice([1, 3]), "loss_type": shoal.choice(["sigmoid", "ipo"]), "beta": 0.2}
+    study = shoal.tune(
+        task, space, metric="rewards/accuracies", mode="max", algorithm=shoal.Grid(epochs=2), devices="cpu:1",
+        backend="inline", directory=tmp_path / "study", show_progress=False,
+    )  # fmt: skip
+    assert not [record for record in caplog.records if record.name.startswith("shoal.train")]
+    best: Any = study.best_model()
+    assert best.peft_config["default"].r == study.best_trial.config["r"]
+    assert 0 <= study.best_trial.metrics["rewards/accuracies"] <= 1

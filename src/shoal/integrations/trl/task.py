@@ -61,6 +61,11 @@ class TRLTask(TrainerTask):
         if args is None:
             args = self.known.kind(output_dir="trl")
         check_type(args, self.known, name)
+        if isinstance(model, nn.Module) or not (isinstance(model, str) or callable(model)):
+            raise TaskError(
+                f"`model` of {name} must be a name or path, or a function that returns a model, got a "
+                f"{type(model).__name__}: trials need models of their own"
+            )
         named = isinstance(model, str)
         check(args, self.known, named)
         for other in others:
