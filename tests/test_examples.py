@@ -91,6 +91,14 @@ SHORT = ["--trials", "4", "--epochs", "2"]
             id="adapters of several ranks on one base, the best of which peft writes",
         ),
         pytest.param(
+            *("sft", SHORT, r"Best: loss (.+) by trial \d", 0.0, 2.6, "adapter/adapter_model.safetensors"),
+            id="adapters as SFTTrainer trains them",
+        ),
+        pytest.param(
+            *("dpo", SHORT, r"Best: accuracy (.+) by trial \d", 0.5, 1.01, "adapter/adapter_model.safetensors"),
+            id="adapters as DPOTrainer trains them",
+        ),
+        pytest.param(
             *("lightning_module", SHORT, r"Best of 4 trials: accuracy (.+) with", 0.7, 1.01, ""),
             id="a LightningModule as it stands",
         ),

@@ -38,6 +38,7 @@ from shoal.core.event import Reported
 from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
 from shoal.fuse.generators import seed_all
+from shoal.fuse.shard import IndivisibleStepError
 from shoal.integrations.trl import DPOTask, RewardTask, SFTTask, preferences
 from shoal.integrations.trl.task import TRLTask
 from shoal.train import run
@@ -46,6 +47,7 @@ from shoal.train.checkpoint import load_newest
 from shoal.train.control import JobControl
 from shoal.train.data.datasets import DataSets
 from shoal.train.signature_builder import SignatureBuilder
+from shoal.train.team.exchange import first_rows
 from shoal.train.worker_state import TrialCache, WorkerState
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
@@ -593,3 +595,26 @@ def test_a_search_over_the_name_of_a_model(tmp_path: Path, caplog: Any) -> None:
     best: Any = study.best_model()
     assert best.peft_config["default"].r == study.best_trial.config["r"]
     assert 0 <= study.best_trial.metrics["rewards/accuracies"] <= 1
+
+
+def test_a_search_over_dropout_that_is_disabled_is_said(tmp_path: Path) -> None:
+    task = made(Case(DPOTask, {}, PAIRS, []), tmp_path)
+    (warning,) = [each for each in task._study_warnings([], None, {"lora_dropout": 0.1}) if "dropout" in each]
+    assert "disable_dropout of DPOConfig is True, its default; set disable_dropout=False" in warning
+    assert not task._study_warnings([], None, {"lora_dropout": 0.1, "disable_dropout": False})
+
+
+def test_a_division_of_a_batch_keeps_pairs(tmp_path: Path) -> None:
+    """What a team of several devices gives each of them; rows of tokens without padding are not divided."""
+    task = made(Case(DPOTask, {}, PAIRS, []), tmp_path)
+    samples = [task.data({})[0][n] for n in range(4)]
+    model = bases_of(task, CPU).model({"r": 2})
+    nn.init.ones_(next(each for name, each in model.named_parameters() if "lora_B" in name))
+    found, wanted = (
+        task.loss(model, each) for each in (first_rows(task.collate(samples), 2), task.collate(samples[:2]))
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
+    packed = made(Case(SFTTask, {"packing": True, "max_length": 9}, TEXTS, []), tmp_path)
+    batch = packed.collate([packed.data({})[0][n] for n in range(3)])
+    with pytest.raises(IndivisibleStepError, match="a batch of 3 samples has a tensor"):
+        first_rows(batch, 1)

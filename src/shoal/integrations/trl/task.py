@@ -1,7 +1,7 @@
 """What the tasks of TRL's trainers have in common: model, adapter, prepared data and metrics of an evaluation."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArgumen
 from trl.trainer.utils import create_model_from_path, disable_dropout_in_model
 
 from shoal.core.errors import TaskError
+from shoal.core.objective import Objective
 from shoal.core.trial import Config
 from shoal.integrations.adapters import adapter_fields, with_adapter
 from shoal.integrations.transformers import TrainerTask
@@ -204,6 +205,15 @@ class TRLTask(TrainerTask):
     def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
         """Return the mean of each metric over the batches, as TRL logs it, without the prefix `"eval_"`."""
         return {name: sum(float(each[name]) for each in outputs) / len(outputs) for name in outputs[0]}
+
+    def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
+        found = super()._study_warnings(objectives, longest, config)
+        if "lora_dropout" in config and getattr(self.arguments(config), "disable_dropout", False):
+            found.append(
+                f"lora_dropout of the config changes nothing, since disable_dropout of {self.known.kind.__name__} is "
+                "True, its default; set disable_dropout=False, or remove lora_dropout from the space"
+            )
+        return found
 
     @abstractmethod
     def _scores(self, model: nn.Module, batch: Any, statistics: bool) -> Scores:
