@@ -25,6 +25,8 @@ from shoal.train.kept_gradients import uncleared
 
 __all__ = [
     "FUNCTION",
+    "ITEMS",
+    "SMOOTHING",
     "check",
     "check_environment",
     "check_methods",
@@ -39,6 +41,12 @@ __all__ = [
     "total_steps",
     "warnings_for",
 ]
+
+ITEMS = "num_items_in_batch"
+"""Name of the number of labels of a training step, which `Trainer` gives to models that scale their loss by it."""
+
+SMOOTHING = "label_smoothing"
+"""Name of the buffer of a model that holds its `label_smoothing_factor`, so that members of an array may differ."""
 
 _OF_A_TRIAL = {
     *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args"),

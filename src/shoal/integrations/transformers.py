@@ -36,6 +36,8 @@ from shoal.integrations.causal_lm import bounds_loss, causal_lm_loss, mark_bound
 from shoal.integrations.early_stopping import are_callbacks, rules_for
 from shoal.integrations.trainer_arguments import (
     FUNCTION,
+    ITEMS,
+    SMOOTHING,
     best_evaluation,
     check,
     check_environment,
@@ -54,13 +56,7 @@ from shoal.integrations.trainer_arguments import (
 from shoal.integrations.transformers_callback import ReportCheckpointCallback
 from shoal.task import Task
 
-__all__ = ["ITEMS", "SMOOTHING", "ReportCheckpointCallback", "TrainerTask"]
-
-ITEMS = "num_items_in_batch"
-"""Name of the number of labels of a training step, which `Trainer` gives to models that scale their loss by it."""
-
-SMOOTHING = "label_smoothing"
-"""Name of the buffer of a model that holds its `label_smoothing_factor`, so that members of an array may differ."""
+__all__ = ["ReportCheckpointCallback", "TrainerTask"]
 
 _MODEL = "each trial needs a new one; pass `model_init`, a function that returns it"
 

@@ -10,7 +10,8 @@ from transformers import TrainingArguments
 
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
-from shoal.integrations.transformers import ITEMS, SMOOTHING, TrainerTask
+from shoal.integrations.trainer_arguments import ITEMS, SMOOTHING
+from shoal.integrations.transformers import TrainerTask
 from shoal.integrations.trl.arguments import SFT
 from shoal.integrations.trl.task import Scores, TRLTask
 from shoal.integrations.trl.token_scores import token_scores
