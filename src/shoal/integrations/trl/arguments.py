@@ -13,12 +13,8 @@ from shoal.core.errors import TaskError
 
 __all__ = ["DPO", "REWARD", "SFT", "ConfigFields", "check", "check_type"]
 
-_ONE_DEVICE = "memory only: it changes no number"
-
 _COMMON_NO_EFFECT = {
-    "activation_checkpointing": _ONE_DEVICE,
-    "gradient_checkpointing": _ONE_DEVICE,
-    "activation_offloading": _ONE_DEVICE,
+    "activation_offloading": "memory only: it changes no number",
     "dataset_num_proc": "processes that prepare the data",
 }
 
@@ -103,6 +99,8 @@ def check(args: TrainingArguments, known: ConfigFields, named: bool) -> None:
         wrong += [(name, "load the model in your function") for name in _LOADING if getattr(args, name)]
     if (path := getattr(args, "chat_template_path", None)) and not str(path).endswith((".jinja", ".j2")):
         wrong.append(("chat_template_path", "a tokenizer may add tokens; give the path of a .jinja file"))
+    if "selective" in (args.activation_checkpointing_kwargs or {}):
+        wrong.append(("activation_checkpointing_kwargs", "remove 'selective'; all of each part is computed again"))
     if wrong:
         raise TaskError(
             f"a study cannot honour these fields of {known.kind.__name__}: "

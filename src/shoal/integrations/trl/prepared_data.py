@@ -102,6 +102,7 @@ def prepare(
     name = type(args).__name__
     given: Any = copy.copy(args)
     given.activation_checkpointing = given.gradient_checkpointing = False
+    given.activation_checkpointing_kwargs = given.gradient_checkpointing_kwargs = None
     given.accelerator_config = copy.copy(given.accelerator_config)
     if probe:
         given.dataset_num_proc = None
