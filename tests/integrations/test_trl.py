@@ -55,12 +55,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 CPU = torch.device("cpu")
 WORDS = ["<pad>", "<eos>", *(f"w{number}" for number in range(30))]
 ROWS, DATA_SEED, EPOCHS = 13, 5, 2
+CHAT = (
+    "{% for each in messages %}{% if each.role == 'assistant' %}{% generation %}{{ each.content }} {{ eos_token }}"
+    "{% endgeneration %}{% else %}{{ each.content }} {% endif %}{% endfor %}"
+)
 
 
 def tokenizer(**names: str) -> PreTrainedTokenizerFast:
     made = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<pad>"))
     made.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, **(names or {"pad_token": "<pad>", "eos_token": "<eos>"}))
+    names = names or {"pad_token": "<pad>", "eos_token": "<eos>"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=CHAT, **names)
 
 
 def words(number: int, count: int) -> str:
@@ -414,12 +419,22 @@ def real(case: Case, directory: Path) -> Any:
     )  # fmt: skip
 
 
-TURNS = Dataset.from_list([{"messages": [{"role": "user", "content": words(n, 3)}]} for n in range(3)])
+TURNS = Dataset.from_list(
+    [
+        {
+            "messages": [
+                {"role": role, "content": words(k + n, 2 + n % 3)} for k, role in enumerate(("user", "assistant"))
+            ]
+        }
+        for n in range(ROWS)
+    ]
+)
 DATA = {
     "texts in another column": Case(SFTTask, {"dataset_text_field": "words"}, TEXTS.rename_column("text", "words"), []),
     "only the end of long rows": Case(SFTTask, {"max_length": 4, "shuffle_dataset": True}, ANSWERS, []),
     "packed as documents": Case(SFTTask, {"packing": True, "max_length": 7, "eval_packing": False}, TEXTS, []),
     "padding free": Case(SFTTask, {"padding_free": True, "max_length": None, "pad_to_multiple_of": 4}, TEXTS, []),
+    "answers of a chat": Case(SFTTask, {"assistant_only_loss": True}, TURNS, []),
     "pairs, cut": Case(DPOTask, {"max_length": 5, "pad_to_multiple_of": 8}, PAIRS, []),
     "rewards, short ones": Case(RewardTask, {"max_length": 8}, MARGINS, [], scorer, adapter_for(RewardTask)),
 }
@@ -619,3 +634,33 @@ def test_a_division_of_a_batch_keeps_pairs(tmp_path: Path) -> None:
     batch = packed.collate([packed.data({})[0][n] for n in range(3)])
     with pytest.raises(IndivisibleStepError, match="a batch of 3 samples has a tensor"):
         first_rows(batch, 1)
+
+
+def test_adapters_of_a_quantised_base_are_in_bfloat16(tmp_path: Path) -> None:
+    """As TRL has them, but for the magnitudes of DoRA."""
+
+    def quantised() -> Any:
+        model = llama()
+        model.is_loaded_in_4bit = True
+        return model
+
+    adapter = lora(use_dora=True, target_modules=["q_proj"], fan_in_fan_out=False)
+    task = made(Case(SFTTask, {}, ANSWERS, [], quantised, adapter), tmp_path)
+    model = bases_of(task, CPU).model({})
+    found = {name: each.dtype for name, each in model.named_parameters() if each.requires_grad}
+    assert {kind for name, kind in found.items() if "magnitude" in name} == {torch.float32}
+    assert {kind for name, kind in found.items() if "magnitude" not in name} == {torch.bfloat16}
+
+
+def test_a_function_makes_texts_of_any_columns(tmp_path: Path) -> None:
+    rows = Dataset.from_list([{"question": words(n, 2), "answer": words(n + 1, 3)} for n in range(ROWS)])
+    task = SFTTask(
+        gpt2, args=arguments(tmp_path, SFTConfig), train_dataset=rows, eval_dataset=rows, processing_class=tokenizer(),
+        peft_config=lora(), formatting_func=lambda row: f"{row['question']} {row['answer']}",
+    )  # fmt: skip
+    _, row = task.data({})[0][0]
+    assert [WORDS[each] for each in row["input_ids"]] == [
+        *rows[0]["question"].split(),
+        *rows[0]["answer"].split(),
+        "<eos>",
+    ]

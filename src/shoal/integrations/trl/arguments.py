@@ -11,7 +11,7 @@ from trl.trainer.sft_config import SFTConfig
 
 from shoal.core.errors import TaskError
 
-__all__ = ["DPO", "REWARD", "SFT", "ConfigFields", "check", "check_type"]
+__all__ = ["DPO", "LOADING", "REWARD", "SFT", "ConfigFields", "check", "check_type"]
 
 _COMMON_NO_EFFECT = {
     "activation_offloading": "memory only: it changes no number",
@@ -85,7 +85,8 @@ REWARD = ConfigFields(
     training=frozenset({*_BUILT - {"router_aux_loss_coef"}, "disable_dropout", "center_rewards_coefficient"}),
 )
 
-_LOADING = ("model_init_kwargs", "trust_remote_code")
+LOADING = ("model_init_kwargs", "trust_remote_code")
+"""Fields that say how a model of a given name is loaded."""
 
 
 def check(args: TrainingArguments, known: ConfigFields, named: bool) -> None:
@@ -96,7 +97,7 @@ def check(args: TrainingArguments, known: ConfigFields, named: bool) -> None:
     """
     wrong = [(name, why) for name, why in known.refused.items() if getattr(args, name)]
     if not named:
-        wrong += [(name, "load the model in your function") for name in _LOADING if getattr(args, name)]
+        wrong += [(name, "load the model in your function") for name in LOADING if getattr(args, name)]
     if (path := getattr(args, "chat_template_path", None)) and not str(path).endswith((".jinja", ".j2")):
         wrong.append(("chat_template_path", "a tokenizer may add tokens; give the path of a .jinja file"))
     if "selective" in (args.activation_checkpointing_kwargs or {}):

@@ -73,12 +73,10 @@ class Rows(TorchDataset[Any]):
 
 
 class PreparedData(NamedTuple):
-    """Both sets as a trainer of TRL has them after its constructor, and what it makes of the tokens of a model."""
+    """Both sets as a trainer of TRL has them after its constructor."""
 
     train: Rows
     valid: Rows
-    token_ids: dict[str, int]
-    """Names of the ids that TRL writes into the config of the model -> their values."""
 
 
 def prepare(
@@ -107,12 +105,12 @@ def prepare(
     if probe:
         given.dataset_num_proc = None
     kind: Any = _TRAINERS[name]
-    trainer, model, python = kind.__new__(kind), _NoModel(), PythonRngSnapshot()
+    trainer, python = kind.__new__(kind), PythonRngSnapshot()
     tokenizer = copy.deepcopy(processing_class)
     with forked_rng(devices=[]), _without_progress_bars():  # the constructor seeds all generators
         try:
             trainer.__init__(
-                model, args=given, train_dataset=train, eval_dataset=valid, processing_class=tokenizer, **others
+                _NoModel(), args=given, train_dataset=train, eval_dataset=valid, processing_class=tokenizer, **others
             )
         except _EndOfPreparationError:
             pass
@@ -131,7 +129,7 @@ def prepare(
                 f"{getattr(args, 'max_length', None)}: prompts alone may be that long; set a larger max_length"
             )
     rows = [Rows(_selected(dataset, columns), found["data_collator"]) for dataset in sets.values()]
-    return PreparedData(rows[0], rows[1], _token_ids(model))
+    return PreparedData(rows[0], rows[1])
 
 
 def _trainer(config: str) -> str:
@@ -165,11 +163,6 @@ def _without_progress_bars() -> Iterator[None]:
             enable_progress_bars()
 
 
-def _token_ids(model: _NoModel) -> dict[str, int]:
-    names = ("pad_token_id", "eos_token_id")
-    return {name: value for name in names if (value := getattr(model.config, name, None)) is not None}
-
-
 _FORMATS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "SFTConfig": (("input_ids",), ("messages",), ("conversations",), ("prompt", "completion")),
     "DPOConfig": (("chosen", "rejected"),),
@@ -178,8 +171,12 @@ _FORMATS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """Class of arguments -> sets of columns of which one must be there; of SFTConfig also that of dataset_text_field."""
 
 
-def check_columns(args: TrainingArguments, name: str, dataset: Any) -> None:
+def check_columns(args: TrainingArguments, name: str, dataset: Any, free: bool) -> None:
     """Check that a set has the columns that the trainer of these arguments needs.
+
+    Args:
+        name: Name of the set in messages.
+        free: Whether the columns are those that a function of the user reads.
 
     Raises:
         TaskError: It lacks them, it is no `datasets.Dataset`, or it has pictures.
@@ -198,7 +195,8 @@ def check_columns(args: TrainingArguments, name: str, dataset: Any) -> None:
         formats = ((text,), *formats)
     if not len(dataset):
         raise TaskError(f"`{name}` has no rows")
-    if not any(set(wanted) <= set(columns) for wanted in formats):
+    free = free or bool((getattr(args, "dataset_kwargs", None) or {}).get("skip_prepare_dataset"))
+    if not free and not any(set(wanted) <= set(columns) for wanted in formats):
         raise TaskError(
             f"`{name}` has the columns {', '.join(map(repr, columns))}, and {trainer} needs "
             + " or ".join(" and ".join(map(repr, wanted)) for wanted in formats)

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -17,7 +16,7 @@ from shoal.core.objective import Objective
 from shoal.core.trial import Config
 from shoal.integrations.adapters import adapter_fields, with_adapter
 from shoal.integrations.transformers import TrainerTask
-from shoal.integrations.trl.arguments import ConfigFields, check, check_type
+from shoal.integrations.trl.arguments import LOADING, ConfigFields, check, check_type
 from shoal.integrations.trl.prepared_data import PreparedData, check_columns, prepare
 
 __all__ = ["TRLTask"]
@@ -83,15 +82,22 @@ class TRLTask(TrainerTask):
         for which, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
             if dataset is None:
                 raise TaskError(f"{name} needs a `{which}`: trials are compared by an evaluation set")
-            check_columns(args, which, dataset)
-        self._named = named
+            check_columns(args, which, dataset, free=bool(preparation.get("formatting_func")))
+        self._name = model if isinstance(model, str) else None
+        self._quantization_config = quantization_config
         self._tokenizer = _tokenizer(processing_class, model, args, name)
         self._preparation: dict[str, Any] = {"data_collator": data_collator, **preparation}
         self._prepared: dict[str, PreparedData] = {}
         first, other = (each.select(range(min(len(each), _PROBED_ROWS))) for each in (train_dataset, eval_dataset))
-        self._tokens = prepare(args, first, other, self._tokenizer, probe=True, **self._preparation).token_ids
-        load = partial(self._load, model, quantization_config) if isinstance(model, str) else model
-        super().__init__(load, args, train_dataset, eval_dataset, peft_config=peft_config, **others)
+        prepare(args, first, other, self._tokenizer, probe=True, **self._preparation)
+        super().__init__(
+            self._load_first if isinstance(model, str) else model,
+            args,
+            train_dataset,
+            eval_dataset,
+            peft_config=peft_config,
+            **others,
+        )
         self.arguments({})
 
     def arguments(self, config: Config) -> TrainingArguments:
@@ -101,8 +107,13 @@ class TRLTask(TrainerTask):
             TaskError: The config has a name or a value that is not possible.
         """
         args = super().arguments(config)
-        check(args, self.known, self._named)
+        check(args, self.known, self._name is not None)
         return args
+
+    def _initial(self, config: Config) -> nn.Module:
+        if self._name is None:
+            return super()._initial(config)
+        return self._load(self.arguments({name: config[name] for name in LOADING if name in config}))
 
     def model(self, config: Config, *base: Any, **_: Any) -> nn.Module:
         """Return a new adapter on the base model, or a new model if there is no `peft_config`."""
@@ -110,10 +121,7 @@ class TRLTask(TrainerTask):
 
     def _completed(self, model: Any, args: TrainingArguments) -> nn.Module:
         """A model with what TRL's constructors do to it."""
-        for holder in (model.config.get_text_config(), getattr(model, "generation_config", None)):
-            for name, value in self._tokens.items():
-                if holder is not None:
-                    setattr(holder, name, value)
+        self._name_tokens(model, args)
         self._check_model(model, args)
         if isinstance(getattr(model, "get_output_embeddings", lambda: None)(), BaseTunerLayer):
             raise TaskError(
@@ -127,6 +135,16 @@ class TRLTask(TrainerTask):
         if getattr(args, "disable_dropout", False):
             disable_dropout_in_model(model)
         return cast("nn.Module", model)
+
+    def _name_tokens(self, model: Any, args: Any) -> None:
+        """Write the ids of the padding and of an eos_token of `args` to the configs of a model."""
+        tokenizer, eos = self._tokenizer, getattr(args, "eos_token", None)
+        pad = args.pad_token or tokenizer.pad_token or eos or tokenizer.eos_token
+        ids = {"pad_token_id": pad, "eos_token_id": eos}
+        for holder in (model.config.get_text_config(), getattr(model, "generation_config", None)):
+            for name, token in ids.items():
+                if holder is not None and token is not None:
+                    setattr(holder, name, tokenizer.convert_tokens_to_ids(token))
 
     def _check_model(self, model: Any, args: TrainingArguments) -> None:
         """Refuse a model on which TRL adds a loss of its experts."""
@@ -153,13 +171,15 @@ class TRLTask(TrainerTask):
                 model if self.peft_config is None else with_adapter(model, self.peft_config, {}), self.args
             )
 
-    def _load(self, name: str, quantization_config: Any) -> nn.Module:
-        settings = dict(getattr(self.args, "model_init_kwargs", None) or {})
-        settings.setdefault("trust_remote_code", getattr(self.args, "trust_remote_code", False))
-        settings.setdefault("device_map", None)  # the study places it
-        if quantization_config is not None:
-            settings["quantization_config"] = quantization_config
-        return self._from_pretrained(name, settings)
+    def _load_first(self) -> nn.Module:
+        return self._load(self.args)
+
+    def _load(self, args: Any) -> nn.Module:
+        """The model of the given name, as the constructors of TRL read it."""
+        settings = {"trust_remote_code": args.trust_remote_code, "device_map": None, **(args.model_init_kwargs or {})}
+        if self._quantization_config is not None:
+            settings["quantization_config"] = self._quantization_config
+        return self._from_pretrained(str(self._name), settings)
 
     def _from_pretrained(self, name: str, settings: dict[str, Any]) -> nn.Module:
         return create_model_from_path(name, **settings)
