@@ -396,17 +396,17 @@ def test_twelve_members_share_one_reference(tmp_path: Path, monkeypatch: pytest.
     models = [bases_of(task, CPU).model({"r": 1 + b % 3, "beta": 0.1 * (b + 1)}) for b in range(12)]
     array = shoal.fuse(models, strict=False)
     batch = task.collate([task.data({})[0][n] for n in range(3)])
-    ranks = []
-    score = preferences.token_scores
+    kinds = []
+    score = preferences.causal_lm_log_probs
 
     def scored(*arguments: Any) -> Any:
         found = score(*arguments)
-        ranks.append(type(found.log_probs).__name__)
+        kinds.append(type(found).__name__)
         return found
 
-    monkeypatch.setattr(preferences, "token_scores", scored)
+    monkeypatch.setattr(preferences, "causal_lm_log_probs", scored)
     losses = array.map(task.loss, batch)
-    assert ranks == ["Stacked", "Tensor"]
+    assert kinds == ["Stacked", "Tensor"]
     alone = torch.stack([task.loss(model, batch) for model in models])
     torch.testing.assert_close(losses, alone, rtol=1e-12, atol=0)
 

@@ -37,7 +37,7 @@ INPUTS = ("input_ids", "attention_mask", "position_ids")
 """Tensors of a batch, besides labels, for which `obstacle` shows that the backbone gets them as they are."""
 
 _NOT_INPUTS = ("labels", "shift_labels", "num_items_in_batch")
-_IGNORED = -100
+IGNORED = -100
 _LOSS = 1.5
 """The loss that `obstacle` returns to a model's forward, which must not change it."""
 
@@ -80,13 +80,13 @@ def causal_lm_loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
     """The loss of `ForCausalLMLoss`: the sum over labels by `num_items_in_batch`, or without that their mean."""
     total = -causal_lm_log_probs(model, batch).sum()
     items = batch.get("num_items_in_batch")
-    return total / (shifted_labels(batch).ne(_IGNORED).sum() if items is None else items)
+    return total / (shifted_labels(batch).ne(IGNORED).sum() if items is None else items)
 
 
 def shifted_labels(batch: Mapping[str, Any]) -> Tensor:
     """The label of each position, which is the next token's; -100 where there is none."""
     given = batch.get("shift_labels")
-    return F.pad(batch["labels"], (0, 1), value=_IGNORED)[..., 1:] if given is None else given
+    return F.pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:] if given is None else given
 
 
 def mark_bounded(model: nn.Module) -> None:
@@ -168,7 +168,9 @@ def _logit_numbers(config: Any) -> tuple[float, float | None]:
         if (factor := getattr(config, name, None)) is not None:
             return factor, softcap
     divisor = getattr(config, "logits_scaling", None)
-    return 1.0 if divisor is None else 1 / divisor, softcap
+    if divisor is None:
+        return 1.0, softcap
+    return divisor if config.model_type == "hyperclovax" else 1 / divisor, softcap
 
 
 def _obstacle_of_adapters(model: nn.Module) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import TaskError
 
-__all__ = ["LOSSES", "PairLoss", "PairScores", "check_losses"]
+__all__ = ["LOSSES", "PairLoss", "PairScores", "check_losses", "shifted_mask"]
 
 
 class PairScores(NamedTuple):
@@ -54,13 +54,13 @@ class PairLoss(nn.Module):
         """Compute the loss.
 
         Args:
-            log_probs: Of each token from the second on, 0 outside of completions, [2 n, T - 1]: the chosen and the
-                rejected row of each pair.
+            log_probs: Of the token after each one, 0 outside of completions, [2 n, T]: the chosen and the rejected row
+                of each pair.
             reference: Likewise under the reference.
             mask: Whether a token is of a completion, [2 n, T].
             squares: Logarithms of the sums of the squared probabilities, as `log_probs`, if pairs are weighed.
         """
-        shifted = mask[:, 1:]
+        shifted = shifted_mask(mask)
         chosen, rejected = sequence_log_probs(log_probs, shifted, self.ld_alpha)
         ref_chosen, ref_rejected = sequence_log_probs(reference, shifted, self.ld_alpha)
         if self._precomputed:  # TRL keeps them in a column of this type
@@ -80,6 +80,11 @@ class PairLoss(nn.Module):
         loss = (losses.mean(1) * self.loss_weights).sum()
         rewards = self.beta * pairs.chosen_ratios.detach(), self.beta * pairs.rejected_ratios.detach()
         return PairScores(loss, chosen, rejected, *rewards)
+
+
+def shifted_mask(mask: Tensor) -> Tensor:
+    """Whether the token after each one is of a completion, [N, T]."""
+    return F.pad(mask, (0, 1))[:, 1:]
 
 
 def _weights(log_probs: Tensor, squares: Tensor, mask: Tensor) -> Tensor:

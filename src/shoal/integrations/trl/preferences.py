@@ -16,11 +16,12 @@ from trl.trainer.utils import create_model_from_path
 
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
+from shoal.fuse.token_log_probs import TokenStatistics
 from shoal.fuse.unfused_module import UnfusedModule, modules_of
+from shoal.integrations.causal_lm import IGNORED, causal_lm_log_probs, causal_lm_statistics
 from shoal.integrations.trl.arguments import DPO, REWARD
-from shoal.integrations.trl.preference_losses import PairLoss, PairScores, check_losses
+from shoal.integrations.trl.preference_losses import PairLoss, PairScores, check_losses, shifted_mask
 from shoal.integrations.trl.task import Scores, TRLTask
-from shoal.integrations.trl.token_scores import TokenScores, token_scores
 
 __all__ = ["DPOTask", "RewardTask"]
 
@@ -43,7 +44,7 @@ def _paired(value: Any, pairs: int) -> Any:
     return value.view(2, pairs, *value.shape[1:]).transpose(0, 1).contiguous()
 
 
-def _rows(batch: Any, *names: str) -> dict[str, Tensor]:
+def _rows(batch: Any, *names: str) -> dict[str, Any]:
     """Both rows of each pair one after the other, [2 n, T]."""
     return {name: batch[name].flatten(0, 1) for name in names}
 
@@ -126,27 +127,27 @@ class DPOTask(_PairTask):
         return cast("nn.Module", model)
 
     def _scores(self, model: Any, batch: Any, statistics: bool) -> Scores:
-        inputs = _rows(batch, "input_ids", "attention_mask")
+        given = _rows(batch, "input_ids", "attention_mask")
         mask = batch["completion_mask"].flatten(0, 1)
-        labels = inputs["input_ids"].masked_fill(mask == 0, -100)
-        scores = token_scores(model, inputs, labels, statistics or model.trl_weighs)
+        given |= {"labels": given["input_ids"].masked_fill(mask == 0, IGNORED), "use_cache": False}
+        described = causal_lm_statistics(model, given) if statistics or model.trl_weighs else None
+        log_probs = causal_lm_log_probs(model, given) if described is None else described.log_probs
         with torch.no_grad(), _adapter_disabled(model):
-            reference = token_scores(model, inputs, labels).log_probs
-        squares = scores.statistics.log_sum_sq_probs if model.trl_weighs and scores.statistics else None
-        found: PairScores = model.trl_loss(scores.log_probs, reference, mask, squares)
-        return found.loss, _metrics(found, scores, mask[:, 1:]) if statistics else {}
+            reference = causal_lm_log_probs(model, given)
+        squares = described.log_sum_squares if described is not None and model.trl_weighs else None
+        found: PairScores = model.trl_loss(log_probs, reference, mask, squares)
+        return found.loss, {} if described is None else _metrics(found, described, shifted_mask(mask))
 
 
-def _metrics(pairs: PairScores, scores: TokenScores, mask: Tensor) -> dict[str, Tensor]:
+def _metrics(pairs: PairScores, tokens: TokenStatistics, mask: Tensor) -> dict[str, Tensor]:
     """Means of a batch, as DPOTrainer logs them."""
-    assert scores.statistics is not None
-    found, chosen, rejected = scores.statistics, pairs.chosen_rewards, pairs.rejected_rewards
+    chosen, rejected = pairs.chosen_rewards, pairs.rejected_rewards
     of_chosen, of_rejected = _chosen(mask), _rejected(mask)
     return {
-        "entropy": _ratio(found.entropy, mask),
-        "mean_token_accuracy": _ratio(_chosen(found.is_top1), of_chosen),
-        "logits/chosen": _ratio(_chosen(found.mean_logits), of_chosen),
-        "logits/rejected": _ratio(_rejected(found.mean_logits), of_rejected),
+        "entropy": _ratio(tokens.entropy, mask),
+        "mean_token_accuracy": _ratio(_chosen(tokens.is_top1), of_chosen),
+        "logits/chosen": _ratio(_chosen(tokens.mean_logits), of_chosen),
+        "logits/rejected": _ratio(_rejected(tokens.mean_logits), of_rejected),
         "logps/chosen": pairs.chosen_log_probs.mean(),
         "logps/rejected": pairs.rejected_log_probs.mean(),
         "rewards/chosen": chosen.mean(),

@@ -10,11 +10,11 @@ from transformers import TrainingArguments
 
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
+from shoal.integrations.causal_lm import IGNORED, causal_lm_log_probs, causal_lm_statistics, shifted_labels
 from shoal.integrations.trainer_arguments import ITEMS, SMOOTHING
 from shoal.integrations.transformers import TrainerTask
 from shoal.integrations.trl.arguments import SFT
 from shoal.integrations.trl.task import Scores, TRLTask
-from shoal.integrations.trl.token_scores import token_scores
 
 __all__ = ["SFTTask"]
 
@@ -110,19 +110,15 @@ class SFTTask(TRLTask):
         unused = {_ROWS} if model.training else {_ROWS, ITEMS}  # an evaluation counts its own labels
         own = {name: value for name, value in batch.items() if name not in unused}
         smoothed = hasattr(model, SMOOTHING)
-        if smoothed and not statistics:
-            return TrainerTask.loss(self, model, own), {}
-        inputs = {name: value for name, value in own.items() if name not in ("labels", ITEMS)}
-        scores = token_scores(model, inputs, batch["labels"], statistics)
+        given, labelled = {**own, "use_cache": False}, shifted_labels(own) != IGNORED
+        found = causal_lm_statistics(model, given) if statistics else None
         if smoothed:
             loss = TrainerTask.loss(self, model, own)
         else:
-            items = own[ITEMS] if ITEMS in own else scores.labelled.sum()
-            loss = model.trl_loss(scores.log_probs).sum() / items.clamp(min=1)
-        if scores.statistics is None:
+            log_probs = causal_lm_log_probs(model, given) if found is None else found.log_probs
+            items = own[ITEMS] if ITEMS in own else labelled.sum()
+            loss = model.trl_loss(log_probs).sum() / items.clamp(min=1)
+        if found is None:
             return loss, {}
-        labelled = scores.labelled.sum().clamp(min=1)
-        return loss, {
-            "mean_token_accuracy": scores.statistics.is_top1.sum() / labelled,
-            "entropy": scores.statistics.entropy.sum() / labelled,
-        }
+        count = labelled.sum().clamp(min=1)
+        return loss, {"mean_token_accuracy": found.is_top1.sum() / count, "entropy": found.entropy.sum() / count}
