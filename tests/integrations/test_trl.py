@@ -292,6 +292,10 @@ CASES = {
     "a Llama": Case(
         SFTTask, {}, ANSWERS, several(2), llama, lora(target_modules=["q_proj"], fan_in_fan_out=False), tolerance=1e-5
     ),
+    "mixed precision": Case(
+        SFTTask, {"bf16": True}, ANSWERS, several(2), llama, lora(target_modules=["q_proj"], fan_in_fan_out=False),
+        tolerance=1e-2,
+    ),
     "pairs": Case(DPOTask, {"gradient_accumulation_steps": 2}, PAIRS, several(3, beta=[0.1, 0.3, 0.5])),
     "weighted pairs": Case(
         DPOTask,

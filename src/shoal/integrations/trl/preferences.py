@@ -251,7 +251,8 @@ class RewardTask(_PairTask):
     def model(self, config: Config, *base: Any, **_: Any) -> nn.Module:
         """Return a new model, with a new adapter if there is a `peft_config`."""
         args, model = cast("Any", self.arguments(config)), super().model(config, *base)
-        coefficient = torch.tensor(args.center_rewards_coefficient or 0.0, dtype=next(model.parameters()).dtype)
+        dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+        coefficient = torch.tensor(args.center_rewards_coefficient or 0.0, dtype=dtype)
         model.register_buffer(_COEFFICIENT, coefficient, persistent=False)
         return model
 
