@@ -9,10 +9,12 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import cloudpickle
 import pytest
 import torch
 import torch.nn.functional as F
 import trl.trainer.utils
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from tokenizers import Tokenizer
@@ -668,3 +670,11 @@ def test_a_function_makes_texts_of_any_columns(tmp_path: Path) -> None:
         *rows[0]["answer"].split(),
         "<eos>",
     ]
+
+
+def test_a_worker_prepares_data_of_which_trl_warns(tmp_path: Path) -> None:
+    """Its process has only unpickled the arguments, and TRL's log asks for the state of `accelerate`."""
+    settings = {"padding_free": True, "max_length": None, "per_device_train_batch_size": 1}
+    task = cloudpickle.loads(cloudpickle.dumps(made(Case(SFTTask, settings, TEXTS, []), tmp_path)))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert len(task.data({})[0]) == ROWS

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from accelerate import PartialState
 from datasets import Dataset, are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from torch import nn
 from torch.utils.data import Dataset as TorchDataset
@@ -104,6 +105,7 @@ def prepare(
     given.accelerator_config = copy.copy(given.accelerator_config)
     if probe:
         given.dataset_num_proc = None
+    PartialState(cpu=given.use_cpu)  # which the log of TRL needs, in the processes of workers, too
     kind: Any = _TRAINERS[name]
     trainer, python = kind.__new__(kind), PythonRngSnapshot()
     tokenizer = copy.deepcopy(processing_class)
