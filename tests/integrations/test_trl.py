@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import trl.trainer.utils
 from accelerate.state import AcceleratorState
 from datasets import Dataset
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import AdaptionPromptConfig, LoraConfig, PromptTuningConfig, get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -506,6 +506,15 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "virtual tokens": (
         SFTTask, {"peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)}, {},
         "no PromptTuningConfig, which puts virtual tokens",
+    ),
+    "an adapter of another forward pass": (
+        DPOTask,
+        {
+            "model": llama,
+            "peft_config": AdaptionPromptConfig(adapter_len=2, adapter_layers=1, task_type="CAUSAL_LM"),
+        },
+        {},
+        "the adapter of AdaptionPromptModel changes the forward pass, and DPOTask runs the layers alone",
     ),
     "an adapter of the head": (
         SFTTask, {"peft_config": lora(target_modules=["lm_head"])}, {}, "'lm_head'.*is not trained"

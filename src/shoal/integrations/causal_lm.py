@@ -127,7 +127,7 @@ def obstacle(model: nn.Module) -> str | None:
         return f"the head, a {type(head).__module__}.{type(head).__name__}, is no plain nn.Linear, or has hooks"
     if head.weight.dtype == torch.float64:
         return "transformers computes the loss in float32, of float64, too"
-    found = _obstacle_of_adapters(model)
+    found = obstacle_of_adapters(model)
     if found is not None:
         return found
     key = (type(inner), inner.config.to_json_string())
@@ -173,7 +173,8 @@ def _logit_numbers(config: Any) -> tuple[float, float | None]:
     return divisor if config.model_type == "hyperclovax" else 1 / divisor, softcap
 
 
-def _obstacle_of_adapters(model: nn.Module) -> str | None:
+def obstacle_of_adapters(model: nn.Module) -> str | None:
+    """Why the backbone alone does not compute what an adapter adds; None if it does."""
     if not _is_peft_model(model):
         return None
     from peft.tuners.tuners_utils import BaseTuner

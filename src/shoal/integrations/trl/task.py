@@ -15,6 +15,7 @@ from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
 from shoal.integrations.adapters import adapter_fields, with_adapter
+from shoal.integrations.causal_lm import obstacle_of_adapters
 from shoal.integrations.transformers import TrainerTask
 from shoal.integrations.trl.arguments import LOADING, ConfigFields, check, check_type
 from shoal.integrations.trl.prepared_data import PreparedData, check_columns, prepare
@@ -147,7 +148,11 @@ class TRLTask(TrainerTask):
                     setattr(holder, name, tokenizer.convert_tokens_to_ids(token))
 
     def _check_model(self, model: Any, args: TrainingArguments) -> None:
-        """Refuse a model on which TRL adds a loss of its experts."""
+        """Refuse a model on which TRL adds a loss of its experts, or whose backbone alone lacks a part of the adapter."""
+        if found := obstacle_of_adapters(model):
+            raise TaskError(
+                f"{found}, and {type(self).__name__} runs the layers alone; take LoraConfig(...) or the like"
+            )
         text = model.config.get_text_config()
         coefficient = getattr(args, "router_aux_loss_coef", None)
         if hasattr(text, "output_router_logits"):
