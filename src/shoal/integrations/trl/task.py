@@ -148,7 +148,7 @@ class TRLTask(TrainerTask):
                     setattr(holder, name, tokenizer.convert_tokens_to_ids(token))
 
     def _check_model(self, model: Any, args: TrainingArguments) -> None:
-        """Refuse a model on which TRL adds a loss of its experts, or whose backbone alone lacks a part of the adapter."""
+        """Refuse a model on which TRL adds a loss of its experts, or whose adapter is not in its layers."""
         if found := obstacle_of_adapters(model):
             raise TaskError(
                 f"{found}, and {type(self).__name__} runs the layers alone; take LoraConfig(...) or the like"
