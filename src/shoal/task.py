@@ -126,8 +126,8 @@ class Task(ABC):
 
         Frozen parameters may be those of a module that the task holds. If the task has a `base`, override it as
         `model(self, config, base)`. It is given a copy of the base whose parameters lie in the memory of the base, and
-        may change its modules, as `peft.get_peft_model` does. A write to these parameters, and one that is to train,
-        raise `TaskError`.
+        may change its modules, as `peft.get_peft_model` does. What it unfreezes gets memory of its own; a write to the
+        memory of the base raises `TaskError`.
         """
 
     @abstractmethod

@@ -14,7 +14,15 @@ from shoal.core.errors import FusionError
 from shoal.fuse.model_copy import find_reference
 from shoal.fuse.structure import UnfusedParts, entries, find_unfused_parts, mismatch, obstacle
 
-__all__ = ["check_iterable", "check_members", "check_structure", "parse_indices", "parse_member_values", "parse_seeds"]
+__all__ = [
+    "check_iterable",
+    "check_members",
+    "check_structure",
+    "list_names",
+    "parse_indices",
+    "parse_member_values",
+    "parse_seeds",
+]
 
 
 def check_iterable(given: Any, name: str, of: str) -> Iterable[Any]:
@@ -163,3 +171,12 @@ def _parts(model: nn.Module) -> Iterator[nn.Module | Tensor]:
 
 def _join_path(path: str, inner: str | None) -> str | None:
     return None if inner is None else f"{path}.{inner}"
+
+
+_MOST_NAMES = 5
+
+
+def list_names(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+    return ", ".join([*names[:_MOST_NAMES], *more])

@@ -1,6 +1,7 @@
 """Sharing of frozen parameters: models use one memory for equal frozen values, within an array and across arrays."""
 
 import copy
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -8,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from shoal.fuse.checks import list_names
 from shoal.fuse.quantised import load_scales, weight_states
 from shoal.fuse.rows import bytes_of, data_address, dense_parts, is_packed, packed_state
 
 __all__ = [
     "adopt",
+    "base_fingerprint",
     "is_lent",
     "is_shared",
     "large_frozen",
@@ -31,8 +34,8 @@ MIN_SHARED_BYTES = 64 << 20
 """Number of frozen bytes of a model from which models of different arrays share them, as for a pretrained base model.
 Fewer bytes are cheap to copy, and may be a temperature or a mask that the model itself changes."""
 
-MAX_NAMES = 5
-"""Most names in an error."""
+_SAMPLED = 64
+"""Elements of a parameter in the fingerprint of a base, at most."""
 
 _addresses: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Parameter -> the address of its memory when it began to be shared; the parameter may have moved since."""
@@ -73,6 +76,19 @@ def own_state(model: nn.Module) -> dict[str, Any]:
     return state
 
 
+def base_fingerprint(model: nn.Module) -> str:
+    """A digest of names, shapes, dtypes and some elements of the parameters of a base; "" without a base."""
+    lent = [(name, each) for name, each in model.named_parameters() if is_lent(each)]
+    digest = hashlib.sha256()
+    for name, each in lent:
+        digest.update(f"{name} {tuple(each.shape)} {each.dtype}".encode())
+    for dtype in sorted({each.dtype for _, each in lent if not is_packed(each)}, key=str):
+        flat = [each.detach().reshape(-1) for _, each in lent if each.dtype == dtype and not is_packed(each)]
+        some = torch.cat([each[:: max(1, len(each) // _SAMPLED)][:_SAMPLED] for each in flat])
+        digest.update(some.cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest() if lent else ""
+
+
 def load_own_state(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Load what `own_state` gave; a module may save names that it does not load, as bitsandbytes' quantization states.
 
@@ -81,8 +97,7 @@ def load_own_state(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """
     differing = sorted(own_state(model).keys() ^ saved.keys())
     if differing and any(map(is_lent, model.parameters())):
-        more = f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""
-        raise RuntimeError(f"only one of model and checkpoint has {', '.join(differing[:MAX_NAMES])}{more}")
+        raise RuntimeError(f"only one of model and checkpoint has {list_names(differing)}")
     model.load_state_dict(saved, strict=bool(differing))
     load_scales(model, saved)
 

@@ -38,6 +38,8 @@ def with_adapter(base: nn.Module, peft_config: Any, config: Config) -> nn.Module
     own = {name: config[name] for name in filter(config.__contains__, sorted(adapter_fields(peft_config)))}
     try:
         return cast("nn.Module", get_peft_model(cast("Any", base), replace(copy.deepcopy(peft_config), **own)))
-    except (TypeError, ValueError) as error:
+    except TaskError:
+        raise
+    except (TypeError, ValueError, NotImplementedError) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in own.items()) or "as it is given"
         raise TaskError(f"peft refuses the `peft_config` of the trial ({given}): {error}") from error

@@ -31,10 +31,10 @@ def save_adapter(model: nn.Module, directory: Path) -> list[Path]:
 
 
 def merged_model(model: nn.Module) -> nn.Module:
-    """Return the base model with the adapter merged into its weights, by `peft.PeftModel.merge_and_unload`.
+    """Return a model with its adapter merged into the weights of the base, by `peft.PeftModel.merge_and_unload`.
 
     Args:
-        model: A `PeftModel`, or a module that holds exactly one; it cannot be used any more.
+        model: A `PeftModel`, or a module that holds exactly one, in whose place the base is; it is changed.
 
     Raises:
         ShoalError: `peft` is not installed, the model holds no `PeftModel` or several, or its kind of adapter cannot be
@@ -43,8 +43,13 @@ def merged_model(model: nn.Module) -> nn.Module:
     found = _adapted(model)
     if not callable(merge := getattr(found, "merge_and_unload", None)):
         raise ShoalError(f"an adapter of {type(found.active_peft_config).__name__} cannot be merged; export it alone")
+    places = [path for path, module in model.named_modules() if module is found]
     merged: nn.Module = merge()
-    return merged
+    if found is model:
+        return merged
+    for path in places:
+        model.set_submodule(path, merged)
+    return model
 
 
 def _adapted(model: nn.Module) -> Any:

@@ -216,7 +216,8 @@ class TrainerTask(Task):
     def model(self, config: Config, *base: Any, **_: Any) -> nn.Module:
         """Return a new model of `model_init`, or a new adapter on that."""
         args = self.arguments(config)
-        model = with_adapter(base[0], self.peft_config, config) if base else self._initial(config)
+        found = base[0] if base else self._initial(config)
+        model = found if self.peft_config is None else with_adapter(found, self.peft_config, config)
         settings = getattr(model, "config", None)
         if settings is not None:
             settings.use_cache = args.use_cache
@@ -376,7 +377,7 @@ class TrainerTask(Task):
     def _generates(self) -> bool:
         return getattr(self.args, "predict_with_generate", False)
 
-    def evaluate_generated(self, model: nn.Module) -> dict[str, float]:
+    def evaluate_generated(self, model: nn.Module, config: Config | None = None) -> dict[str, float]:
         """Return the metrics of `Seq2SeqTrainer.evaluate`, for which a model generates for the whole evaluation set.
 
         A study reports none of them, as generating takes as long as many epochs. Give it `study.best_model()`, or
@@ -384,6 +385,7 @@ class TrainerTask(Task):
 
         Args:
             model: Trained model, which is moved to the device of `args`.
+            config: Config of its trial, if that overrides arguments of the evaluation.
 
         Returns:
             The numbers of `compute_metrics` and `valid_loss`, by name.
@@ -405,11 +407,12 @@ class TrainerTask(Task):
 
         trainer = Seq2SeqTrainer(
             cast("Any", model),
-            cast("Any", self.args),
+            cast("Any", self.arguments(config or {})),
             data_collator=self.data_collator,
             eval_dataset=self.eval_dataset,
             processing_class=self.processing_class,
             compute_metrics=compute,
+            preprocess_logits_for_metrics=self.preprocess_logits_for_metrics,
         )
         evaluated = trainer.evaluate()
         return {"valid_loss": evaluated["eval_loss"], **found} if "eval_loss" in evaluated else found

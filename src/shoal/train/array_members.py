@@ -16,12 +16,12 @@ from shoal.core.array import Member
 from shoal.core.errors import FusionError
 from shoal.core.event import Event, Reported, TurnStats
 from shoal.core.trial import Report, TrialState, derive_seed
-from shoal.fuse.frozen import is_lent, is_shared, large_frozen, share_frozen
+from shoal.fuse.frozen import is_shared, large_frozen, share_frozen
 from shoal.fuse.generators import seed_all
-from shoal.fuse.rows import is_packed, storage_address
+from shoal.fuse.rows import storage_address
 from shoal.host.activity_clock import during
 from shoal.task import Task, call
-from shoal.train.bases import base_changed
+from shoal.train.bases import lent_parameters, read_only
 from shoal.train.best_epoch import BestEpoch
 from shoal.train.checkpoint_paths import remove_later_checkpoints
 from shoal.train.kept_gradients import enter_array
@@ -406,14 +406,15 @@ def _address(value: Tensor | None) -> int:
 
 @contextmanager
 def _shared_unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo a change of frozen parameters in memory that other trials use, and refuse it."""
-    named = [(path, each) for path, each in model.named_parameters() if is_shared(each) and not is_packed(each)]
-    shared = {each.data_ptr(): (path, each) for path, each in named}
-    copies = [(path, each, each.detach(), each.detach().to("cpu", copy=True)) for path, each in shared.values()]
-    yield
-    for path, each, memory, copied in copies:
+    """Undo a change of frozen parameters in memory that other trials use, and refuse it; one of a base is not begun."""
+    lent = lent_parameters(model)
+    shared = {
+        each.data_ptr(): (path, each) for path, each in model.named_parameters() if is_shared(each) and path not in lent
+    }
+    copies = [(path, each.detach(), each.detach().to("cpu", copy=True)) for path, each in shared.values()]
+    with read_only(lent, "`end_epoch`"):
+        yield
+    for path, memory, copied in copies:
         if not torch.equal(memory.cpu(), copied):
             memory.copy_(copied)
-            if is_lent(each):
-                raise base_changed("`end_epoch`", path)
             raise StepRefusedError(f"`end_epoch` changes {path!r}, which is frozen and in memory that trials share")

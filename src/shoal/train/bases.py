@@ -1,7 +1,9 @@
 """Base models of a task: each is built once in a process, and the models of all trials use its memory."""
 
 import copy
+import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -14,17 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shoal.core.activity import Activity
-from shoal.core.errors import FusionError, TaskError
+from shoal.core.errors import FusionError, TaskError, UnusableTaskError
 from shoal.core.trial import Config
-from shoal.fuse.frozen import lent_copy
+from shoal.fuse.frozen import is_lent, lent_copy, unshare
 from shoal.fuse.generators import PythonRngSnapshot, preserved_rng, seed_all
 from shoal.fuse.quantised import settle, state_tensors
 from shoal.fuse.rows import is_packed, packed_state, storage_address
 from shoal.host.activity_clock import during
 from shoal.task import Task, call
+from shoal.train.checkpoint import Weights
 from shoal.train.data.tracked_config import config_matches, values_read
 
-__all__ = ["Bases", "base_changed", "bases_of", "move", "without_data"]
+__all__ = ["Bases", "base_changed", "bases_of", "check_base", "lent_parameters", "move", "read_only", "without_data"]
 
 _all: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Task -> its bases by device."""
@@ -41,9 +44,18 @@ def bases_of(task: Task, device: torch.device) -> "Bases":
 def base_changed(what: str, name: str) -> TaskError:
     """Return the error for a parameter of a base that is changed."""
     return TaskError(
-        f"{what} writes to or unfreezes {name!r} of the task's `base`, which all trials share; put a copy in its place "
-        "in `model` (modules_to_save of peft does), or build in `model` what trials change"
+        f"{what} writes to {name!r} of the task's `base`, which all trials share; unfreeze it in `model`, which then "
+        "has a copy of its own, or build there what trials change"
     )
+
+
+def check_base(base: str, weights: Weights) -> None:
+    """Refuse weights that were trained on a base of other values, as `base_fingerprint` has them."""
+    if weights.base != base:
+        raise UnusableTaskError(
+            f"trial {weights.trial} was trained on another base than the task's `base` returns now; let it return the "
+            "model of before, such as by the revision of a pretrained one"
+        )
 
 
 @dataclass(eq=False)
@@ -53,7 +65,7 @@ class _Base:
     Args:
         read: What `base` read of the config.
         on_meta: The model without values; None if `base` returned None.
-        module: The model, on the device; None if it was dropped.
+        module: The model; None if it was dropped.
         users: The models that use its memory.
     """
 
@@ -91,27 +103,62 @@ class Bases:
         Args:
             meta: Whether to give it a base on the meta device.
 
+        A parameter of the base that it unfreezes gets memory of its own.
+
         Raises:
-            TaskError: `model` writes to the base, or lets it train.
+            TaskError: `model` writes to the base.
         """
         base = self._find(config)
+        if base is not None:
+            self._check_arguments(0 if base.on_meta is None else 1)
         if base is None or base.on_meta is None:
             return call(self._task, "model", config)
         if meta:
             return call(self._task, "model", config, copy.deepcopy(base.on_meta))
-        if base.module is None:
-            base.module = self._built(config)[0]
-            assert base.module is not None
-        lent = lent_copy(base.module)
+        lent = lent_copy(self._placed(base, config))
         parameters = dict(lent.named_parameters())
-        with _ReadOnly(parameters):
+        with read_only(parameters, "the task's `model`"):
             model = call(self._task, "model", config, lent)
-        for name, each in parameters.items():
+        for each in parameters.values():
             if each.requires_grad:
-                raise base_changed("the task's `model`", name)
+                unshare(each)
         if isinstance(model, nn.Module):
             base.users = [user for user in base.users if user() is not None] + [ref(model)]
         return model
+
+    def _check_arguments(self, bases: int) -> None:
+        signature = inspect.signature(self._task.model)
+        try:
+            signature.bind(*[None] * (1 + bases))
+        except TypeError as error:
+            returned, wanted = ("a model", "config, base") if bases else ("None", "config, base=None")
+            raise TaskError(
+                f"the task's `base` returns {returned}, so its `model` must be model(self, {wanted}), but takes {signature}"
+            ) from error
+
+    def load(self, config: Config) -> None:
+        """Build the base of a config, if there is one, and move it to the device."""
+        if (base := self._find(config)) is not None and base.on_meta is not None:
+            self._placed(base, config)
+
+    def drop(self) -> None:
+        """Build bases anew for models to come, as one was changed."""
+        for base in self._known:
+            base.module = None
+
+    def leave_device(self) -> None:
+        """Move bases that no model uses to the host; those of quantised layers are dropped."""
+        for base in self._known:
+            if base.module is not None and all(user() is None for user in base.users):
+                packed = any(map(is_packed, base.module.parameters()))
+                base.module = None if packed else base.module.to("cpu")
+
+    def _placed(self, base: _Base, config: Config) -> nn.Module:
+        if base.module is None:
+            base.module = self._built(config)[0]
+        assert base.module is not None
+        base.module = move(base.module, self._device)
+        return base.module
 
     def _find(self, config: Config) -> _Base | None:
         if type(self._task).base is Task.base:
@@ -132,19 +179,32 @@ class Bases:
             others = PythonRngSnapshot()
             seed_all(0, self._device)  # so it is the same in every process, and after a resume
             try:
-                module, read = values_read(self._task.base, config)
+                module, read = values_read(self._task.base, dict.copy(config) if isinstance(config, dict) else config)
             finally:
                 others.restore()
         if module is not None and not isinstance(module, nn.Module):
             raise TaskError(f"the task's `base` must return a torch.nn.Module or None, got {module!r}")
-        return None if module is None else move(module.requires_grad_(False), self._device), read
+        if module is not None and any(map(is_packed, module.requires_grad_(False).parameters())):
+            module = move(module, self._device)  # which quantises it, and changes its structure
+        return module, read
+
+
+def lent_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a model that lie in the memory of a base, by name."""
+    return {name: each for name, each in model.named_parameters() if is_lent(each)}
+
+
+def read_only(parameters: Mapping[str, Tensor], what: str) -> AbstractContextManager[Any]:
+    """Context manager in which writes to the memory of a base are refused before they take place, as of `what`."""
+    return _ReadOnly(parameters, what) if parameters else nullcontext()
 
 
 class _ReadOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses writes to the memory of parameters, also through `.data`."""
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], what: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._what = what
         self._names = {address: name for name, each in parameters.items() if (address := storage_address(each))}
 
     def __torch_dispatch__(
@@ -156,7 +216,7 @@ class _ReadOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 value = args[number] if number < len(args) else kwargs.get(argument.name)
                 for each in pytree.tree_leaves(value):
                     if isinstance(each, Tensor) and (name := self._names.get(storage_address(each))):
-                        raise base_changed("the task's `model`", name)
+                        raise base_changed(self._what, name)
         return func(*args, **kwargs)
 
 

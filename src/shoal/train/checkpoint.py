@@ -76,6 +76,7 @@ class Weights:
         carried: State outside of state dicts, as `CarriedState.dump` returns it; b"" if the model has none.
         metrics: Number of each epoch so far, with its metrics.
         best: The best epoch so far; 0 without one.
+        base: `base_fingerprint` of the model.
     """
 
     trial: int
@@ -86,6 +87,7 @@ class Weights:
     carried: bytes = b""
     metrics: tuple[tuple[int, dict[str, float]], ...] = ()
     best: int = 0
+    base: str = ""
 
     @property
     def stem(self) -> str:
@@ -136,6 +138,7 @@ class Checkpoint:
         best_epoch: As `Weights.best`.
         best: Weights of the best epoch, if they are not on the disk yet.
         kept: Epochs whose weights are kept: the best ones as of this checkpoint, and as of the one before.
+        base: As in `Weights`.
     """
 
     trial: int
@@ -154,13 +157,15 @@ class Checkpoint:
     best_epoch: int = 0
     best: Weights | None = None
     kept: frozenset[int] = frozenset()
+    base: str = ""
 
     @property
     def weights(self) -> Weights:
         """What the file with its weights holds."""
         carried = self.carried if self.model_carries else b""
         place = self.trial, self.epoch, self.step
-        return Weights(*place, self.model, self.average, carried, metrics_of(self.reports), self.best_epoch)
+        metrics = metrics_of(self.reports)
+        return Weights(*place, self.model, self.average, carried, metrics, self.best_epoch, self.base)
 
 
 def metrics_of(reports: Sequence[Report]) -> tuple[tuple[int, dict[str, float]], ...]:
@@ -407,6 +412,7 @@ def _checkpoint(weights: Weights, state: dict[str, Any] | None, trial: int) -> C
         reports=reports,
         average=weights.average,
         carried=weights.carried if own is None else own.numpy().tobytes(),
+        base=weights.base,
         model_carries=own is None,
         best_epoch=weights.best,
     )

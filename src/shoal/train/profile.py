@@ -20,12 +20,13 @@ from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.event import Outcome
 from shoal.fuse.capture_decision import CaptureDecision
-from shoal.fuse.frozen import large_frozen, share_frozen
+from shoal.fuse.frozen import is_lent, large_frozen, share_frozen
 from shoal.fuse.model_copy import find_unbindable
 from shoal.fuse.race import RaceRules, choose_fastest
 from shoal.fuse.rows import bytes_of
 from shoal.host.processes import own_memory
 from shoal.plan.cost.cost import MIN_WORK_TO_MEASURE
+from shoal.train.bases import bases_of
 from shoal.train.best_epoch import best_bytes
 from shoal.train.data.batches import Batches
 from shoal.train.failures import outcome_of
@@ -100,6 +101,7 @@ def measure(
     bench, device = _ArrayBenchmark(state, train, valid, array), state.device
     first = next(bench.batches())
     pending_bytes = train.pending_bytes + valid.pending_bytes  # first, since it allocates the samples on a GPU
+    bases_of(state.task, device).load(array.members[0].trial.config)
     base = _memory_used(device) - state.built.bytes
     while True:
         try:
@@ -120,9 +122,8 @@ def measure(
         restart_seconds, mixing = bench.time_mixed_epochs(largest)
         fuse_seconds[largest] = max(0.0, restart_seconds - timed.seconds[largest])
     state.built.keep(bench.untouched())
-    batches = bench.plan.settings.accumulate
     iteration = _Iteration.of(train, bench.plan.samples(0, 0), timed.seconds[largest], device)
-    cores = iteration.average(timed.cores)
+    cores, batches = iteration.average(timed.cores), bench.plan.settings.accumulate
     return Profile(
         step_seconds={members: seconds / batches for members, seconds in timed.seconds.items()},
         epoch_steps=bench.plan.epoch_steps * batches,
@@ -480,8 +481,8 @@ def _memory_peak(device: torch.device) -> int:
 
 
 def _shared_bytes(runtime: TrialRuntime) -> int:
-    """Return the bytes of large frozen parameters, which the trials of a process share."""
-    return bytes_of(large_frozen(runtime.model))
+    """Bytes of large frozen parameters that the trials of a process share, but those of a base."""
+    return bytes_of(each for each in large_frozen(runtime.model) if not is_lent(each))
 
 
 def _counts_load(device: torch.device) -> bool:

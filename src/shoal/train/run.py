@@ -40,6 +40,7 @@ from shoal.host.process_lock import TemporaryFolder
 from shoal.host.process_settings import ProcessSettings, applied, thread_limit
 from shoal.task import Task
 from shoal.train.array_trainer import ArrayTrainer
+from shoal.train.bases import bases_of
 from shoal.train.control import JobControl
 from shoal.train.data.datasets import DataSets
 from shoal.train.failures import outcome_of, record_failure
@@ -117,6 +118,8 @@ class Trainer:
         finally:
             self._writer.close()
             self._worker_state.built.drop()
+            if self._worker_state.device.type == "cuda":
+                bases_of(self._worker_state.task, self._worker_state.device).leave_device()
             release_cached_memory(self._worker_state.device)
             if self._team is not None:
                 self._team.close()

@@ -1,6 +1,7 @@
 """Steppers, which train and validate several trials: the base class, and the implementation in plain PyTorch."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
@@ -20,9 +21,9 @@ from shoal.fuse.optim.unfused_step import UnfusedStep
 from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.step import TrainingStep
 from shoal.task import Task, call, size_of, takes_config
-from shoal.train.bases import base_changed
+from shoal.train.bases import base_changed, bases_of, lent_parameters, read_only
 from shoal.train.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
-from shoal.train.outside import OutsideState
+from shoal.train.outside import WATCHED_CALLS, OutsideState
 from shoal.train.step_settings import Part
 from shoal.train.trial_runtime import TrialRuntime, check_scalar, train_modes_kept
 
@@ -152,7 +153,7 @@ class PlainStepper(Stepper):
 
     Args:
         global_rng: Numbers of trials that draw from the process-wide generators, seeded with the trial's seed, since
-            their models cannot draw the random numbers of an array (dropout under `torch.utils.checkpoint`).
+            their models cannot draw the random numbers of an array (dropout under re-entrant checkpointing).
         keep_shared: Whether large frozen parameters stay in memory that other trials use. It requires that the trials
             did not change them as an array.
         in_array: Whether the trials are members of an array, whose memory they keep; they only validate.
@@ -241,7 +242,9 @@ class _PlainTrial:
         self._custom_step = type(task).step is not Task.step
         self._config = runtime.trial.config if self._custom_step and takes_config(task) else None
         self._update = None if self._custom_step else UnfusedStep(runtime.optimizer)
-        self._shared_frozen: list[tuple[nn.Parameter, int]] = []
+        self._lent = lent_parameters(runtime.model)
+        self._watched: Counter[Any] = Counter()
+        self._shared_frozen: list[tuple[Tensor, int]] = [(each, each._version) for each in self._lent.values()]
 
     def unshare(self, keep_large: bool) -> None:
         """Give the trial its own copy of frozen parameters in shared memory, or of the small ones only.
@@ -286,10 +289,19 @@ class _PlainTrial:
     def validate_batch(self, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:
         """Return loss and metrics, and the outputs, of a validation batch."""
         found: tuple[dict[str, Any], Any] = self._call_seeded(self._validation_values, tick, batch)
+        self._check_shared_frozen()
         return found
 
     def _call_seeded(self, fn: Any, tick: int, batch: Any, reseeded: bool = True) -> Any:
-        """Call a function of model and batch with the random numbers of a tick; within a step they continue."""
+        """Call a function of model and batch with the random numbers of a tick; within a step they continue.
+
+        The first calls may not write to a base.
+        """
+        self._watched[fn.__name__] += 1
+        with read_only(self._lent if self._watched[fn.__name__] <= WATCHED_CALLS else {}, "a step or a validation"):
+            return self._call_with_numbers(fn, tick, batch, reseeded)
+
+    def _call_with_numbers(self, fn: Any, tick: int, batch: Any, reseeded: bool) -> Any:
         trial, model = self._runtime.trial, self._runtime.model
         if self._run is None:
             seed_all(step_seed(trial.seed, tick), self._runtime.device)
@@ -316,7 +328,8 @@ class _PlainTrial:
         """Check that frozen parameters in shared memory have not been written to or unfrozen."""
         changed = [each for each, version in self._shared_frozen if each.requires_grad or each._version != version]
         if any(map(is_lent, changed)):
-            name = next(name for name, each in self._runtime.model.named_parameters() if each is changed[0])
-            raise base_changed("a step", name)
+            name = next(name for name, each in self._lent.items() if any(each is one for one in changed))
+            bases_of(self._task, self._runtime.device).drop()
+            raise base_changed("a step or a validation", name)
         if changed:
             raise StepRefusedError("a frozen parameter in shared memory is changed or unfrozen")

@@ -8,10 +8,10 @@ from torch import nn
 
 from shoal.core.errors import CheckpointError, UnusableTaskError
 from shoal.core.trial import Trial
-from shoal.fuse.frozen import load_own_state
+from shoal.fuse.frozen import base_fingerprint, load_own_state
 from shoal.host.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task
-from shoal.train.bases import Bases, move
+from shoal.train.bases import Bases, check_base, move
 from shoal.train.carried_state import CarriedState
 from shoal.train.checkpoint import load_weights, mismatch_message
 from shoal.train.failures import user_traceback
@@ -35,6 +35,7 @@ def trained_model(task: bytes, trial: Trial, directory: Path, best: int | None =
     with torch.random.fork_rng(devices=[]):
         device = torch.device("cpu")
         model = move(check_model(Bases(owner, device).model(copy.deepcopy(dict(trial.config)))), device)
+    check_base(base_fingerprint(model), weights)
     carried = CarriedState(owner, model, None, None, device)
     try:
         load_own_state(model, weights.model)

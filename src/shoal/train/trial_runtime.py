@@ -2,9 +2,9 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,13 @@ from torch.utils import _pytree as pytree
 from shoal.core.array import Member
 from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
 from shoal.core.trial import Report, Trial
-from shoal.fuse.frozen import load_own_state, own_state
+from shoal.fuse.checks import list_names
+from shoal.fuse.frozen import base_fingerprint, load_own_state, own_state
 from shoal.fuse.generators import seed_all
 from shoal.fuse.optim.unfused_step import mode_setter, required_argument
 from shoal.fuse.scaler import LossScale
 from shoal.task import Task, call, check_interval
-from shoal.train.bases import bases_of, move
+from shoal.train.bases import bases_of, check_base, move
 from shoal.train.best_epoch import BestEpoch
 from shoal.train.carried_state import CarriedState, Lost
 from shoal.train.checkpoint import Checkpoint, CheckpointWriter, Weights, load_newest, metrics_of, mismatch_message
@@ -48,8 +49,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("shoal.train")
-
-_MAX_NAMES = 5
 
 _returned: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 """Id -> tensor, for all tensors that training changes of live models which tasks have returned in this process."""
@@ -91,6 +90,8 @@ class TrialRuntime:
     lossy: bool = False
     """Whether a checkpoint lacked what could not be pickled."""
     best: BestEpoch = field(default_factory=BestEpoch)
+    base: str = ""
+    """`base_fingerprint` of the model."""
     errors: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -162,6 +163,7 @@ class TrialRuntime:
         carried = b"" if self.carried is None or self.carried.model_has_none() else self.carried.dump()[0]
         metrics = metrics_of(self.reports)
         now = Weights(self.trial.number, self.epoch, self.step, own_state(self.model), self.average, carried, metrics)
+        now = replace(now, base=self.base)
         self.best.keep(now, self.model)
         self._set_train_mode_of_optimizers(train=True)
 
@@ -183,7 +185,7 @@ class TrialRuntime:
         if lost and not self.lossy:
             note = (
                 f"trial {self.trial.number} cannot be resumed, and begins anew in another process: its checkpoint "
-                f"lacks {_list_names([str(each) for each in lost])}; make it in the task's `model` or `optimizer` and "
+                f"lacks {list_names([str(each) for each in lost])}; make it in the task's `model` or `optimizer` and "
                 "leave it as it is there, give it a `__getstate__` that leaves out what cannot be pickled, or keep "
                 "what changes in buffers"
             )
@@ -206,6 +208,7 @@ class TrialRuntime:
             self.best.epoch,
             self.best.weights,
             self.best.kept,
+            self.base,
         )
         writer.submit(state)
         self._set_train_mode_of_optimizers(train=True)
@@ -249,6 +252,8 @@ class TrialRuntime:
                 return
         self._check_restorable()
         self._set_train_mode_of_optimizers(train=False)  # in which checkpoints are saved
+        if own:
+            check_base(self.base, state.weights)
         try:
             load_own_state(self.model, state.model)
         except RuntimeError as error:
@@ -315,6 +320,7 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
         model, type(task).step is not Task.step or uncleared(model, optimizers_in(optimizer), settings.max_norm) != ""
     )
     runtime = TrialRuntime(member, model, optimizer, scheduler, device, settings, gradients, by_step, loss_scale=scale)
+    runtime.base = base_fingerprint(model)
     runtime.set_train_mode(train=True)
     runtime.carried = CarriedState(task, model, optimizer, scheduler, device)
     return runtime
@@ -411,20 +417,15 @@ def parameter_warning(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
     said = []
     if foreign:
         said.append(
-            f"the task's `optimizer` trains parameters that are not the model's ({_list_names(foreign)}), which no "
+            f"the task's `optimizer` trains parameters that are not the model's ({list_names(foreign)}), which no "
             "checkpoint holds; make them parameters of the model"
         )
     if left_out:
         said.append(
-            f"the task's `optimizer` leaves out parameters of the model ({_list_names(left_out)}), which keep their "
+            f"the task's `optimizer` leaves out parameters of the model ({list_names(left_out)}), which keep their "
             "initial values; give them to an optimizer, or freeze them by requires_grad_(False) if that is meant"
         )
     return "; ".join(said)
-
-
-def _list_names(names: Sequence[str]) -> str:
-    more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
-    return ", ".join([*names[:_MAX_NAMES], *more])
 
 
 def sort_by_optimizer(runtimes: Iterable[TrialRuntime]) -> list[TrialRuntime]:

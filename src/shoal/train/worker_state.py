@@ -45,6 +45,8 @@ class TrialCache:
 
     def put(self, runtime: TrialRuntime) -> None:
         """Add a trial that has just been saved, and drop the oldest trials if the cache exceeds its limit."""
+        if runtime.device.type != "cpu" and any(map(is_lent, runtime.model.parameters())):
+            return  # its base would stay on the device
         runtime.gradients.set(runtime.gradients.read())  # as after loading a checkpoint
         tensors = _tensors(runtime)
         size = bytes_of(tensors)

@@ -77,6 +77,9 @@ _MOST_WEIGHTS = 1 << 25
 _BLOCK = 1 << 22
 """Number of weights of a block, if there are more than `_MOST_WEIGHTS`; at least one row."""
 
+_MOST_BLOCKS = 16
+"""About how many blocks there are at most: a captured step has the operations of each."""
+
 
 def _with_dropout(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: Any, weights_of: Callable[..., Tensor]
@@ -136,10 +139,10 @@ class _Blocks(torch.autograd.Function):
 
 
 def _blocks(shape: Sequence[int]) -> Iterator[Sequence[range]]:
-    """Blocks of at most `_BLOCK` elements, and at least a row, as ranges in each axis."""
-    steps, inner = [], shape[-1]
+    """Blocks of about `_BLOCK` elements, and at least a row, as ranges in each axis; few enough for a trace."""
+    steps, inner, most = [], shape[-1], max(_BLOCK, prod(shape) // _MOST_BLOCKS)
     for size in reversed(shape[:-1]):
-        steps.append(max(1, min(size, _BLOCK // inner)))
+        steps.append(max(1, min(size, most // inner)))
         inner *= size
     ranges = [
         [range(first, min(first + step, size)) for first in range(0, size, step)]
