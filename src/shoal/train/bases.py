@@ -133,7 +133,8 @@ class Bases:
         except TypeError as error:
             returned, wanted = ("a model", "config, base") if bases else ("None", "config, base=None")
             raise TaskError(
-                f"the task's `base` returns {returned}, so its `model` must be model(self, {wanted}), but takes {signature}"
+                f"the task's `base` returns {returned}, so its `model` must be model(self, {wanted}), but takes "
+                f"{signature}"
             ) from error
 
     def load(self, config: Config) -> None:
