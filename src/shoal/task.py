@@ -189,7 +189,8 @@ class Task(ABC):
         """Return the batches of a training step, whose gradients are added before the optimizer steps: by default 1.
 
         The gradient is that of the mean loss over all samples of the step. The last step of a pass over the training
-        set may have fewer batches. Trials that differ in it may be one array, unless `steps_per_epoch` is overridden.
+        set may have fewer batches. Trials on a `base` that differ in it may be one array, unless `steps_per_epoch` is
+        overridden.
         Steps, and schedulers with `scheduler_interval` "step", count optimizer steps.
         """
         return 1

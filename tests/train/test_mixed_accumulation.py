@@ -1,4 +1,4 @@
-"""Trials whose training steps have different numbers of batches train as one array, each as alone."""
+"""Trials on one base whose training steps have different numbers of batches train as one array, each as alone."""
 
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,15 @@ class Accumulates(Task):
         y = x[:, :3].argmax(1)
         return TensorDataset(x[:SAMPLES], y[:SAMPLES]), TensorDataset(x[SAMPLES:], y[SAMPLES:])
 
-    def model(self, config: Any, *base: Any, **_: Any) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
-        ).double()  # fmt: skip
+    def base(self, config: Any) -> nn.Module:
+        return nn.Linear(6, 6, dtype=torch.float64)
 
-    def optimizer(self, model: nn.Module, config: Any) -> Any:
-        return torch.optim.AdamW(model.parameters(), lr=config["lr"])
+    def model(self, config: Any, *base: Any, **_: Any) -> nn.Module:
+        own = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)).double()
+        return nn.Sequential(*base, own)
+
+    def optimizer(self, model: Any, config: Any) -> Any:
+        return torch.optim.AdamW(model[-1].parameters(), lr=config["lr"])
 
     def scheduler(self, optimizer: Any, config: Any) -> Any:
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
@@ -137,11 +139,15 @@ def test_one_that_leaves_changes_nothing_for_the_others(
         assert value == pytest.approx(whole[key], rel=1e-9), key
 
 
-def test_the_number_of_batches_makes_no_other_structure() -> None:
-    assert key(Accumulates(), batches=1) == key(Accumulates(), batches=4)
-
+def test_the_number_of_batches_makes_no_other_structure_on_a_base() -> None:
     class ByStep(Accumulates):
         def steps_per_epoch(self, config: Any) -> int:
             return 3
 
+    class WithoutBase(Accumulates):
+        def base(self, config: Any) -> Any:
+            return None
+
+    assert key(Accumulates(), batches=1) == key(Accumulates(), batches=4)
     assert key(ByStep(), batches=1) != key(ByStep(), batches=4), "their epochs end at different samples"
+    assert key(WithoutBase(), batches=1) != key(WithoutBase(), batches=4), "their steps may be captured"

@@ -124,7 +124,7 @@ def test_a_copy_has_the_schedule_of_the_steps_of_its_epochs(tmp_path: Path) -> N
 
 
 def test_a_share_is_part_of_what_members_of_an_array_agree_in() -> None:
-    settings = [StepSettings.of(task(), {"number": 0}).structure_settings for task in (Small, Halves)]
+    settings = [StepSettings.of(task(), {"number": 0}).of_structure(False) for task in (Small, Halves)]
     assert settings[0] != settings[1]
     assert settings[1][-1] == Fraction(1, 2)
 

@@ -95,7 +95,7 @@ class Bases:
     def key(self, config: Config) -> tuple[object, ...]:
         """Return a key that differs between configs of other bases; () without a base."""
         base = self._find(config)
-        return () if base is None else ("base", sorted(base.read.items()))
+        return () if base is None or base.on_meta is None else ("base", sorted(base.read.items()))
 
     def model(self, config: Config, meta: bool = False) -> Any:
         """Return what the task's `model` returns for a config, which it is given as it is.

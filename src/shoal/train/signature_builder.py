@@ -80,12 +80,13 @@ class SignatureBuilder:
         optimizers = optimizers_in(optimizer)
         update_kinds = [str(x) for x in map(update_kind_of if type(self._task).step is Task.step else type, optimizers)]
         base = self._bases.key(trial.config)
+        shared = settings.of_structure(bool(base))
         return FusionKey(
-            digest((structure, *update_kinds, *settings.structure_settings, *base)),
+            digest((structure, *update_kinds, *shared, *base)),
             digest(self._sets.key(trial.config)),
             settings.batch_size,
             trial.data_seed,
-            family=digest((family, *update_kinds, *settings.structure_settings, *base)) if family else "",
+            family=digest((family, *update_kinds, *shared, *base)) if family else "",
         )
 
     def _model(self, trial: Trial) -> tuple[nn.Module, str, str]:

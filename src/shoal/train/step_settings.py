@@ -86,20 +86,16 @@ class StepSettings:
         has_units = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY
         return replace(self, precision="bf16-mixed" if has_units else "32")
 
-    @property
-    def structure_settings(self) -> tuple[object, ...]:
-        """The settings, besides the batch size, in which all members of an array agree; () if all are the defaults."""
-        accumulate = 1 if self.may_differ_in_accumulate else self.accumulate
-        found = (self.eval_batch_size, accumulate, self.precision, self.steps_per_epoch)
-        return () if found == (self.batch_size, 1, "32", None) else found
+    def of_structure(self, on_base: bool) -> tuple[object, ...]:
+        """Return the settings, besides the batch size, in which members of an array agree; () for the defaults.
 
-    @property
-    def may_differ_in_accumulate(self) -> bool:
-        """Whether members of an array may differ in the batches of a step: their epochs are passes, which end at once.
-
-        A loss scale is for steps of all members.
+        Trials on a base may differ in the batches of a step, as they share its products, if their epochs are passes,
+        which end at once, and a loss scale is not for steps of all members. Others would gain less than their steps
+        lose, which are then not captured.
         """
-        return self.steps_per_epoch is None and not self.scales_loss
+        differ = on_base and self.steps_per_epoch is None and not self.scales_loss
+        found = (self.eval_batch_size, 1 if differ else self.accumulate, self.precision, self.steps_per_epoch)
+        return () if found == (self.batch_size, 1, "32", None) else found
 
     @property
     def scales_loss(self) -> bool:
