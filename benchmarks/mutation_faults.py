@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse import array_state, capture, randomness, slots, step
+from shoal.fuse import array_state, capture, plain_step, randomness, slots, step
 from shoal.fuse.array import ModelArray
 from shoal.fuse.array_state import ArrayState
 from shoal.fuse.backward import MicroBatches
@@ -407,7 +407,7 @@ FAULTS = (
         _unsmoothed,
         ("Labels", "Convolution", "Attention"),
     ),
-    Fault("squared error: a mean over members", loss, "_reduce", _mean_over_members, LINEAR),
+    Fault("squared error: a mean over members", loss, "reduce_losses", _mean_over_members, LINEAR),
     Fault("pooling: channels in another order", RULES[torch.max_pool1d], "run", _channels_rolled, ("Convolution",)),
     Fault("LSTM: the next member's output", RULES[torch.lstm], "run", _hidden_rolled, ("Recurrent",)),
     # optimizers
@@ -439,7 +439,7 @@ FAULTS = (
         lambda right: lambda self, limits, norms: right(self, limits.roll(1), norms),
         ("Clipped", "Captured"),
     ),
-    Fault("plain steps are not clipped", step._PlainStep, "__init__", _unclipped, ("Clipped",)),
+    Fault("plain steps are not clipped", plain_step.PlainStep, "__init__", _unclipped, ("Clipped",)),
     # graphs
     Fault("graph: the first batch", capture.CapturedStep, "_run", _first_batch, ("Captured", "Buffers")),
     Fault("graph: the first random numbers", capture.CapturedStep, "_next_keys", _first_keys, ("Captured",)),

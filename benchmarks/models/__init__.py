@@ -17,6 +17,7 @@ WORKLOADS: dict[str, Callable[[bool], Workload]] = {
     "lora-ranks": lora.ranks,
     "peft": peft_llama.same,
     "peft-ranks": peft_llama.mixed,
+    "peft-words": peft_llama.words,
     "pointnet-classification": pointnet.classification,
     "pointnet-segmentation": pointnet.segmentation,
     "dcgan": dcgan.workload,

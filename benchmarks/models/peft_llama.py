@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from models.workload import Batch, Phase, Workload
 
-__all__ = ["Adapter", "base_model", "mixed", "same"]
+__all__ = ["Adapter", "base_model", "bounded_loss", "mixed", "same", "words"]
 
 BASE_SEED = 1
+WORDS = 32_000
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,16 @@ MIXED = tuple(Adapter(rank, alpha) for rank, alpha in ((4, 8), (8, 16), (16, 16)
 SAME = (Adapter(8, 16),)
 
 
-def base_model(full: bool) -> nn.Module:
-    """The frozen model, on torch's default device: of Llama 3.2 1B's sizes in bfloat16, or small in float32."""
+def base_model(full: bool, words: int = 1000) -> nn.Module:
+    """The frozen model, on torch's default device: of Llama 3.2 1B's sizes in bfloat16, or small in float32.
+
+    Args:
+        words: Size of the vocabulary of the small one.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=128256 if full else 1000,
+        vocab_size=128256 if full else words,
         hidden_size=2048 if full else 128,
         intermediate_size=8192 if full else 344,
         num_hidden_layers=16 if full else 4,
@@ -74,6 +79,26 @@ def adapted(full: bool, adapter: Adapter) -> nn.Module:
     return model.train()
 
 
+def with_long_vocabulary(full: bool, adapter: Adapter) -> nn.Module:
+    """A member whose layers are checkpointed, over a vocabulary of 32,000 words."""
+    from peft import get_peft_model
+
+    base: Any = base_model(full, WORDS)
+    base.activation_checkpointing_enable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model: Any = get_peft_model(base, adapter.config())
+    return model.train()
+
+
+def bounded_loss(net: Any, batch: Batch) -> Tensor:
+    """As `loss`, without the logits of all tokens, as `TrainerTask` and `SFTTask` compute it."""
+    from shoal.integrations.causal_lm import causal_lm_loss
+
+    (tokens,) = batch
+    return causal_lm_loss(net, {"input_ids": tokens, "labels": tokens})
+
+
 def loss(net: Any, batch: Batch) -> Tensor:
     (tokens,) = batch
     logits = net(input_ids=tokens).logits
@@ -92,6 +117,21 @@ def mixed(full: bool) -> Workload:
 def same(full: bool) -> Workload:
     """Members of one rank."""
     return _workload(full, "LoRA by peft on Llama, rank 8", SAME)
+
+
+def words(full: bool) -> Workload:
+    """Members of several ranks on a model of 32,000 words, 1024 tokens each, with checkpointed layers."""
+    samples, length = 4, 256
+    first, *others = (partial(with_long_vocabulary, full, adapter) for adapter in MIXED)
+    return Workload(
+        name="LoRA by peft on Llama of 32,000 words",
+        sizes=f"4 layers, d=128, N={samples}, length {length}, checkpointed, AdamW",
+        samples=samples,
+        model=first,
+        batch=lambda: (torch.randint(0, 1000, (samples, length)),),
+        phases=(Phase(loss, adam),),
+        others=tuple(others),
+    )
 
 
 def _workload(full: bool, name: str, adapters: tuple[Adapter, ...]) -> Workload:

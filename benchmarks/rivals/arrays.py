@@ -21,9 +21,9 @@ class Eager(Rival):
 
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
-        models = cell.models()
         self.batch = cell.batch()
-        self.array = fuse(models, seeds=range(cell.members), strict=not cell.workload.others)
+        self.array = fuse(cell.each_model(), seeds=range(cell.members), strict=not cell.workload.others)
+        models = self.array.members
         phases = cell.workload.phases
         self.losses = [cell.loss(i) for i in range(len(phases))]
         self.optimizers = [

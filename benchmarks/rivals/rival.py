@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -37,13 +37,16 @@ class Cell:
 
     def models(self, which: Sequence[int] | None = None) -> list[nn.Module]:
         """Members by their numbers, each from its own seed; by default all."""
-        made = []
+        return list(self.each_model(which))
+
+    def each_model(self, which: Sequence[int] | None = None) -> Iterator[nn.Module]:
+        """Yield the same one after another, so that only what they do not share is there for each."""
+        kinds = (self.workload.model, *self.workload.others)
         for b in range(self.members) if which is None else which:
             torch.manual_seed(b)
-            kinds = (self.workload.model, *self.workload.others)
             with self.device:  # a large model takes minutes to be made on a CPU
-                made.append(kinds[b % len(kinds)]().to(self.device))
-        return made
+                model = kinds[b % len(kinds)]().to(self.device)
+            yield model
 
     def batch(self) -> Batch:
         torch.manual_seed(len(self.workload.name))

@@ -33,7 +33,7 @@ class LossTrend(StopRule):
     as at a slow start, the line is drawn against these. A trial is stopped if its own best value, and that of the line
     moved in its favour by `margin` standard errors, are worse than what the best trial has reached already. A trial
     whose values get worse is stopped as soon as another was better, a trial with NaN after the warm-up; the best one
-    never.
+    only then.
 
     It is an extrapolation: it fails where a loss falls faster later, as after a step of the learning rate.
     Epochs that are parts of a pass over the data (`Task.steps_per_epoch`) let trials end after a fraction of it.

@@ -82,8 +82,9 @@ def base_fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, each in lent:
         digest.update(f"{name} {tuple(each.shape)} {each.dtype}".encode())
-    for dtype in sorted({each.dtype for _, each in lent if not is_packed(each)}, key=str):
-        flat = [each.detach().reshape(-1) for _, each in lent if each.dtype == dtype and not is_packed(each)]
+    parts = [part.detach() for _, each in lent for part in dense_parts(each)]
+    for dtype in sorted({each.dtype for each in parts}, key=str):
+        flat = [each.reshape(-1) for each in parts if each.dtype == dtype]
         some = torch.cat([each[:: max(1, len(each) // _SAMPLED)][:_SAMPLED] for each in flat])
         digest.update(some.cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest() if lent else ""
@@ -169,12 +170,15 @@ def same_values(a: Tensor, b: Tensor) -> bool:
         return False
     if (is_packed(a) or is_packed(b)) and _settings(a) != _settings(b):
         return False
-    return all(map(_equal, dense_parts(a), dense_parts(b)))
+    as_bytes = is_packed(a)  # codes in a floating dtype may be NaN
+    return all(_equal(x, y, as_bytes) for x, y in zip(dense_parts(a), dense_parts(b), strict=True))
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def _equal(a: Tensor, b: Tensor, as_bytes: bool) -> bool:
     if data_address(a) and data_address(a) == data_address(b) and a.shape == b.shape and a.stride() == b.stride():
         return True  # without a look at what may be gigabytes
+    if as_bytes and a.dim():
+        a, b = (each.detach().contiguous().view(torch.uint8) for each in (a, b))
     return torch.equal(a, b)
 
 

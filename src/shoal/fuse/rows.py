@@ -22,6 +22,10 @@ _LARGE_BYTES = 1 << 20
 """Bytes of a stacked tensor from which the memory of rows that are not used matters."""
 
 
+_OWN = ("torch", "shoal")
+_SETTINGS = (bool, int, float, str, torch.dtype, torch.Size)
+
+
 def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
     """Stack tensors of one shape and dtype as [B, *shape]; a view if they are rows of a stacked tensor, else a copy.
 
@@ -88,7 +92,7 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
         ]
         if hasattr(tensor, "__tensor_flatten__"):
             return tuple(held)
-        return tensor.detach().view(torch.uint8), *held  # codes in a floating dtype may be NaN
+        return tensor.detach(), *held
     if tensor.is_nested:
         return tuple(tensor.unbind())
     if tensor.is_quantized:
@@ -105,9 +109,10 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def is_packed(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter of another library's class, as those that hold quantised weights."""
+    """Whether a tensor is a frozen parameter of another library's class, as those that hold quantised weights."""
     own = type(tensor)
-    return own not in (Tensor, nn.Parameter) and isinstance(tensor, nn.Parameter) and _library(own) not in _OWN
+    foreign = own not in (Tensor, nn.Parameter) and isinstance(tensor, nn.Parameter) and _library(own) not in _OWN
+    return foreign and not tensor.requires_grad
 
 
 def packed_state(tensor: Tensor) -> dict[str, Any]:
@@ -129,10 +134,6 @@ def packed_state(tensor: Tensor) -> dict[str, Any]:
             seen.add(id(value))
             remaining += [(f"{path}.{name}", held) for name, held in getattr(value, "__dict__", {}).items()]
     return dict(sorted(found.items()))
-
-
-_OWN = ("torch", "shoal")
-_SETTINGS = (bool, int, float, str, torch.dtype, torch.Size)
 
 
 def _library(kind: type) -> str:

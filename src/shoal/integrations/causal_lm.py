@@ -22,12 +22,14 @@ from transformers.utils.import_utils import is_peft_available
 from shoal.fuse.token_log_probs import TokenStatistics, token_log_probs, token_statistics
 
 __all__ = [
+    "IGNORED",
     "bounds_loss",
     "causal_lm_log_probs",
     "causal_lm_loss",
     "causal_lm_statistics",
     "mark_bounded",
     "obstacle",
+    "obstacle_of_adapters",
     "shifted_labels",
 ]
 
@@ -163,6 +165,7 @@ def _language_model(model: nn.Module) -> nn.Module:
 
 def _logit_numbers(config: Any) -> tuple[float, float | None]:
     """Factor and limit of the logits; models name the factor differently."""
+    config = config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if (factor := getattr(config, name, None)) is not None:
@@ -219,6 +222,8 @@ class _Probe:
                 self._model.train()
                 self._inner.loss_function = self._on_loss
                 found = self._model(**self._inputs, labels=self._labels, num_items_in_batch=self._items)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             return f"{type(self._inner).__name__} does not run for two tokens: {error}"
         finally:

@@ -154,7 +154,8 @@ def override(
             raise TaskError(f"the config's {name!r} is an argument of the whole study; {remedy}")
         old, value = getattr(args, name), config[name]
         kind = float if known[name] in (float, "float") else type(old)
-        setattr(own, name, value if old is None else _converted(name, value, kind))
+        optional = value is None and "None" in str(known[name])
+        setattr(own, name, value if old is None or optional else _converted(name, value, kind))
     if others is not None:
         for name in config.keys() - known.keys() - set(others):
             raise TaskError(

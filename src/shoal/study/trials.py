@@ -295,7 +295,7 @@ class TrialTable:
         record.metrics = {**kept, **report.metrics}
         record.best = merge_best(record.best, report.metrics, self._directions)
         if not self._of_best.objectives:
-            record.ranked, record.errors = record.metrics, report.errors or record.errors
+            record.ranked, record.errors = record.metrics, report.errors if report.metrics else record.errors
         elif report.state is not TrialState.FAILED and self._of_best.improves(report.metrics, record.ranked):
             record.ranked, record.best_epoch = report.metrics, report.epoch  # a failed trial keeps no weights of it
             record.errors = report.errors

@@ -182,15 +182,15 @@ class FusedStepper(Stepper):
         return "eager" if self._plain is None else "plain"
 
     def _take_part(self, part: Part, first_tick: int) -> Tensor:
-        if self._plain is not None or not isinstance(self._steps, TrainingStep):
-            assert self._plain is not None
+        if self._plain is not None:
             return self._plain.train_part(part, first_tick)
+        assert isinstance(self._steps, TrainingStep)  # a task's own `step` takes one batch
         ticks = (first_tick + part.number,) * len(self.runtimes)
         self._array.ticks = ticks
         self._begun = True
         try:
             batch = _joined(part.batches)
-            with self._checked_draws(ticks, mixed=True):
+            with self._checked_draws(ticks, owner="each step"):
                 losses = self._steps.take_part(MemberSteps(batch, part.weights, part.begins, part.steps.keys()))
         except FusionError as error:
             raise StepRefusedError(str(error)) from error
@@ -303,20 +303,22 @@ class FusedStepper(Stepper):
         del self._array, self._steps, self._measure, self._reuse, self._validator
 
     @contextmanager
-    def _checked_draws(self, ticks: Sequence[int], mixed: bool = False, validating: bool = False) -> Iterator[None]:
+    def _checked_draws(
+        self, ticks: Sequence[int], mixed: bool = False, validating: bool = False, owner: str = ""
+    ) -> Iterator[None]:
         """Seed the process-wide generators for a step, and refuse draws that should differ between members.
 
         Members at one epoch that run at once draw what each draws alone, and in plain steps they are seeded one by one.
         """
         lead = self.runtimes[0]
         with seeded([step_seed(lead.trial.data_seed, tick) for tick in ticks], lead.device):
-            if len(self.runtimes) == 1 or not (mixed or self._one_by_one):
+            if len(self.runtimes) == 1 or not (mixed or owner or self._one_by_one):
                 yield
                 return
             torchs, others = DrawDetector(lead.device), PythonRngSnapshot()
             yield
             if (validating or self._mode != "plain") and (torchs() or others.has_drawn()):
-                owner = "each epoch" if mixed else "each member"
+                owner = owner or ("each epoch" if mixed else "each member")
                 raise FusionError(
                     "random numbers are drawn past torch's own functions (by Python, NumPy, a script), of which "
                     f"{owner} has its own"

@@ -133,11 +133,11 @@ class StepPlan:
             )
         plan = cls(settings, train, task._weigh)
         share = settings.steps_per_epoch
-        if isinstance(share, Fraction) and share * train.samples < plan.step_samples:
+        if isinstance(share, Fraction) and share * plan.pass_samples < plan.step_samples:
             raise TaskError(
-                f"the task's `steps_per_epoch` returns {float(share):g}, which of the training set's {train.samples} "
-                f"samples is less than a step of {plan.step_samples}; return at least "
-                f"{plan.step_samples / train.samples:.3g}, or take smaller batches"
+                f"the task's `steps_per_epoch` returns {float(share):g}, which of the {plan.pass_samples} "
+                f"samples of a pass is less than a step of {plan.step_samples}; return at least "
+                f"{plan.step_samples / plan.pass_samples:.3g}, or take smaller batches"
             )
         return plan
 
@@ -152,13 +152,18 @@ class StepPlan:
         return math.ceil(self.pass_batches / self.settings.accumulate)
 
     @property
+    def pass_samples(self) -> int:
+        """Samples of a pass, without those that a loader drops."""
+        return min(self.train.samples, self.pass_batches * self.settings.batch_size)
+
+    @property
     def step_samples(self) -> int:
         """Samples of a training step, except for the last ones of a pass."""
         return self.settings.batch_size * self.settings.accumulate
 
     @cached_property
     def epoch_steps(self) -> int:
-        """Training steps of the longest epoch."""
+        """Training steps of the first epoch; others may have one more or less."""
         return self.steps(0)
 
     def steps(self, epoch: int) -> int:
@@ -171,7 +176,7 @@ class StepPlan:
         if not isinstance(steps, Fraction):
             return epoch * (steps or self.pass_steps)
         passes, share = divmod(epoch * steps, 1)
-        return passes * self.pass_steps + math.ceil(share * self.train.samples / self.step_samples)
+        return passes * self.pass_steps + math.ceil(share * self.pass_samples / self.step_samples)
 
     def locate(self, epoch: int, step: int) -> tuple[int, int]:
         """Return the number of the pass in which a step of an epoch begins, and of its first batch in this pass."""

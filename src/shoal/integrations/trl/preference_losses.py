@@ -298,6 +298,11 @@ def check_losses(args: Any) -> None:
         raise TaskError(
             f"loss_type='exo_pair' of DPOConfig needs label_smoothing above 0, such as 1e-3, got {args.label_smoothing}"
         )
+    if "robust" in losses and not 0 <= args.label_smoothing < 0.5:
+        raise TaskError(
+            "loss_type='robust' of DPOConfig divides by 1 - 2 label_smoothing; label_smoothing must be at least 0 and "
+            f"below 0.5, got {args.label_smoothing}"
+        )
     if args.use_weighting and (mixed := _MIXED & set(losses)):
         raise TaskError(
             f"use_weighting=True of DPOConfig weighs single pairs, and loss_type={min(mixed)!r} mixes those of a "

@@ -270,6 +270,7 @@ class RewardTask(_PairTask):
 
     def _scores(self, model: Any, batch: Any, statistics: bool) -> Scores:
         rewards = model(**_rows(batch, "input_ids", "attention_mask"), use_cache=False).logits.squeeze(-1)
+        rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))  # as accelerate does under autocast
         chosen, rejected = _chosen(rewards), _rejected(rewards)
         margin = chosen - rejected
         loss = -F.logsigmoid(margin - batch["margin"] if "margin" in batch else margin).mean()

@@ -113,7 +113,7 @@ class SFTTask(TRLTask):
         given, labelled = {**own, "use_cache": False}, shifted_labels(own) != IGNORED
         found = causal_lm_statistics(model, given) if statistics else None
         if smoothed:
-            loss = TrainerTask.loss(self, model, own)
+            loss = TrainerTask.loss(self, model, {**own, "use_cache": False})
         else:
             log_probs = causal_lm_log_probs(model, given) if found is None else found.log_probs
             items = own[ITEMS] if ITEMS in own else labelled.sum()

@@ -122,6 +122,8 @@ class TRLTask(TrainerTask):
 
     def _completed(self, model: Any, args: TrainingArguments) -> nn.Module:
         """A model with what TRL's constructors do to it."""
+        if not hasattr(getattr(model, "config", None), "get_text_config"):
+            raise TaskError(f"`model` must be a model of transformers, with its `config`, got {type(model).__name__}")
         self._name_tokens(model, args)
         self._check_model(model, args)
         if isinstance(getattr(model, "get_output_embeddings", lambda: None)(), BaseTunerLayer):
