@@ -298,6 +298,12 @@ CASES = {
         SFTTask, {"bf16": True}, ANSWERS, several(2), llama, lora(target_modules=["q_proj"], fan_in_fan_out=False),
         tolerance=1e-2,
     ),
+    "steps of one, two and three batches": Case(
+        SFTTask, {"eval_strategy": "epoch"}, ANSWERS, several(6, gradient_accumulation_steps=[1, 2, 3, 1, 2, 3])
+    ),
+    "rewards, mixed precision": Case(
+        RewardTask, {"bf16": True}, MARGINS, several(2), scorer, adapter_for(RewardTask), tolerance=1e-2
+    ),
     "pairs": Case(DPOTask, {"gradient_accumulation_steps": 2}, PAIRS, several(3, beta=[0.1, 0.3, 0.5])),
     "weighted pairs": Case(
         DPOTask,
@@ -333,7 +339,8 @@ def test_members_of_an_array_are_as_by_trl(name: str, exact: None, tmp_path: Pat
     trials = [trial(b, config) for b, config in enumerate(case.configs)]
     task = made(case, tmp_path)
     batches = math.ceil(len(task.data({})[0]) / 3)
-    epochs = EPOCHS * math.ceil(batches / case.settings.get("gradient_accumulation_steps", 1))
+    steps = math.ceil(batches / case.settings.get("gradient_accumulation_steps", 1))
+    epochs = EPOCHS if case.settings.get("eval_strategy") == "epoch" else EPOCHS * steps
     found = by_shoal(task, trials, epochs, tmp_path)
     assert not [record for record in caplog.records if "plain PyTorch" in record.getMessage()]
     assert not [record for record in caplog.records if "one after another" in record.getMessage()]

@@ -21,17 +21,20 @@ from shoal.core.trial import Origin
 from shoal.train.checkpoint import load_newest
 from shoal.train.checkpoint_paths import copy_checkpoint
 from shoal.train.data.batches import Batches
+from shoal.train.data.loader import LoaderSettings
 from shoal.train.step_settings import StepPlan, StepSettings
 
 
-def plan_of(samples: int, size: int, accumulate: int, share: float) -> StepPlan:
+def plan_of(samples: int, size: int, accumulate: int, share: float, drop_last: bool = False) -> StepPlan:
     task = type("Shared", (Small,), {
         "batch_size": lambda self, config: size,
         "accumulate": lambda self, config: accumulate,
         "steps_per_epoch": lambda self, config: share,
     })()  # fmt: skip
+    settings = LoaderSettings(drop_last=drop_last)
     train, valid = (
-        Batches(TensorDataset(torch.zeros(n, 1)), CPU, which) for n, which in ((samples, "training"), (4, "v"))
+        Batches(TensorDataset(torch.zeros(n, 1)), CPU, which, settings=settings)
+        for n, which in ((samples, "training"), (100, "v"))
     )
     return StepPlan.of(task, {"number": 0}, train, valid)
 
@@ -71,6 +74,19 @@ def test_ends_of_epochs_count_samples(samples: int, size: int, accumulate: int, 
         assert asked <= seen < asked + size * accumulate
         assert plan.locate(epoch, plan.steps(epoch)) == plan.locate(epoch + 1, 0)
     assert seen == samples
+
+
+@given(st.integers(4, 500), st.integers(1, 64), st.integers(1, 3), st.integers(2, 30))
+def test_each_epoch_has_a_step_without_dropped_samples(samples: int, size: int, accumulate: int, parts: int) -> None:
+    size = min(size, samples)
+    if size * accumulate * parts > samples // size * size:
+        with pytest.raises(TaskError, match="is less than a step"):
+            plan_of(samples, size, accumulate, 1 / parts, drop_last=True)
+        return
+    plan = plan_of(samples, size, accumulate, 1 / parts, drop_last=True)
+    steps = [plan.steps(epoch) for epoch in range(parts)]
+    assert min(steps) >= 1
+    assert sum(steps) == plan.pass_steps
 
 
 class Halves(Small):
