@@ -27,6 +27,18 @@ def twins(members: int = 3, dtype: torch.dtype = torch.float64) -> Twins:
     return result
 
 
+def test_a_member_without_a_limit_keeps_gradients_whose_norm_overflows() -> None:
+    both = twins(dtype=torch.float32)
+    gradients = [stacked.grad for _, stacked, _ in both.array.stacked_tensors() if stacked.grad is not None]
+    gradients[0][0] = 3e38
+    before = [each.clone() for each in gradients]
+    norms = clip_grad_norm_(both.array, [INF, 1e-3, 1.0])
+    assert norms.isinf().tolist() == [True, False, False]
+    for grad, was in zip(gradients, before, strict=True):
+        torch.testing.assert_close(grad[0], was[0], rtol=0, atol=0)
+    assert any((grad[1] != was[1]).any() for grad, was in zip(gradients, before, strict=True))
+
+
 @pytest.mark.in_turns(5)
 @pytest.mark.parametrize(
     ("norm_type", "dtype"),

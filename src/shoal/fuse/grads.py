@@ -73,18 +73,11 @@ class Gradients:
         if grads:
             torch._foreach_mul_(grads, each)
 
-    def zero_(self, members: Collection[int]) -> None:
-        """Set the gradients of some members to zero."""
-        index = constant(sorted(members), torch.int64, torch.device("cpu"))
-        for grad in self.stacked:
-            grad.index_fill_(0, index.to(grad.device), 0)
-        for b, grad in self.per_member:
-            if b in members:
-                grad.zero_()
-
     def clip_(self, max_norms: Tensor, norms: Tensor) -> None:
         """Scale each member's gradients down from its norm to at most its maximum norm, both [B]."""
-        self.multiply_((_on_device(max_norms, norms.dtype, norms.device) / (norms + 1e-6)).clamp(max=1.0))
+        limits = _on_device(max_norms, norms.dtype, norms.device)
+        factors = (limits / (norms + 1e-6)).clamp(max=1.0)
+        self.multiply_(torch.where(limits == inf, 1.0, factors))  # also for a norm that is not finite
 
     def clamp_(self, clip_values: Tensor) -> None:
         """Clamp the elements of each member's gradients to ± its clip value, [B]."""

@@ -15,6 +15,7 @@ fastest mode so far:
 import logging
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -32,7 +33,8 @@ from shoal.fuse.autotune import timed_by_replay
 from shoal.fuse.backward import MemberSteps, backward, micro_batches
 from shoal.fuse.capture import CapturedStep, CompiledAheadError, records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
-from shoal.fuse.grads import Gradients, clip_grad_norm_, parse_thresholds
+from shoal.fuse.constants import constant
+from shoal.fuse.grads import clip_grad_norm_, parse_thresholds
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.plain_step import PlainStep
 from shoal.fuse.race import Race
@@ -148,6 +150,8 @@ class TrainingStep:
         self._will_be_recorded = "captured" in self._allowed and self._pays("captured", expected)
         self._shapes: list[Any] | None = None
         self._batches = 1  # of a step
+        self._cleared: dict[str, tuple[int, AbstractSet[int]]] = {}
+        """Path of a parameter -> version of its gradient when rows were last set to zero, and their members."""
         self._missed = 0
         self._turned = False
 
@@ -380,15 +384,41 @@ class TrainingStep:
         everyone = range(len(self.array))
         if len(given.begins) == len(everyone):
             self._optimizer.zero_grad()
+            self._cleared.clear()
         elif given.begins:
-            Gradients.of(self.array).zero_(given.begins)
+            self._clear_gradients(given.begins)
         losses = backward(self.array, self.loss, self._scaler, given)
+        self._check_reached(given.ends)
         if given.ends:
             if self._max_norms is not None:
                 limits = [most if b in given.ends else inf for b, most in enumerate(self._max_norms.tolist())]
                 clip_grad_norm_(self.array, limits)
             self._optimizer.step(skip=[b for b in everyone if b not in given.ends])
         return losses
+
+    def _clear_gradients(self, members: AbstractSet[int]) -> None:
+        """Remove the gradients of some members; rows of stacked ones become zero."""
+        for _, b, own in self.array.unfused_parameters():
+            if b in members:
+                own.grad = None
+        for path, data, _ in self.array.stacked_tensors():
+            if data.grad is not None:
+                version, others = self._cleared.get(path, (-1, frozenset()))
+                unreached = members | (others if version == data.grad._version else frozenset())
+                data.grad.index_fill_(0, constant(sorted(members), torch.int64, data.device), 0)
+                self._cleared[path] = data.grad._version, unreached
+
+    def _check_reached(self, ends: AbstractSet[int]) -> None:
+        """Refuse the steps of members that have zero in place of no gradient, which an optimizer tells apart."""
+        gradients = {path: data.grad for path, data, _ in self.array.stacked_tensors()} if self._cleared else {}
+        for path, (version, members) in list(self._cleared.items()):
+            grad = gradients.get(path)
+            if grad is None or grad._version != version:
+                del self._cleared[path]
+            elif members & ends:
+                raise FusionError(
+                    f"{path!r} gets no gradient from some batches, and the members' steps have different batches"
+                )
 
     def _eager(self, batch: Any) -> Tensor:
         losses = self.gradients(batch)

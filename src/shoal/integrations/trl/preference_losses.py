@@ -298,6 +298,10 @@ def check_losses(args: Any) -> None:
         raise TaskError(
             f"loss_type='exo_pair' of DPOConfig needs label_smoothing above 0, such as 1e-3, got {args.label_smoothing}"
         )
+    if args.beta <= 0 and (divided := {"ipo", "sppo_hard"} & set(losses)):
+        raise TaskError(
+            f"loss_type={min(divided)!r} of DPOConfig divides by beta, which must be above 0, got {args.beta}"
+        )
     if "robust" in losses and not 0 <= args.label_smoothing < 0.5:
         raise TaskError(
             "loss_type='robust' of DPOConfig divides by 1 - 2 label_smoothing; label_smoothing must be at least 0 and "

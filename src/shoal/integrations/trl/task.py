@@ -132,6 +132,11 @@ class TRLTask(TrainerTask):
                 "or train it whole by modules_to_save"
             )
         if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
+            if self.peft_config is None and not hasattr(model, "peft_config"):
+                raise TaskError(
+                    "a quantised model trains adapters alone, as transformers says; pass a `peft_config`, such as "
+                    "LoraConfig(...)"
+                )
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad and "lora_magnitude_vector" not in name:
                     parameter.data = parameter.data.to(torch.bfloat16)
