@@ -40,6 +40,7 @@ INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 _NOT_INPUTS = ("labels", "shift_labels", "num_items_in_batch")
 IGNORED = -100
+"""Label of tokens that do not count."""
 _LOSS = 1.5
 """The loss that `obstacle` returns to a model's forward, which must not change it."""
 
