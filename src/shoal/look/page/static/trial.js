@@ -22,7 +22,7 @@ export function trialView(study, wanted) {
     if (!row) { place.replaceChildren(card("", "", el("p", {}, `There is no trial ${wanted}.`))); return; }
     if (!head.parentElement) place.replaceChildren(head, curveCard, values, jobs, saved); // it may have come meanwhile
     values.replaceChildren(el("h2", {}, "Configuration"), pairs(Object.entries(row.flat).map(([name, value]) => [name, number(value)])),
-      el("h3", {}, "Metrics"), Object.keys(row.metrics).length ? table([["metric", "text"], [row.best_epoch === null ? "ranks" : `epoch ${row.best_epoch}, the best`, "number"], ["last", "number"], ["best of each", "number"]],
+      el("h3", {}, "Metrics"), Object.keys(row.metrics).length ? table([["metric", ""], [row.best_epoch === null ? "ranks" : `epoch ${row.best_epoch}`, "number"], ["last", "number"], ["best", "number"]],
         Object.keys(row.metrics).map((name) => [name, withError(row.ranked[name], row.errors[name]), number(row.metrics[name]), number(row.best[name])])) : el("p", { class: "quiet" }, "No value yet."));
     const overview = await study.needOverview(!first);
     jobs.replaceChildren(el("h2", {}, "Jobs and devices"), ...trialJobs(study, overview, trial, log), log);
