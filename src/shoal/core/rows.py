@@ -241,7 +241,7 @@ class TrialRow:
 
     @property
     def spreads(self) -> Mapping[str, float]:
-        """What is shown after the "±" of each metric: of a trial `errors`, of repeats their `deviations`."""
+        """The number after the "±" of each metric: of a trial `errors`, of repeats their `deviations`."""
         return self.errors if len(self.members) == 1 else self.deviations
 
     @property

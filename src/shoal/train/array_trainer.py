@@ -25,7 +25,7 @@ from shoal.train.data.loader import augmentation_seed
 from shoal.train.fused_stepper import make_stepper
 from shoal.train.outside import refuse_lasting_change, shares_outside
 from shoal.train.proof import Proof, ProofRecord
-from shoal.train.step_settings import Part, StepPlan
+from shoal.train.step_settings import MicroBatch, StepPlan
 from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.train.team.leader import TeamLeader
 from shoal.train.trial_runtime import TrialRuntime
@@ -338,7 +338,7 @@ class ArrayTrainer:
         if self._stepper is None and not self.position:
             self.position = position * size
         self._cohort = cohort
-        runs: Iterator[list[Part]] | None = None
+        runs: Iterator[list[MicroBatch]] | None = None
         try:
             while position < plan.pass_batches:
                 yield True

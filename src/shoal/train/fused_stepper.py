@@ -1,7 +1,7 @@
 """Trains trials of one structure as a fused array, or in plain PyTorch if fusing is impossible or slower."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial, update_wrapper
@@ -35,7 +35,7 @@ from shoal.train.kept_gradients import enter_array, uncleared
 from shoal.train.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.train.outside import OutsideState
 from shoal.train.proof import Proof
-from shoal.train.step_settings import Part
+from shoal.train.step_settings import MicroBatch
 from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.train.trial_runtime import TrialRuntime, optimizers_in, train_modes_kept
 
@@ -138,11 +138,33 @@ class FusedStepper(Stepper):
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster."""
+        return self._proven(partial(self._step, batches, ticks), batches, ticks, self._next_mode(batches))
+
+    def train_part(self, part: MicroBatch, first_tick: int) -> Tensor:
+        """Train on a batch: all members at once, or those whose step ends in plain PyTorch, if that was faster."""
+        if self._plain is None and "eager" not in modes_to_try(self._profile, len(self.runtimes)):
+            self._switch_to_plain()
+        steps = [part.steps.get(b, (batch, 0)) for b, batch in enumerate(part.batches)]
+        batches, ticks = [batch for batch, _ in steps], [first_tick + part.number - before for _, before in steps]
+        mode, opens = "eager" if self._plain is None else "plain", len(part.begins) == len(self.runtimes)
+        take = partial(self._take_part, part, first_tick)
+        return self._proven(take, batches, ticks, mode, part.steps.keys(), opens)
+
+    def _proven(
+        self,
+        take: Callable[[], Tensor],
+        batches: Sequence[Any],
+        ticks: Sequence[int],
+        mode: str,
+        ends: AbstractSet[int] | None = None,
+        opens: bool = True,
+    ) -> Tensor:
+        """Take a step, with copies beside it; `ends` and `opens` as for `Proof.before_step`."""
         if self._proof is not None:
             array = None if self._plain is not None else self._array
-            self._proof.before_step(self.runtimes, batches, ticks, self._next_mode(batches), array)
+            self._proof.before_step(self.runtimes, batches, ticks, mode, array, ends, opens)
         try:
-            losses = self._step(batches, ticks)
+            losses = take()
         except (StepRefusedError, MixedEpochsError):
             raise
         except Exception as error:
@@ -150,38 +172,11 @@ class FusedStepper(Stepper):
                 self._refuse_unless_own(error, batches, ticks)
             raise
         if self._proof is not None:
-            self._proof.after_step(self.runtimes, losses, self._mode, None if self._plain else self._array)
+            array = None if self._plain is not None else self._array
+            self._proof.after_step(self.runtimes, losses, self._mode, array, ends)
         return losses
 
-    def train_part(self, part: Part, first_tick: int) -> Tensor:
-        """Train on a batch: all members at once, or those whose step ends in plain PyTorch, if that was faster."""
-        if self._plain is None and "eager" not in modes_to_try(self._profile, len(self.runtimes)):
-            self._switch_to_plain()
-        proof, ends = self._proof, part.steps.keys()
-        steps = [part.steps.get(b, (batch, 0)) for b, batch in enumerate(part.batches)]
-        batches, ticks = [batch for batch, _ in steps], [first_tick + part.number - before for _, before in steps]
-        if proof is not None:
-            array = None if self._plain is not None else self._array
-            opens = len(part.begins) == len(self.runtimes)
-            proof.before_step(self.runtimes, batches, ticks, self._part_mode, array, ends, opens)
-        try:
-            losses = self._take_part(part, first_tick)
-        except StepRefusedError:
-            raise
-        except Exception as error:
-            if self._plain is None:
-                self._refuse_unless_own(error, batches, ticks)
-            raise
-        if proof is not None:
-            array = None if self._plain is not None else self._array
-            proof.after_step(self.runtimes, losses, self._part_mode, array, ends)
-        return losses
-
-    @property
-    def _part_mode(self) -> str:
-        return "eager" if self._plain is None else "plain"
-
-    def _take_part(self, part: Part, first_tick: int) -> Tensor:
+    def _take_part(self, part: MicroBatch, first_tick: int) -> Tensor:
         if self._plain is not None:
             return self._plain.train_part(part, first_tick)
         assert isinstance(self._steps, TrainingStep)  # a task's own `step` takes one batch

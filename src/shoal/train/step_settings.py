@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -23,7 +22,7 @@ from shoal.task import Task, call
 from shoal.train.data.batches import Batches
 from shoal.train.data.loader import augmentation_seed
 
-__all__ = ["METHODS", "Part", "StepPlan", "StepSettings", "batch_size"]
+__all__ = ["METHODS", "MicroBatch", "StepPlan", "StepSettings", "batch_size"]
 
 METHODS = ("batch_size", "eval_batch_size", "accumulate", "clip_norm", "precision", "ema", "steps_per_epoch")
 _DTYPES = {"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -198,7 +197,7 @@ class StepPlan:
         """Return the batches, or `MicroBatches`, of the steps of an epoch, starting at `step`."""
         return islice(self._endless_batches(epoch, step, data_seed), self.steps(epoch) - step)
 
-    def parts(self, first: int, accumulate: Sequence[int], order: Any, seed: int) -> "Iterator[list[Part]]":
+    def parts(self, first: int, accumulate: Sequence[int], order: Any, seed: int) -> "Iterator[list[MicroBatch]]":
         """Yield the batches of a pass, from one on, in runs after which the steps of all members end.
 
         Args:
@@ -208,7 +207,7 @@ class StepPlan:
         batches = self.train.iterate(self.settings.batch_size, order, first, seed)
         ahead: dict[int, Any] = {}
         steps: dict[int, MicroBatches] = {}  # batches of a step -> the step that runs now
-        run: list[Part] = []
+        run: list[MicroBatch] = []
         for number in range(first, self.pass_batches):
             begins = {size for size in accumulate if number % size == 0}
             for size in begins:
@@ -218,7 +217,16 @@ class StepPlan:
                 weighed = [(held[0], 1.0)] if size == 1 else self.weigh(held, size)
                 steps[size] = MicroBatches(*(tuple(each) for each in zip(*weighed, strict=True)))
             ends = {size for size in accumulate if (number + 1) % size == 0 or number + 1 == self.pass_batches}
-            run.append(Part.of(number, accumulate, steps, begins, ends))
+            place = {size: number % size for size in steps}
+            run.append(
+                MicroBatch(
+                    number,
+                    [steps[size].batches[place[size]] for size in accumulate],
+                    [steps[size].weights[place[size]] for size in accumulate],
+                    frozenset(b for b, size in enumerate(accumulate) if size in begins),
+                    {b: (steps[size], place[size]) for b, size in enumerate(accumulate) if size in ends},
+                )
+            )
             del ahead[number]
             if ends == set(accumulate):
                 yield run
@@ -239,7 +247,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
-class Part:
+class MicroBatch:
     """A batch of members whose training steps have different numbers of batches.
 
     Args:
@@ -255,30 +263,6 @@ class Part:
     weights: Sequence[float]
     begins: frozenset[int]
     steps: Mapping[int, tuple[Any, int]]
-
-    @classmethod
-    def of(
-        cls,
-        number: int,
-        accumulate: Sequence[int],
-        steps: Mapping[int, MicroBatches],
-        begins: AbstractSet[int],
-        ends: AbstractSet[int],
-    ) -> "Part":
-        """Return the part for members with these numbers of batches in a step.
-
-        Args:
-            steps: Batches of a step -> the step that runs now.
-            begins, ends: Numbers of batches of the steps that begin and end.
-        """
-        place = {size: number % size for size in steps}
-        return cls(
-            number,
-            [steps[size].batches[place[size]] for size in accumulate],
-            [steps[size].weights[place[size]] for size in accumulate],
-            frozenset(b for b, size in enumerate(accumulate) if size in begins),
-            {b: (steps[size], place[size]) for b, size in enumerate(accumulate) if size in ends},
-        )
 
 
 def batch_size(task: Task, config: Config, loader: int | None = None) -> int:

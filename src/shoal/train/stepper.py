@@ -24,7 +24,7 @@ from shoal.task import Task, call, size_of, takes_config
 from shoal.train.bases import base_changed, bases_of, lent_parameters, read_only
 from shoal.train.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.train.outside import WATCHED_CALLS, OutsideState
-from shoal.train.step_settings import Part
+from shoal.train.step_settings import MicroBatch
 from shoal.train.trial_runtime import TrialRuntime, check_scalar, train_modes_kept
 
 __all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "TeamGradients"]
@@ -103,7 +103,7 @@ class Stepper(ABC):
         """
 
     @abstractmethod
-    def train_part(self, part: Part, first_tick: int) -> Tensor:
+    def train_part(self, part: MicroBatch, first_tick: int) -> Tensor:
         """Train on a batch of trials whose steps have different numbers of batches.
 
         Args:
@@ -187,7 +187,7 @@ class PlainStepper(Stepper):
                 losses.append(trial.step(member_batch(batch, b, members), tick))
         return torch.stack(losses)
 
-    def train_part(self, part: Part, first_tick: int) -> Tensor:
+    def train_part(self, part: MicroBatch, first_tick: int) -> Tensor:
         """Take the steps that end with the batch, each of all of its batches."""
         losses = torch.zeros(len(self._trials), device=self.runtimes[0].device)
         for b, (step, before) in part.steps.items():

@@ -42,7 +42,7 @@ def begin_dropout(p: Any, shape: Sequence[int], device: torch.device) -> Callabl
 
 
 def _factor(kept: Tensor, rates: Sequence[float], data: Tensor) -> Tensor:
-    """What multiplies the data: 0 where an element is dropped, else 1 / (1 - p)."""
+    """The factor of the data: 0 where an element is dropped, else 1 / (1 - p)."""
     factor: Tensor = kept * _broadcastable([1 / (1 - rate) if rate < 1 else 0.0 for rate in rates], data)
     return factor
 

@@ -23,7 +23,7 @@ _BUILT = {"model_init_kwargs", "trust_remote_code", "router_aux_loss_coef"}
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """What a study does with the fields of a config of TRL; all others are those of `TrainingArguments`.
+    """The uses that a study has for the fields of a config of TRL; all others are those of `TrainingArguments`.
 
     Args:
         kind: The class.

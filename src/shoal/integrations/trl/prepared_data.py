@@ -49,7 +49,7 @@ _TRAINERS = {"SFTConfig": _SFT, "DPOConfig": _DPO, "RewardConfig": _Reward}
 
 
 class _NoModel(nn.Module):
-    """What TRL's constructors read and write of a model before they have prepared the data."""
+    """The parts of a model that TRL's constructors read and write before they have prepared the data."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the tasks of TRL's trainers have in common: model, adapter, prepared data and metrics of an evaluation."""
+"""Common base of the tasks of TRL's trainers: model, adapter, prepared data and metrics of an evaluation."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
