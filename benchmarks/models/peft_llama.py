@@ -71,22 +71,21 @@ def base_model(full: bool, words: int = 1000) -> nn.Module:
 
 
 def adapted(full: bool, adapter: Adapter) -> nn.Module:
-    from peft import get_peft_model
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks for a property of models by its older name
-        model: Any = get_peft_model(base_model(full), adapter.config())
-    return model.train()
+    return _adapted(base_model(full), adapter)
 
 
 def with_long_vocabulary(full: bool, adapter: Adapter) -> nn.Module:
     """A member whose layers are checkpointed, over a vocabulary of 32,000 words."""
-    from peft import get_peft_model
-
     base: Any = base_model(full, WORDS)
     base.activation_checkpointing_enable()
+    return _adapted(base, adapter)
+
+
+def _adapted(base: Any, adapter: Adapter) -> nn.Module:
+    from peft import get_peft_model
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks for a property of models by its older name
         model: Any = get_peft_model(base, adapter.config())
     return model.train()
 
