@@ -55,7 +55,7 @@ class FusedOptimizer:
         """Set the gradients of all parameters that a member updates to None, or to zero."""
         self.array.check_present()
         if self._sizes() != self._last_sizes:
-            self._arrange(self._skipped)
+            self._arrange()
         for param in self._params:
             if set_to_none:
                 param.grad = None
@@ -74,11 +74,9 @@ class FusedOptimizer:
         """
         if closure is not None:
             raise FusionError("an array's optimizer takes no closure; compute the gradients before `step()`")
-        if self._skipped != set(skip):
-            self._arrange(skip)
         self.refresh()
         for unit in self._units:
-            unit.step()
+            unit.step(skip)
         self._last_state_counts = self._state_counts()
         self.mark_stepped()
 
@@ -90,7 +88,7 @@ class FusedOptimizer:
             or self._arrangement_key() != self._last_key
             or not all(unit.refresh() for unit in self._units)
         ):
-            self._arrange(self._skipped)
+            self._arrange()
 
     def traced(self, params: Sequence[Tensor] | None = None, kernels: bool = False) -> TracedStep | None:
         """The step as a function of tensors, or None if the optimizer of a member has no fused rule.
@@ -103,8 +101,6 @@ class FusedOptimizer:
             kernels: Whether torch's fused kernels may be called. Then hyper-parameters other than learning rates become
                 constants, unless they have changed before, and `version` changes if they do.
         """
-        if self._skipped:
-            self._arrange()
         self.refresh()
         param_batches = [unit for unit in self._units if isinstance(unit, ParamGroupBatch)]
         if len(param_batches) < len(self._units):
@@ -156,15 +152,14 @@ class FusedOptimizer:
     def _state_counts(self) -> list[int]:
         return [len(member.state) for member in self.members]
 
-    def _arrange(self, skipped: Collection[int] = ()) -> None:
-        self._skipped = frozenset(skipped)
+    def _arrange(self) -> None:
         stacked_params = [StackedParam(path, data, own) for path, data, own in self.array.stacked_tensors()]
         stacked_params += [StackedParam(path, own, [own], b) for path, b, own in self.array.unfused_parameters()]
         groups = _param_indices(self.members, stacked_params, self.array)
         used = sorted({i for member in groups for group in member for i in group})
         self._params = [stacked_params[i].stacked for i in used]
         rates_only = all(unit.changes_rates_only for unit in self._units if isinstance(unit, ParamGroupBatch))
-        self._units = _make_units(self.members, stacked_params, groups, self._lowering, self._skipped)
+        self._units = _make_units(self.members, stacked_params, groups, self._lowering)
         for unit in self._units:
             unit.refresh()
             if isinstance(unit, ParamGroupBatch):
@@ -226,15 +221,12 @@ def _make_units(
     stacked_params: Sequence[StackedParam],
     groups: Sequence[Sequence[tuple[int, ...]]],
     lowering: Lowering | None,
-    skipped: Collection[int],
 ) -> list[ParamGroupBatch | MemberLoop]:
     """Divide the members into runs whose optimizers differ only in hyper-parameters; one batch per run and group."""
     units: list[ParamGroupBatch | MemberLoop] = []
     shared = [[tuple(i for i in group if stacked_params[i].member is None) for group in mine] for mine in groups]
     layouts = [_rules(b, member, mine) for b, (member, mine) in enumerate(zip(members, shared, strict=True))]
-    for (left_out, layout), run in groupby(range(len(members)), key=lambda b: (b in skipped, layouts[b])):
-        if left_out:
-            continue
+    for layout, run in groupby(range(len(members)), key=layouts.__getitem__):
         indices = list(run)
         start, chosen = indices[0], [members[b] for b in indices]
         if layout is None:

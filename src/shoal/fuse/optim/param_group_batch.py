@@ -1,6 +1,7 @@
 """`ParamGroupBatch`: parameters of one group of consecutive members, updated together by one rule."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.fuse.constants import to_device
+from shoal.fuse.constants import constant, to_device
 from shoal.fuse.optim.lowerings import ForeachCalls, KernelCalls
 from shoal.fuse.optim.param_state import ParamState, StackedParam
 from shoal.fuse.optim.rule import Hyperparameters, KernelRule, UpdateRule, kernel_takes, unreadable_settings
@@ -139,8 +140,11 @@ class ParamGroupBatch:
         return self._table
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Update parameters with gradients."""
+    def step(self, skip: Collection[int] = ()) -> None:
+        """Update parameters with gradients; `skip` as for `FusedOptimizer`."""
+        skipped = [b - self._rows.start for b in sorted(skip) if self._rows.start <= b < self._rows.stop]
+        if len(skipped) == len(self._members):
+            return
         found = [part.stacked_param.grad() for part in self.parts]
         places = tuple(i for i, grad in enumerate(found) if grad is not None)
         if not places:
@@ -152,9 +156,23 @@ class ParamGroupBatch:
             active = self._active[self.kernels, places] = self._prepare([self.parts[i] for i in places])
         present = [grad for grad in found if grad is not None]
         grads = present if self._plain else [self.rows(grad) for grad in present]
-        if active.steps:
-            torch._foreach_add_(active.steps, 1)
-        active.calls.step(grads, self._hyperparameters)
+        with self._kept(active.parts, skipped) if skipped else nullcontext():
+            if active.steps:
+                torch._foreach_add_(active.steps, 1)
+            active.calls.step(grads, self._hyperparameters)
+
+    @contextmanager
+    def _kept(self, parts: Sequence[ParamState], members: Sequence[int]) -> Iterator[None]:
+        """Context manager after which parameters and state of some members are as before."""
+        changed = [tensor for part in parts for tensor in (part.param, *part.state)]
+        rows = constant(members, torch.int64, changed[0].device)
+        before = [tensor.index_select(0, rows) for tensor in changed]
+        yield
+        for tensor, own in zip(changed, before, strict=True):
+            tensor.index_copy_(0, rows, own)
+        self._active.clear()  # calls are of members with equal counts
+        for part in parts:
+            part.drop_unused(self._members, members)
 
     def _prepare(self, parts: Sequence[ParamState]) -> "_ActiveParams":
         """Open the state of parameters, and prepare their update; all share one tensor of step counts if possible."""

@@ -1,7 +1,7 @@
 """Optimizer steps without a fused rule: the step of a single optimizer, and a loop over the members' optimizers."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -199,11 +199,13 @@ class MemberLoop:
         """Return True: the step reads the members' parameter groups anew, so nothing has to be refreshed."""
         return True
 
-    def step(self) -> None:
-        """Take the step of every member; parameters must stay views of the array's."""
+    def step(self, skip: Collection[int] = ()) -> None:
+        """Take the step of every member, `skip` as for `FusedOptimizer`; parameters must stay views of the array's."""
         for b, (member, stacked_params) in enumerate(
             zip(self._members, self._stacked_params, strict=True), self._start
         ):
+            if b in skip:
+                continue
             for param in stacked_params:
                 grad = param.grad()
                 param.member_params[b].grad = None if grad is None else grad[b]
