@@ -1,7 +1,6 @@
 """Losses and backward passes of a training step, in one or more micro-batches, of one model or of an array."""
 
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ from torch.optim import Optimizer
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
+from shoal.fuse.constants import constant
 from shoal.fuse.scaler import GradScaler, LossScale
 from shoal.fuse.shard import Shard, use_shard
 
@@ -38,14 +38,18 @@ class MemberSteps(NamedTuple):
     Args:
         batch: The batch, shared or stacked.
         weights: Weight of the batch in the loss of each member's step, [B].
-        begins: Members whose step the batch begins.
-        ends: Members whose step it ends.
+        begins: Whether the batch begins the step of each member, [B].
+        ends: Whether it ends that, [B].
     """
 
     batch: Any
-    weights: Sequence[float]
-    begins: AbstractSet[int]
-    ends: AbstractSet[int]
+    weights: Tensor
+    begins: Tensor
+    ends: Tensor
+
+    def on(self, device: torch.device) -> "MemberSteps":
+        """Return the same with what concerns the members on a device."""
+        return MemberSteps(self.batch, *(constant(each.tolist(), each.dtype, device) for each in self[1:]))
 
 
 def backward(
@@ -108,7 +112,7 @@ def micro_batches(batch: Any) -> list[tuple[Any, Any]]:
     The weight of the batch of `MemberSteps` is a tensor, [B].
     """
     if isinstance(batch, MemberSteps):
-        return [(batch.batch, torch.tensor(batch.weights, dtype=torch.float64))]
+        return [(batch.batch, batch.weights)]
     if isinstance(batch, MicroBatches):
         return list(zip(batch.batches, batch.weights, strict=True))
     return [(batch, 1.0)]

@@ -34,16 +34,16 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.autotune import autocast_state
-from shoal.fuse.backward import micro_batches, total, weighted
+from shoal.fuse.backward import MemberSteps, micro_batches, total, weighted
 from shoal.fuse.compile_cache import use_shared_directory
 from shoal.fuse.constants import to_device
-from shoal.fuse.cuda_graph import record_graph
 from shoal.fuse.grads import Gradients
 from shoal.fuse.inductor import check_compiled, compile_graph
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
-from shoal.fuse.randomness import keys_at, member_keys, seed_words
-from shoal.fuse.rows import is_dense
+from shoal.fuse.randomness import member_keys
+from shoal.fuse.replay import DeviceKeys, Replay
+from shoal.fuse.rows import is_dense, spread
 from shoal.fuse.slots import unalias_grad
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.transaction import refuse_changes
@@ -101,6 +101,9 @@ class CapturedStep:
         if traced is None:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced
+        self._alone = {id(own): b for _, b, own in array.unfused_parameters()}
+        self._sums = [p.grad for p in traced.params if p.grad is not None] if isinstance(batch, MemberSteps) else []
+        """Gradients of steps that go on, if members' steps have different numbers of batches."""
         tensors = array.state.tensors()
         self._identities = _identities(tensors)
         updated = set(map(id, traced.params))
@@ -113,11 +116,11 @@ class CapturedStep:
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._unused: Tensor | None = None
         """Keys of random numbers, if the step draws none."""
-        self._keys = _DeviceKeys(array, self._runs, self._device) if records_graphs(self._device) else None
+        self._keys = DeviceKeys(array, self._runs, self._device) if records_graphs(self._device) else None
         others = enumerate(self._others, len(traced.params))
         self._lent = {i for i, own in others if isinstance(own, nn.Parameter) and not own.requires_grad}
         """Indices of frozen parameters among the inputs that a run is not given as copies."""
-        self._replay: _Replay | None = None
+        self._replay: Replay | None = None
         self._strides: list[tuple[int, ...] | None] = []
         """Strides of the batch for which the step was captured, tensor by tensor; None for a sparse tensor."""
         self._function = self._captured(leaves, compiling, ahead)
@@ -145,6 +148,10 @@ class CapturedStep:
     def __call__(self, batch: Any) -> Tensor:
         """Take one step; returns the losses, [B]."""
         given = _tensors(pytree.tree_leaves(batch))
+        for param, own in zip(self._traced.params, self._sums, strict=False):
+            if param.grad is not own:  # an eager step was taken, or the gradients of all members begin anew
+                own.zero_() if param.grad is None else own.copy_(param.grad)
+                param.grad = own
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler warns about itself
             losses = self._run(given) if self._replay is None else self._replay(given)
@@ -155,30 +162,30 @@ class CapturedStep:
     def _run(self, given: Sequence[Tensor]) -> Tensor:
         """Take a step without a CUDA graph; if it raises an error, the update is not counted."""
         step = self._traced
-        products = [product for batch in step.batches for product in batch.counters[1]]
-        before = _copies(products)
-        step.advance(step.counters, step.coefficients)
+        before = _copies(step.counters)
+        step.advance(step.counters, step.coefficients, self._ends(given))
         laid_out = list(map(_laid_out, given, self._strides))
         try:
             losses = self._function(*self._inputs(), self._next_keys(), *laid_out)
         except BaseException:
-            for batch in step.batches:
-                for steps in batch.counters[0]:
-                    steps.sub_(1)
-            for product, saved in zip(products, before, strict=True):
-                product.copy_(saved)
+            for counter, saved in zip(step.counters, before, strict=True):
+                counter.copy_(saved)
             raise
         for tensor, used in zip(given, laid_out, strict=True):
             if used is not tensor and not torch.equal(used, tensor):
                 tensor.copy_(used)  # the loss has written to it
         return losses
 
+    def _ends(self, given: Sequence[Tensor]) -> Tensor | None:
+        """Whether the step of each member ends, [B]; None if all do. `MemberSteps` have it last."""
+        return given[-1] if self._sums else None
+
     def _training(self) -> list[Any]:
         return [autocast_state(), *map(_MODE, self._modules)]
 
     def _inputs(self) -> list[Tensor]:
         step = self._traced
-        return [t.detach() for t in (*step.params, *self._others, *step.state, *step.coefficients)]
+        return [t.detach() for t in (*step.params, *self._others, *step.state, *self._sums, *step.coefficients)]
 
     def _next_keys(self) -> Tensor:
         """The keys of the members' random numbers in the next step: int64 [B], or [runs, B] for several runs."""
@@ -243,23 +250,23 @@ class CapturedStep:
         """Copies of the inputs, except for frozen parameters that the step does not write to."""
         return [tensor if i in self._lent else _copy(tensor) for i, tensor in enumerate(example)]
 
-    def _recorded(self, fn: Callable[..., Tensor], given: Sequence[Tensor]) -> "_Replay":
+    def _recorded(self, fn: Callable[..., Tensor], given: Sequence[Tensor]) -> "Replay":
         """Record the count of an update, its coefficients, the keys, and the step; `fn` has run once.
 
         What else is recorded runs first on copies, since it loads libraries, which recording must not do.
         """
         step, keys, held, counters = self._traced, self._keys, self._inputs(), self._traced.counters
-        step.advance(_copies(counters), _copies(step.coefficients))
+        step.advance(_copies(counters), _copies(step.coefficients), self._ends(given))
         if keys is not None:
             keys.write()
             keys.next()
             keys.count()
 
         def run(given: Sequence[Tensor]) -> Tensor:
-            step.advance(counters, step.coefficients)
+            step.advance(counters, step.coefficients, self._ends(given))
             return fn(*held, self._next_keys() if keys is None else keys.next(), *given)
 
-        return _Replay(run, lambda: [*self._others, *step.counters], given, keys, self._device)
+        return Replay(run, lambda: [*self._others, *step.counters], given, keys, self._device)
 
     def _compiled(self, graph: GraphModule, example: list[Tensor]) -> Callable[..., Tensor]:
         with warnings.catch_warnings(), torch.no_grad():
@@ -271,20 +278,24 @@ class CapturedStep:
     def _compared(self, example: Sequence[Tensor]) -> Sequence[int]:
         """Indices of the inputs that a compiled step must change alike: the optimizers' state, or else the parameters.
 
+        Of steps that go on after the batch, only gradients change.
+
         Updates are not compared: Adam makes a step of full size out of a gradient that is zero but for rounding.
         """
         params, others = len(self._traced.params), len(self._others)
         state = range(params + others, params + others + len(self._traced.state))
+        if self._sums:
+            return range(state.stop, state.stop + len(self._sums))
         return [i for i in state if example[i].dim() > 1] or range(params)
 
     def _step(self, leaves: Sequence[Any], constants: Sequence[Tensor]) -> Callable[..., Tensor]:
         """The step as a function of tensors only: those of `_inputs`, then those of `_given`."""
         step = self._traced
-        counts = [len(step.params), len(self._others), len(step.state), len(step.coefficients), 1]
+        counts = [len(step.params), len(self._others), len(step.state), len(self._sums), len(step.coefficients), 1]
 
         def run(*tensors: Tensor) -> Tensor:
             left = iter(tensors)
-            params, others, state, coefficients, (keys,) = ([next(left) for _ in range(n)] for n in counts)
+            params, others, state, sums, coefficients, (keys,) = ([next(left) for _ in range(n)] for n in counts)
             batch = pytree.tree_unflatten([_like(x, left) for x in leaves], self._spec)
             live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
             idle = [
@@ -306,12 +317,23 @@ class CapturedStep:
                         more = torch.autograd.grad(losses.sum(), live)
                 grads = [a + b for a, b in zip(grads, more, strict=True)] if grads else list(more)
                 taken.append(losses.detach())
+            if isinstance(batch, MemberSteps):
+                grads = self._added(sums, grads, batch.begins)
             if self._max_norms is not None:
                 self._clip(grads, self._max_norms)
-            step.apply(params, grads, state, coefficients)
+            step.apply(params, grads, state, coefficients, batch.ends if isinstance(batch, MemberSteps) else None)
             return total(taken)
 
         return run
+
+    def _added(self, sums: Sequence[Tensor], grads: Sequence[Tensor], begins: Tensor) -> list[Tensor]:
+        """Add the gradients of a batch to those of steps that go on, in place; returns the sums, in other memory."""
+        added = []
+        for own, grad, param in zip(sums, grads, self._traced.params, strict=True):
+            b = self._alone.get(id(param))
+            added.append(torch.where(spread(begins, own) if b is None else begins[b], 0, own) + grad)
+            own.copy_(added[-1])
+        return added
 
     def _guarded(self, model: Any, functions: Sequence[Any], constants: Sequence[Tensor]) -> Any:
         """Refuse changes that a graph would freeze; not while it is recorded, as values cannot be compared then."""
@@ -398,81 +420,6 @@ def _shapes(leaves: Sequence[Any]) -> list[Any]:
 
 
 _kind = attrgetter("shape", "dtype", "layout", "device")
-
-
-class _Replay:
-    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values."""
-
-    def __init__(
-        self,
-        run: Callable[[Sequence[Tensor]], Tensor],
-        held: Callable[[], Sequence[Tensor]],
-        given: Sequence[Tensor],
-        keys: "_DeviceKeys | None",
-        device: torch.device,
-    ) -> None:
-        self._held = held
-        """Tensors in the recorded memory that may come to lie elsewhere; the optimizer notices that of parameters."""
-        self._places = _places(held())
-        self._given = _copies(given)
-        self._keys = keys
-        self._graph, self._result = record_graph(lambda: run(self._given), device)
-        self._run = run  # holds the memory of the constants, which the graph reads
-
-    def fits(self) -> bool:
-        """Whether the held tensors are still in the recorded memory."""
-        return _places(self._held()) == self._places
-
-    def __call__(self, given: Sequence[Tensor]) -> Tensor:
-        """Run the kernels; if it raises an error, none has run."""
-        losses = torch.empty_like(self._result)
-        for place, tensor in zip(self._given, given, strict=True):
-            place.copy_(tensor, non_blocking=True)
-        if self._keys is not None:
-            self._keys.write()
-        self._graph.replay()
-        if self._keys is not None:
-            self._keys.count()
-        return losses.copy_(self._result)
-
-
-class _DeviceKeys:
-    """Keys of the members' random numbers, computed on the device by what it counts itself.
-
-    The host writes seeds and numbers of calls only where the device has others, as when an epoch begins.
-    """
-
-    def __init__(self, array: ModelArray, runs: int, device: torch.device) -> None:
-        self._array = array
-        self._runs = runs
-        self._words, self._ticks = torch.zeros(2, len(array), dtype=torch.int64, device=device)
-        self._later = torch.arange(runs, device=device)[:, None]
-        self._written: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-        """Seeds and numbers of calls that are on the device."""
-
-    def write(self) -> None:
-        """Let the device have the seeds, and the numbers of the members' next calls."""
-        now = (self._array.seeds, self._array.ticks)
-        if now != self._written:
-            for place, values in ((self._words, seed_words(now[0])), (self._ticks, now[1])):
-                place.copy_(torch.tensor(values))
-            self._written = now
-
-    def next(self) -> Tensor:
-        """The keys of a step, int64 [B], or [runs, B] for several runs; counts its calls, on the device alone."""
-        keys = keys_at(self._words, self._ticks + self._later)
-        self._ticks += self._runs
-        return keys if self._runs > 1 else keys[0]
-
-    def count(self) -> None:
-        """Note on the host that the device has counted a step."""
-        if self._written is not None:
-            seeds, ticks = self._written
-            self._written = seeds, tuple(tick + self._runs for tick in ticks)
-
-
-def _places(tensors: Iterable[Tensor]) -> list[int]:
-    return list(map(Tensor.data_ptr, tensors))
 
 
 def _hooked(modules: Iterable[nn.Module], parameters: Sequence[Tensor]) -> bool:

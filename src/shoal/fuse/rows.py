@@ -13,6 +13,7 @@ __all__ = [
     "is_dense",
     "is_packed",
     "packed_state",
+    "spread",
     "stack_rows",
     "storage_address",
     "unstackable",
@@ -69,6 +70,11 @@ def is_dense(tensor: Tensor) -> bool:
     axes = [(size, step) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
     span = 1 + sum((size - 1) * step for size, step in axes)
     return tensor.numel() == 0 or (span == tensor.numel() and all(step for _, step in axes))
+
+
+def spread(numbers: Tensor, like: Tensor) -> Tensor:
+    """One number per member, [B], in a shape that broadcasts against `like`, [B, ...]."""
+    return numbers.view(-1, *[1] * (like.dim() - 1))
 
 
 def storage_address(tensor: Tensor) -> int:

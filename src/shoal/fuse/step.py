@@ -61,7 +61,8 @@ PATIENCE = 20
 class TrainingStep:
     """One training step of all members: zero the gradients, compute the losses, run the backward pass, update.
 
-    Called with a batch, shared or stacked, the step returns the detached losses, [B]. `mode` is the fastest mode (a
+    Called with a batch, shared or stacked, the step returns the detached losses, [B]; with `MemberSteps`, which take
+    modes without 'plain', those of the batch with its weights. `mode` is the fastest mode (a
     captured one must win by a margin), or None until it is known. `seconds` are the seconds of a step in each timed
     mode, for batches with the shapes of the first batch. A batch of other shapes is neither timed nor captured. If the
     first shapes do not occur again, later ones are timed instead; if these do not occur again either, the step chooses
@@ -150,6 +151,7 @@ class TrainingStep:
         self._will_be_recorded = "captured" in self._allowed and self._pays("captured", expected)
         self._shapes: list[Any] | None = None
         self._batches = 1  # of a step
+        self._sums_up = False  # whether gradients are of steps that go on
         self._cleared: dict[str, tuple[int, AbstractSet[int]]] = {}
         """Path of a parameter -> version of its gradient when rows were last set to zero, and their members."""
         self._missed = 0
@@ -221,7 +223,7 @@ class TrainingStep:
 
     def _timed(self, batch: Any) -> Tensor:
         """Take a step in the mode that is timed next."""
-        shapes, self._batches = _shapes(batch), len(micro_batches(batch))
+        shapes, self._batches, self._sums_up = _shapes(batch), len(micro_batches(batch)), isinstance(batch, MemberSteps)
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes and not self._turn_to(shapes):
@@ -298,7 +300,7 @@ class TrainingStep:
         }  # a slower mode may hold much memory
         captured = self.mode in ("captured", "compiled")
         self._will_be_recorded = captured and records_graphs(self._device)
-        if captured:
+        if captured and not self._sums_up:
             self._optimizer.zero_grad()  # a captured step does not use these gradients
         _log.info("%d members: %s", len(self.array), self)
 
@@ -311,7 +313,14 @@ class TrainingStep:
         try:
             with during(Activity.COMPILE):
                 step = CapturedStep(
-                    self.array, self._optimizer, self.loss, batch, mode == "compiled", trained, self._max_norms, ahead
+                    self.array,
+                    self._optimizer,
+                    self.loss,
+                    self._placed(batch),
+                    mode == "compiled",
+                    trained,
+                    self._max_norms,
+                    ahead,
                 )
         except torch.OutOfMemoryError as reason:  # it is not noted: a later array may find the memory
             _log.info("the step cannot be captured: %s", reason)
@@ -371,29 +380,21 @@ class TrainingStep:
         self._scaler.step(self._optimizer)
         self._scaler.update()
 
-    def take_part(self, given: MemberSteps) -> Tensor:
-        """Add the gradients of a batch, and update the members whose step it ends; no member has a loss scale.
-
-        Returns:
-            The weighted losses, detached, [B].
-        """
-        if self.last_mode == "plain":
-            self.synchronize()
-        self.last_mode = "eager"
-        self._plain.drop()
-        everyone = range(len(self.array))
-        if len(given.begins) == len(everyone):
+    def _eager_part(self, given: MemberSteps) -> Tensor:
+        """Add the gradients of a batch, and update the members whose step it ends; no member has a loss scale."""
+        begins, ends = (set(each.nonzero().flatten().tolist()) for each in (given.begins, given.ends))
+        if len(begins) == len(self.array):
             self._optimizer.zero_grad()
             self._cleared.clear()
-        elif given.begins:
-            self._clear_gradients(given.begins)
+        elif begins:
+            self._clear_gradients(begins)
         losses = backward(self.array, self.loss, self._scaler, given)
-        self._check_reached(given.ends)
-        if given.ends:
+        self._check_reached(ends)
+        if ends:
             if self._max_norms is not None:
-                limits = [most if b in given.ends else inf for b, most in enumerate(self._max_norms.tolist())]
+                limits = [most if b in ends else inf for b, most in enumerate(self._max_norms.tolist())]
                 clip_grad_norm_(self.array, limits)
-            self._optimizer.step(skip=[b for b in everyone if b not in given.ends])
+            self._optimizer.step(skip=set(range(len(self.array))) - ends)
         return losses
 
     def _clear_gradients(self, members: AbstractSet[int]) -> None:
@@ -421,19 +422,26 @@ class TrainingStep:
                 )
 
     def _eager(self, batch: Any) -> Tensor:
+        if isinstance(batch, MemberSteps):
+            return self._eager_part(batch)
         losses = self.gradients(batch)
         self.update()
         return losses
 
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
-        if step.fits(batch):
-            return step(batch)
+        placed = self._placed(batch)
+        if step.fits(placed):
+            return step(placed)
         timed = [mode for mode in self._uncaptured if mode in self.seconds] or self._uncaptured
         mode = min(timed, key=lambda mode: self.seconds.get(mode, inf))
         if self.mode == "captured" and step.is_outdated:  # later steps record it again, if that still pays
             self.mode, self._later, self._race = None, ["captured"], Race([mode])
             del self._runs["captured"]
         return self._run(mode, batch)
+
+    def _placed(self, batch: Any) -> Any:
+        """The batch of a captured step, whose tensors are all on the device."""
+        return batch.on(self._device) if isinstance(batch, MemberSteps) else batch
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -249,7 +249,7 @@ class ArrayTrainer:
         self._remove_departed()
         if not self._cohort:
             return
-        stepper = self._stepper_for(plan.epoch_steps)
+        stepper = self._stepper_for(plan)
         try:  # nothing is saved between this and the end of the epoch, so a resume does not call the hook twice
             stepper.synchronize()
             fused = not isinstance(stepper, PlainStepper)
@@ -259,7 +259,7 @@ class ArrayTrainer:
             return
         if renew:
             self._drop_stepper()
-            stepper = self._stepper_for(plan.epoch_steps)
+            stepper = self._stepper_for(plan)
         order = valid.order(lead.data_seed, None)
         batches = valid.iterate(plan.settings.eval_batch_size, order, seed=augmentation_seed(lead.data_seed, None))
         try:
@@ -300,7 +300,7 @@ class ArrayTrainer:
         if self._stepper is None and not self.position:
             self.position = cohort[0].step * plan.settings.batch_size * plan.settings.accumulate
         self._cohort = cohort
-        stepper = self._stepper_for(steps)
+        stepper = self._stepper_for(plan)
         try:
             for step in range(cohort[0].step, steps):
                 yield True
@@ -311,7 +311,7 @@ class ArrayTrainer:
                     iterators = {
                         k: iterator for k, iterator in iterators.items() if any(x.epoch == k for x in self._cohort)
                     }
-                    stepper = self._stepper_for(steps)
+                    stepper = self._stepper_for(plan)
                 self._losses.begin_step()
                 batches = {epoch: next(iterator) for epoch, iterator in iterators.items()}
                 ticks = [plan.tick(runtime.epoch, step) for runtime in self._cohort]
@@ -348,7 +348,7 @@ class ArrayTrainer:
                 if departed or runs is None:
                     sizes = [runtime.settings.accumulate for runtime in self._cohort]
                     runs = plan.parts(position, sizes, order, augmentation_seed(seed, lead.epoch))
-                stepper = self._stepper_for(plan.epoch_steps)
+                stepper = self._stepper_for(plan)
                 for part in next(runs):
                     losses = stepper.train_part(part, first_tick)
                     self._heartbeat()
@@ -418,17 +418,20 @@ class ArrayTrainer:
             except StepRefusedError as reason:
                 self._fall_back_to_plain(reason)
 
-    def _stepper_for(self, epoch_steps: int) -> Stepper:
+    def _stepper_for(self, plan: StepPlan) -> Stepper:
         """Return the stepper of the cohort, or a new one if the cohort has changed."""
         if self._stepper is not None and self._stepper.runtimes == self._cohort:
             return self._stepper
         self._drop_stepper()
         self._heartbeat()
         state, size = self._state, len(self._cohort)
-        steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._cohort)
+        mixed = len({x.settings.accumulate for x in self._cohort}) > 1  # so a step of the array takes one batch
+        epoch_steps = plan.pass_batches if mixed else plan.epoch_steps
+        begun = [x.step * (x.settings.accumulate if mixed else 1) for x in self._cohort]
+        steps = max((x.member.target - x.epoch) * epoch_steps - y for x, y in zip(self._cohort, begun, strict=True))
         later = {epochs * epoch_steps: count for epochs, count in self._later.items()} if size == self._size else {}
         epochs = len({runtime.epoch for runtime in self._cohort})
-        known = (self.key.structure, self.key.data, self.key.batch_size, size, epochs > 1)
+        known = (self.key.structure, self.key.data, self.key.batch_size, size, epochs > 1, mixed)
         record = CompileRecord(f"{known} on {state.device.type} by {torch.get_num_threads()} threads")
         compiling = CaptureDecision(self._profile, size, steps, later, record, ahead=records_graphs(state.device))
         plain = self.key in state.plain_keys

@@ -20,7 +20,6 @@ from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.backward import MemberSteps
 from shoal.fuse.capture_decision import CaptureDecision
-from shoal.fuse.constants import constant
 from shoal.fuse.frozen import unshare_small
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
 from shoal.fuse.optim.fused import fuse_optimizers
@@ -78,6 +77,10 @@ class FusedStepper(Stepper):
         self._gain: float | None = None
         self._fuse()
 
+    @property
+    def _mixes_steps(self) -> bool:
+        return len({runtime.settings.accumulate for runtime in self.runtimes}) > 1
+
     def _fuse(self) -> None:
         task, runtimes = self._task, self.runtimes
         self._plain: PlainStepper | None = None
@@ -98,11 +101,14 @@ class FusedStepper(Stepper):
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)
             scaler = GradScaler.of(self._array, _loss_scales(runtimes))
             max_norms = _max_norms(runtimes)
+            modes = modes_to_try(self._profile, len(runtimes))
+            if self._mixes_steps:
+                modes = ("eager", *(mode for mode in modes if mode not in ("eager", "plain")))
             self._steps = TrainingStep(
                 self._array,
                 optimizer,
                 loss,
-                modes_to_try(self._profile, len(runtimes)),
+                modes,
                 self._compiling or (lambda seconds: False),
                 max_norm=max_norms,
                 scaler=scaler,
@@ -138,7 +144,8 @@ class FusedStepper(Stepper):
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster."""
-        return self._proven(partial(self._step, batches, ticks), batches, ticks, self._next_mode(batches))
+        mode = self._next_mode(None if self.settled else self._mixed_batch(batches)[1])
+        return self._proven(partial(self._step, batches, ticks), batches, ticks, mode)
 
     def train_part(self, part: MicroBatch, first_tick: int) -> Tensor:
         """Train on a batch: all members at once, or those whose step ends in plain PyTorch, if that was faster."""
@@ -146,8 +153,15 @@ class FusedStepper(Stepper):
             self._switch_to_plain()
         steps = [part.steps.get(b, (batch, 0)) for b, batch in enumerate(part.batches)]
         batches, ticks = [batch for batch, _ in steps], [first_tick + part.number - before for _, before in steps]
-        mode, opens = "eager" if self._plain is None else "plain", len(part.begins) == len(self.runtimes)
-        take = partial(self._take_part, part, first_tick)
+        everyone = range(len(self.runtimes))
+        given = MemberSteps(
+            _joined(part.batches),
+            torch.tensor(part.weights, dtype=torch.float64),
+            torch.tensor([b in part.begins for b in everyone]),
+            torch.tensor([b in part.steps for b in everyone]),
+        )
+        mode, opens = self._next_mode(given), len(part.begins) == len(everyone)
+        take = partial(self._take_part, part, given, first_tick)
         return self._proven(take, batches, ticks, mode, part.steps.keys(), opens)
 
     def _proven(
@@ -176,22 +190,20 @@ class FusedStepper(Stepper):
             self._proof.after_step(self.runtimes, losses, self._mode, array, ends)
         return losses
 
-    def _take_part(self, part: MicroBatch, first_tick: int) -> Tensor:
+    def _take_part(self, part: MicroBatch, given: MemberSteps, first_tick: int) -> Tensor:
         if self._plain is not None:
             return self._plain.train_part(part, first_tick)
-        assert isinstance(self._steps, TrainingStep)  # a task's own `step` takes one batch
         ticks = (first_tick + part.number,) * len(self.runtimes)
         self._array.ticks = ticks
         self._begun = True
         try:
-            batch = _joined(part.batches)
             with self._checked_draws(ticks, owner="each step"):
-                losses = self._steps.take_part(MemberSteps(batch, part.weights, part.begins, part.steps.keys()))
+                losses = self._steps(given)
         except FusionError as error:
             raise StepRefusedError(str(error)) from error
-        begun = [b in part.begins for b in range(len(losses))]
-        if self._part_losses is not None and not all(begun):
-            losses = losses + self._part_losses.masked_fill(constant(begun, torch.bool, losses.device), 0)
+        if self._part_losses is not None and not given.begins.all():
+            begins = given.on(losses.device).begins
+            losses = losses + self._part_losses.masked_fill(begins, 0)
         self._part_losses = losses
         return losses
 
@@ -208,13 +220,13 @@ class FusedStepper(Stepper):
         """Step mode of the last step."""
         return self._steps.last_mode if self._plain is None else "plain"
 
-    def _next_mode(self, batches: Sequence[Any] | None = None) -> str:
-        """Step mode of the next step; with `batches`, also if their shapes are not those that are timed."""
+    def _next_mode(self, batch: Any = None) -> str:
+        """Step mode of the next step; with a batch of the array, also if its shapes are not those that are timed."""
         if self._plain is not None:
             return "plain"
-        if batches is None or not isinstance(self._steps, TrainingStep) or self.settled:
+        if batch is None or not isinstance(self._steps, TrainingStep):
             return self._steps.next_mode
-        return self._steps.mode_of(self._mixed_batch(batches)[1])
+        return self._steps.mode_of(batch)
 
     def _step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         if self._plain is not None:
@@ -246,7 +258,7 @@ class FusedStepper(Stepper):
         """As for `Stepper`."""
         if type(self._task).step is not Task.step:
             return "the task overrides `step`"
-        if len({runtime.settings.accumulate for runtime in self.runtimes}) > 1:
+        if self._mixes_steps:
             return "the members' steps have different numbers of batches"
         if self._plain is None and self._array.partial:
             return "the models differ in a part that runs member by member"

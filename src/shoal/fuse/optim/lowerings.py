@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.fuse.constants import to_device
 from shoal.fuse.optim.param_state import ParamState, flatten_rows
 from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors, UpdateRule
+from shoal.fuse.rows import spread
 
 __all__ = ["ForeachCalls", "KernelCalls", "update", "update_by_kernels"]
 
@@ -228,4 +229,4 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _broadcast(number: Tensor, like: Tensor) -> Tensor:
     """One number per member, [B], shaped to broadcast against `like`, [B, *shape], in the dtype of computation."""
-    return number.to(_wide(like.dtype)).view(-1, *[1] * (like.dim() - 1))
+    return spread(number.to(_wide(like.dtype)), like)

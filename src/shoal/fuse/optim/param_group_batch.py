@@ -78,6 +78,9 @@ class ParamGroupBatch:
         """Whether no hyper-parameter but the learning rates has changed so far."""
         self.frozen = False
         """Whether a graph has the others as constants; the batch is out of date once they change."""
+        self.traced = False
+        """Whether a trace reads the state, which then is there for all members."""
+        self._dropped = False  # whether the state of a member was dropped, so that it must be stacked anew
         self._active: dict[tuple[KernelRule | None, tuple[int, ...]], _ActiveParams] = {}
         self._plain = not self._single_member and all(
             not part.stacked_param.stacked.is_complex() and len(part.param) == len(part.stacked_param.stacked)
@@ -92,8 +95,14 @@ class ParamGroupBatch:
             stacked = stacked[self._rows]
         return torch.view_as_real(stacked.resolve_conj()) if stacked.is_complex() else stacked
 
+    def of_members(self, numbers: Tensor) -> Tensor:
+        """Those of its members of a tensor [B] of all members."""
+        return numbers[self._rows]
+
     def refresh(self) -> bool:
         """Read the members' parameter groups again; return whether all still follow the rule of this batch."""
+        if self._dropped:
+            return False
         groups = [member.param_groups[self._group] for member in self._members]
         try:
             settings = [self._read(group) for group in groups]
@@ -171,8 +180,9 @@ class ParamGroupBatch:
         for tensor, own in zip(changed, before, strict=True):
             tensor.index_copy_(0, rows, own)
         self._active.clear()  # calls are of members with equal counts
-        for part in parts:
-            part.drop_unused(self._members, members)
+        if not (self.traced and self.rule.counts_updates):  # to which a state of zeros is as none
+            dropped = [part.drop_unused(self._members, members) for part in parts]
+            self._dropped = any(dropped)
 
     def _prepare(self, parts: Sequence[ParamState]) -> "_ActiveParams":
         """Open the state of parameters, and prepare their update; all share one tensor of step counts if possible."""

@@ -100,17 +100,15 @@ class ParamState:
         """Whether the state is initialised and no member has updated the parameter yet."""
         return self.steps is not None and all(self._initialised) and not self.steps.any()
 
-    def drop_unused(self, members: Sequence[Optimizer], which: Sequence[int]) -> None:
-        """Drop the state of members whose steps have not updated the parameter, as plain optimizers then have none."""
-        if self.steps is None:
-            return
-        unused = [b for b in which if self._initialised[b] and not self.steps[b]]
-        for b in set(which) - set(unused):
-            self._initialised[b] = False
+    def drop_unused(self, members: Sequence[Optimizer], which: Sequence[int]) -> bool:
+        """Drop the state of some members that no step has updated, since plain optimizers then have none.
+
+        Returns whether there was any; this object is then out of date.
+        """
+        unused = [b for b in which if self.steps is not None and self._initialised[b] and not self.steps[b]]
         for b in unused:
             del members[b].state[self.member_params[b]]
-        if unused:
-            self.steps, self.product, self.moments = None, [], []
+        return bool(unused)
 
     def share_counter(self, steps: Tensor, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
         """Use `steps`, [B], as the step counts; it already contains the current counts."""

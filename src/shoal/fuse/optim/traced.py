@@ -1,7 +1,9 @@
 """The step of a fused optimizer as a function of tensors, for tracing and compilation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from shoal.fuse.optim.lowerings import update, update_by_kernels
 from shoal.fuse.optim.param_group_batch import ParamGroupBatch
 from shoal.fuse.optim.param_state import ParamState
 from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors
+from shoal.fuse.rows import spread
 
 __all__ = ["TracedStep", "trace"]
 
@@ -49,7 +52,7 @@ class TracedStep:
         return [counter for batch in self.batches for counters in batch.counters for counter in counters]
 
     @torch.no_grad()
-    def advance(self, counters: Sequence[Tensor], coefficients: Sequence[Tensor]) -> None:
+    def advance(self, counters: Sequence[Tensor], coefficients: Sequence[Tensor], ends: Tensor | None = None) -> None:
         """Count an update and compute its coefficients, in place; call it before every run of the trace.
 
         A CUDA graph can record it.
@@ -57,28 +60,54 @@ class TracedStep:
         Args:
             counters: `counters`, or other tensors like them.
             coefficients: `coefficients`, or other tensors like them.
+            ends: Whether each member is updated, bool [B]; None if all are.
         """
         left = iter(counters)
         for batch, mine in zip(self.batches, coefficients, strict=True):
             steps, products = ([next(left) for _ in kind] for kind in batch.counters)
-            mine.copy_(_next_rows(batch.param_batch, steps, products, batch.frozen is not None))
+            with _only([*steps, *products], batch.param_batch, ends) as changed:
+                steps, products = changed[: len(steps)], changed[len(steps) :]
+                mine.copy_(_next_rows(batch.param_batch, steps, products, batch.frozen is not None))
 
     def apply(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], coefficients: Sequence[Tensor]
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        state: Sequence[Tensor],
+        coefficients: Sequence[Tensor],
+        ends: Tensor | None = None,
     ) -> None:
-        """Update `params` and `state` in place; `make_fx` can trace it with other tensors of the same shapes."""
+        """Update `params` and `state` in place; `make_fx` can trace it with other tensors of the same shapes.
+
+        Args:
+            ends: As for `advance`.
+        """
         left = iter(state)
         with torch.no_grad():
             for batch, mine in zip(self.batches, coefficients, strict=True):
                 rule, rows = batch.param_batch.rule, batch.param_batch.rows
-                own = [rows(params[i]) for _, i in batch.parts]
                 own_grads = [rows(grads[i]) for _, i in batch.parts]
-                moments = [[next(left) for _ in part.moments] for part, _ in batch.parts]
-                if batch.frozen is None or not isinstance(rule, KernelRule):
-                    update(rule, own, own_grads, moments, mine, batch.constants)
-                else:
-                    parts = [part for part, _ in batch.parts]
-                    update_by_kernels(rule, parts, own, own_grads, moments, mine, batch.frozen)
+                held = [(rows(params[i]), *(next(left) for _ in part.moments)) for part, i in batch.parts]
+                with _only(list(chain.from_iterable(held)), batch.param_batch, ends) as changed:
+                    each = iter(changed)
+                    own, moments = zip(*((next(each), [next(each) for _ in of[1:]]) for of in held), strict=True)
+                    if batch.frozen is None or not isinstance(rule, KernelRule):
+                        update(rule, own, own_grads, moments, mine, batch.constants)
+                    else:
+                        parts = [part for part, _ in batch.parts]
+                        update_by_kernels(rule, parts, own, own_grads, moments, mine, batch.frozen)
+
+
+@contextmanager
+def _only(tensors: Sequence[Tensor], param_batch: ParamGroupBatch, ends: Tensor | None) -> Iterator[list[Tensor]]:
+    """Context manager that gives tensors, [B, ...], to be changed in place, of members whose step ends alone."""
+    if ends is None:
+        yield list(tensors)
+        return
+    changed = [tensor.clone() for tensor in tensors]
+    yield changed
+    for tensor, new in zip(tensors, changed, strict=True):
+        tensor.copy_(torch.where(spread(param_batch.of_members(ends), tensor), new, tensor))
 
 
 def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor], kernels: bool) -> TracedStep:
@@ -104,6 +133,7 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor], ke
             state.extend(param_batch.open(part).moments)
             parts.append((part, places[id(stacked)]))
         if parts:
+            param_batch.traced = True
             batches.append(_trace_batch(param_batch, parts, kernels))
     return TracedStep(owned, state, [batch.coefficients for batch in batches], batches)
 
