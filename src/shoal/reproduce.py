@@ -5,7 +5,8 @@ A study trains each trial, alone or fused, as follows:
 - `data` and `base` are called with torch's, Python's and NumPy's generators seeded with 0; `model`, then `optimizer`,
   with these seeded with `trial.seed`. A task with a `base` is called as `model(config, base)`, with its parameters
   frozen. The model is made on the CPU, moved to the device, and set to training.
-- Each epoch visits the training set in `sample_order`, and cuts it into batches of `task.batch_size(config)`. Of a
+- Each epoch visits the training set in `sample_order`, and cuts it into batches of `task.batch_size(config)`, or of
+  `task.micro_batch_size`, of which several then make a batch. Of a
   `DataLoader` from `data`, the sampler gives the order (shuffle=True: as for a data set), and its batch size and
   `drop_last` are kept. The validation set is visited in ascending order, or in that of a sampler, in batches of
   `task.eval_batch_size(config)`.

@@ -80,6 +80,15 @@ class Task(ABC):
     sets has its own. A `DataLoader` has its `num_workers` in place of this. Samples are equal with and without.
     """
 
+    micro_batch_size: int | None = None
+    """Samples of a batch that are computed at once; None for all. Larger batches are multiples of it.
+
+    The gradients of their micro-batches are added, weighted such that a loss that is a mean over samples is that of the
+    batch. Random numbers, and layers that normalise over a batch, are those of micro-batches. Trials on a `base` that
+    differ in their batch size then are one array, as those that differ in `accumulate`. Needs data sets from `data`, no
+    loaders, and no `step` of your own.
+    """
+
     shared_augmentation: bool = False
     """Whether random draws for a sample depend only on the data seed, the epoch and the sample.
 
@@ -261,8 +270,13 @@ class Task(ABC):
         """
         return {}
 
-    def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
-        """The batches of a training step, each with the factor of its loss: its share of the step's samples."""
+    def _weigh(self, batches: Sequence[Any], accumulate: int, micro_batches: int = 1) -> Sequence[tuple[Any, float]]:
+        """The batches of a training step, each with the factor of its loss: its share of the step's samples.
+
+        Args:
+            accumulate: Batches of a step, of which the last one of a pass may have fewer.
+            micro_batches: Consecutive ones that are parts of one batch of the task.
+        """
         sizes = [size_of(batch) for batch in batches]
         return [(batch, size / sum(sizes)) for batch, size in zip(batches, sizes, strict=True)]
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -196,6 +196,7 @@ class Case:
     make: Callable[[], Any] = gpt2
     adapter: LoraConfig = field(default_factory=lora)
     tolerance: float = 1e-9
+    micro_batch_size: int | None = None
 
 
 KINDS: dict[Any, tuple[Any, Any]] = {
@@ -229,11 +230,12 @@ def arguments(directory: Path, kind: Any, **settings: Any) -> Any:
 def made(case: Case, directory: Path, **settings: Any) -> TRLTask:
     args = arguments(directory, KINDS[case.task][0], **{**case.settings, **settings})
     valid = case.data.select(range(7))
-    task: Any = case.task
-    return task(
+    task: Any = case.task(
         case.make, args=args, train_dataset=case.data, eval_dataset=valid, processing_class=tokenizer(),
         peft_config=case.adapter,
     )  # fmt: skip
+    task.micro_batch_size = case.micro_batch_size
+    return cast("TRLTask", task)
 
 
 def trial(number: int, config: dict[str, Any]) -> Trial:
@@ -300,6 +302,16 @@ CASES = {
     ),
     "steps of one, two and three batches": Case(
         SFTTask, {"eval_strategy": "epoch"}, ANSWERS, several(6, gradient_accumulation_steps=[1, 2, 3, 1, 2, 3])
+    ),
+    "batches of two, four and six samples": Case(
+        SFTTask, {"eval_strategy": "epoch"}, ANSWERS,
+        several(6, lora_dropout=0.0, per_device_train_batch_size=[2, 4, 6, 6, 4, 2]),
+        micro_batch_size=2,
+    ),
+    "batches of two, four and six pairs": Case(
+        DPOTask, {"eval_strategy": "epoch"}, PAIRS,
+        several(6, per_device_train_batch_size=[2, 4, 6] * 2, gradient_accumulation_steps=[1, 2, 1, 1, 1, 2]),
+        micro_batch_size=2,
     ),
     "rewards, mixed precision": Case(
         RewardTask, {"bf16": True}, MARGINS, several(2), scorer, adapter_for(RewardTask), tolerance=1e-2

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from contract_samples import Planned, StopsAfter, search, work
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from shoal.core.array import FusionKey, Member
+from shoal.core.errors import TaskError
 from shoal.core.job import JobUpdate
 from shoal.core.trial import Report, Trial
 from shoal.task import Task
@@ -76,6 +77,22 @@ class Prints(Accumulates):
 
     def check(self, loss: float) -> None:
         assert loss >= 0
+
+
+class Sized(Accumulates):
+    """Batches of `config["size"]` samples, of which four are computed at once."""
+
+    micro_batch_size = SIZE
+
+    def model(self, config: Any, *base: Any, **_: Any) -> nn.Module:
+        own = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(config.get("p", 0.2)), nn.Linear(8, 3)).double()
+        return nn.Sequential(*base, own)
+
+    def batch_size(self, config: Any) -> int:
+        return int(config["size"])
+
+    def eval_batch_size(self, config: Any) -> int:
+        return SIZE
 
 
 class Skips(Accumulates):
@@ -156,6 +173,61 @@ def test_one_that_leaves_changes_nothing_for_the_others(
         assert value == pytest.approx(whole[key], rel=1e-9), key
 
 
+def test_batch_sizes_share_an_array(tmp_path: Path) -> None:
+    """With micro-batches, trials of any batch size are one array, each as alone and as with whole batches."""
+    space = {"lr": shoal.loguniform(1e-3, 1e-1), "size": shoal.choice([4, 8, 12]), "batches": shoal.choice([1, 2])}
+    study = search(Sized(), space, tmp_path, algorithm=shoal.Random(6, epochs=2), devices="cpu:1")
+    assert len({trial.config["size"] * trial.config["batches"] for trial in study.trials}) > 2
+    rows = [row for trial in study.trials for row in study.proof(trial.number)]
+    assert {(row.members, row.reason) for row in rows} == {(6, "")}
+    for trial in study.trials:
+        assert study.rerun(trial.number).largest < 1e-9
+
+    class Whole(Sized):
+        micro_batch_size = None
+
+    configs = [{"lr": 0.01, "size": size, "batches": batches, "p": 0.0} for size, batches in ((4, 1), (12, 1), (8, 2))]
+    own = [Member(Trial(n, config, seed=n, data_seed=0), 0, 2) for n, config in enumerate(configs)]
+    together = values(work(Sized(), tmp_path / "together", own))
+    for one in own:
+        for place, value in values(work(Whole(), tmp_path / f"{one.trial.number}", [one])).items():
+            assert together[place] == pytest.approx(value, rel=1e-9)
+
+
+class OfLoaders(Sized):
+    def data(self, config: Any) -> Any:
+        train, valid = super().data(config)
+        return DataLoader(train, batch_size=8), valid
+
+
+class Steps(Sized):
+    def accumulate(self, config: Any) -> int:
+        return 1
+
+    def clip_norm(self, config: Any) -> Any:
+        return None
+
+    def step(self, model: nn.Module, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:
+        return super().step(model, batch, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "of_batch", "message"),
+    [
+        (Sized, 0, 8, "`micro_batch_size` of a task must be a positive integer or None, got 0"),
+        (Sized, 2.0, 8, "`micro_batch_size` of a task must be a positive integer or None, got 2.0"),
+        (Sized, 4, 10, "a batch of 10 samples cannot be divided by `micro_batch_size` of the task, 4; .* set it to 2"),
+        (OfLoaders, 4, 8, "`micro_batch_size` of the task is 4, and its `data` returns a loader"),
+        (Steps, 4, 8, "the task overrides `step`, which then does the work of `micro_batch_size` itself"),
+    ],
+)
+def test_micro_batch_sizes_that_are_refused(kind: type[Task], size: Any, of_batch: int, message: str) -> None:
+    task = kind()
+    task.micro_batch_size = size
+    with pytest.raises(TaskError, match=message):
+        key(task, size=of_batch)
+
+
 def test_the_number_of_batches_makes_no_other_structure_on_a_base() -> None:
     class ByStep(Accumulates):
         def steps_per_epoch(self, config: Any) -> int:
@@ -167,4 +239,4 @@ def test_the_number_of_batches_makes_no_other_structure_on_a_base() -> None:
 
     assert key(Accumulates(), batches=1) == key(Accumulates(), batches=4)
     assert key(ByStep(), batches=1) != key(ByStep(), batches=4), "their epochs end at different samples"
-    assert key(WithoutBase(), batches=1) != key(WithoutBase(), batches=4), "their steps may be captured"
+    assert key(WithoutBase(), batches=1) != key(WithoutBase(), batches=4), "they share no products"

@@ -235,7 +235,7 @@ class LightningTask(Task):
         recorded = {"samples": size_of(batch), "calls": calls, "logged": log.metrics} if metrics else None
         return returned, log.values, recorded
 
-    def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
+    def _weigh(self, batches: Sequence[Any], accumulate: int, micro_batches: int = 1) -> Sequence[tuple[Any, float]]:
         return [(batch, 1 / accumulate) for batch in batches]
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:

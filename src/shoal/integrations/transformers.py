@@ -316,11 +316,12 @@ class TrainerTask(Task):
             return sample
         return {name: value for name, value in sample.items() if name in self._traits.columns}
 
-    def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
+    def _weigh(self, batches: Sequence[Any], accumulate: int, micro_batches: int = 1) -> Sequence[tuple[Any, float]]:
         if all(ITEMS in batch for batch in batches):
             items = sum(batch[ITEMS] for batch in batches)
             return [({**batch, ITEMS: items}, 1.0) for batch in batches]
-        return [(batch, 1 / len(batches)) for batch in batches]
+        whole = [batches[first : first + micro_batches] for first in range(0, len(batches), micro_batches)]
+        return [(batch, share / len(whole)) for parts in whole for batch, share in Task._weigh(self, parts, 1)]
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the model's own loss, or the smoothed one if `label_smoothing_factor` is above 0."""

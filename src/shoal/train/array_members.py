@@ -229,7 +229,7 @@ class ArrayMembers:
 
         first = min(map(sort_key, self.runtimes))
         found = [runtime for runtime in self.runtimes if sort_key(runtime) == first]
-        if len({runtime.settings.accumulate for runtime in found}) > 1:  # which share each batch
+        if len({runtime.settings.division for runtime in found}) > 1:  # which share each batch
             least = min(runtime.epoch for runtime in found)
             found = [runtime for runtime in found if runtime.epoch == least]
         return sort_by_optimizer(found)

@@ -234,7 +234,7 @@ class ArrayTrainer:
         watched = self._proof is not None and not (self._state.outside.changed and self.key in self._state.plain_keys)
         refuse_outside = _watch_outside(self._state, cohort[0].model, self._record) if watched else lambda: None
         try:
-            same = len({runtime.settings.accumulate for runtime in cohort}) == 1
+            same = len({runtime.settings.division for runtime in cohort}) == 1
             yield from self._train_steps(cohort, plan) if same else self._train_parts(cohort, plan)
             refuse_outside()
         except MixedEpochsError as reason:
@@ -346,8 +346,8 @@ class ArrayTrainer:
                 if not self._cohort:
                     return
                 if departed or runs is None:
-                    sizes = [runtime.settings.accumulate for runtime in self._cohort]
-                    runs = plan.parts(position, sizes, order, augmentation_seed(seed, lead.epoch))
+                    members = [runtime.settings for runtime in self._cohort]
+                    runs = plan.parts(position, members, order, augmentation_seed(seed, lead.epoch))
                 stepper = self._stepper_for(plan)
                 for part in next(runs):
                     losses = stepper.train_part(part, first_tick)
@@ -425,7 +425,7 @@ class ArrayTrainer:
         self._drop_stepper()
         self._heartbeat()
         state, size = self._state, len(self._cohort)
-        mixed = len({x.settings.accumulate for x in self._cohort}) > 1  # so a step of the array takes one batch
+        mixed = len({x.settings.division for x in self._cohort}) > 1  # so a step of the array takes one batch
         epoch_steps = plan.pass_batches if mixed else plan.epoch_steps
         begun = [x.step * (x.settings.accumulate if mixed else 1) for x in self._cohort]
         steps = max((x.member.target - x.epoch) * epoch_steps - y for x, y in zip(self._cohort, begun, strict=True))

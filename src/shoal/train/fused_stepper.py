@@ -79,7 +79,7 @@ class FusedStepper(Stepper):
 
     @property
     def _mixes_steps(self) -> bool:
-        return len({runtime.settings.accumulate for runtime in self.runtimes}) > 1
+        return len({runtime.settings.division for runtime in self.runtimes}) > 1
 
     def _fuse(self) -> None:
         task, runtimes = self._task, self.runtimes

@@ -36,11 +36,18 @@ _BF16_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Settings of training steps and validation that a task returns for one config; None for what it does not use."""
+    """Settings of training steps and validation that a task returns for one config; None for what it does not use.
+
+    Args:
+        batch_size: Samples that are computed at once.
+        accumulate: Batches of so many samples in a step.
+        micro_batches: Those of one batch of the task.
+    """
 
     batch_size: int
     eval_batch_size: int
     accumulate: int = 1
+    micro_batches: int = 1
     max_norm: float | None = None
     precision: str = "32"
     ema_decay: float | None = None
@@ -57,11 +64,13 @@ class StepSettings:
         if not isinstance(precision, str) or precision not in (*_DTYPES, _AUTO):
             known = ", ".join(map(repr, (*_DTYPES, _AUTO)))
             raise TaskError(f"the task's `precision` must return one of {known}, got {precision!r}")
-        size = batch_size(task, config, train)
+        whole = batch_size(task, config, train)
+        size = _micro_batch_size(task, whole, train)
         found = cls(
             batch_size=size,
             eval_batch_size=_resolve_batch_size(task, "eval_batch_size", config, valid, size),
-            accumulate=_positive_int(task, "accumulate", config),
+            accumulate=_positive_int(task, "accumulate", config) * (whole // size),
+            micro_batches=whole // size,
             max_norm=_number(task, "clip_norm", config, "a number of at least 0", lambda value: value >= 0),
             precision=precision,
             ema_decay=_number(task, "ema", config, "a decay of at least 0 and below 1", lambda value: 0 <= value < 1),
@@ -69,7 +78,8 @@ class StepSettings:
             keeps_train_modes=task._keeps_train_modes,
         )
         if type(task).step is not Task.step:
-            asked = {"accumulate": found.accumulate != 1, "clip_norm": found.max_norm is not None}
+            asked = {"micro_batch_size": found.micro_batches != 1, "clip_norm": found.max_norm is not None}
+            asked["accumulate"] = found.accumulate != found.micro_batches
             asked["precision"] = precision != "32"
             if wrong := [f"`{name}`" for name, set_ in asked.items() if set_]:
                 raise TaskError(
@@ -89,12 +99,16 @@ class StepSettings:
         """Return the settings, besides the batch size, in which members of an array agree; () for the defaults.
 
         Trials on a base may differ in the batches of a step, as they share its products, if their epochs are passes,
-        which end at once, and a loss scale is not for steps of all members. Others would gain less than their steps
-        lose, which are then not captured.
+        which end at once, and there is no loss scale, which would be of steps of all members.
         """
         differ = on_base and self.steps_per_epoch is None and not self.scales_loss
         found = (self.eval_batch_size, 1 if differ else self.accumulate, self.precision, self.steps_per_epoch)
         return () if found == (self.batch_size, 1, "32", None) else found
+
+    @property
+    def division(self) -> tuple[int, int]:
+        """Batches of a step, and those of one batch of the task: members that differ in it mix steps."""
+        return self.accumulate, self.micro_batches
 
     @property
     def scales_loss(self) -> bool:
@@ -119,7 +133,7 @@ class StepPlan:
 
     settings: StepSettings
     train: Batches
-    weigh: Callable[[Sequence[Any], int], Sequence[tuple[Any, float]]]
+    weigh: Callable[[Sequence[Any], int, int], Sequence[tuple[Any, float]]]
 
     @classmethod
     def of(cls, task: Task, config: Config, train: Batches, valid: Batches) -> "StepPlan":
@@ -197,38 +211,39 @@ class StepPlan:
         """Return the batches, or `MicroBatches`, of the steps of an epoch, starting at `step`."""
         return islice(self._endless_batches(epoch, step, data_seed), self.steps(epoch) - step)
 
-    def parts(self, first: int, accumulate: Sequence[int], order: Any, seed: int) -> "Iterator[list[MicroBatch]]":
+    def parts(self, first: int, members: Sequence[StepSettings], order: Any, seed: int) -> "Iterator[list[MicroBatch]]":
         """Yield the batches of a pass, from one on, in runs after which the steps of all members end.
 
         Args:
             first: Number of the first batch in the pass, with which a step of each member begins.
-            accumulate: Batches of a step, of each member.
+            members: Settings of each member.
         """
+        divisions = [each.division for each in members]
         batches = self.train.iterate(self.settings.batch_size, order, first, seed)
         ahead: dict[int, Any] = {}
-        steps: dict[int, MicroBatches] = {}  # batches of a step -> the step that runs now
+        steps: dict[tuple[int, int], MicroBatches] = {}  # division of a step -> the step that runs now
         run: list[MicroBatch] = []
         for number in range(first, self.pass_batches):
-            begins = {size for size in accumulate if number % size == 0}
-            for size in begins:
+            begins = {each for each in divisions if number % each[0] == 0}
+            for size, parts in begins:
                 numbers = range(number, min(number + size, self.pass_batches))
                 ahead |= {each: next(batches) for each in numbers if each not in ahead}
                 held = [ahead[each] for each in numbers]
-                weighed = [(held[0], 1.0)] if size == 1 else self.weigh(held, size)
-                steps[size] = MicroBatches(*(tuple(each) for each in zip(*weighed, strict=True)))
-            ends = {size for size in accumulate if (number + 1) % size == 0 or number + 1 == self.pass_batches}
-            place = {size: number % size for size in steps}
+                weighed = [(held[0], 1.0)] if size == 1 else self.weigh(held, size, parts)
+                steps[size, parts] = MicroBatches(*(tuple(each) for each in zip(*weighed, strict=True)))
+            ends = {each for each in divisions if (number + 1) % each[0] == 0 or number + 1 == self.pass_batches}
+            place = {each: number % each[0] for each in steps}
             run.append(
                 MicroBatch(
                     number,
-                    [steps[size].batches[place[size]] for size in accumulate],
-                    [steps[size].weights[place[size]] for size in accumulate],
-                    frozenset(b for b, size in enumerate(accumulate) if size in begins),
-                    {b: (steps[size], place[size]) for b, size in enumerate(accumulate) if size in ends},
+                    [steps[each].batches[place[each]] for each in divisions],
+                    [steps[each].weights[place[each]] for each in divisions],
+                    frozenset(b for b, each in enumerate(divisions) if each in begins),
+                    {b: (steps[each], place[each]) for b, each in enumerate(divisions) if each in ends},
                 )
             )
             del ahead[number]
-            if ends == set(accumulate):
+            if ends == set(divisions):
                 yield run
                 run = []
 
@@ -242,7 +257,7 @@ class StepPlan:
 
     def _accumulated(self, batches: Iterator[Any]) -> Iterator[MicroBatches]:
         while step_batches := list(islice(batches, self.settings.accumulate)):
-            weighed = self.weigh(step_batches, self.settings.accumulate)
+            weighed = self.weigh(step_batches, *self.settings.division)
             yield MicroBatches(tuple(batch for batch, _ in weighed), tuple(weight for _, weight in weighed))
 
 
@@ -272,6 +287,26 @@ def batch_size(task: Task, config: Config, loader: int | None = None) -> int:
             _positive_int(task, "batch_size", config), loader, 'the config\'s "batch_size" is', "batch_size"
         )
     return _resolve_batch_size(task, "batch_size", config, loader)
+
+
+def _micro_batch_size(task: Task, whole: int, loader: int | None) -> int:
+    """Return the samples of a batch of `whole` samples that are computed at once."""
+    size: Any = plain(task.micro_batch_size)
+    if size is None:
+        return whole
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise TaskError(f"`micro_batch_size` of a task must be a positive integer or None, got {size!r}")
+    if loader is not None:
+        raise TaskError(
+            f"`micro_batch_size` of the task is {size}, and its `data` returns a loader, which has batches of its own; "
+            "return the data set in its place"
+        )
+    if whole > size and whole % size:
+        raise TaskError(
+            f"a batch of {whole} samples cannot be divided by `micro_batch_size` of the task, {size}; search batch "
+            f"sizes that are multiples of it, or set it to {math.gcd(whole, size)}"
+        )
+    return min(whole, size)
 
 
 def _resolve_batch_size(task: Task, method: str, config: Config, loader: int | None, default: int | None = None) -> int:
