@@ -105,7 +105,7 @@ def member_of(name: str) -> Callable[[int], nn.Module]:
 
 
 def adapted(b: int) -> nn.Module:
-    return peft_llama.adapted(False, peft_llama.Adapter(rank=8, alpha=8 + b))
+    return peft_llama.Base(False).adapted(peft_llama.Adapter(rank=8, alpha=8 + b))
 
 
 MODELS: dict[str, tuple[str, Callable[[int], nn.Module], Callable[[Any, Any], Tensor]]] = {
@@ -117,7 +117,7 @@ MODELS: dict[str, tuple[str, Callable[[int], nn.Module], Callable[[Any, Any], Te
         lambda b: WORKLOADS["bert-tiny"](False).model(),
         WORKLOADS["bert-tiny"](False).phases[0].loss,
     ),
-    "lora": ("peft", adapted, peft_llama.loss),
+    "lora": ("peft-same-float32", adapted, peft_llama.loss),
 }
 """By the name that `--models` takes: the workload whose batches it gets, what makes member b, the loss."""
 

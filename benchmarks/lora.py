@@ -3,6 +3,9 @@
 On a GPU the Llama has the sizes of Llama 3.2 1B, random weights and bfloat16, and the ways come one after another, so
 that each has the memory for itself.
 
+Members differ in nothing but their learning rates, in ranks, or in ranks and batch sizes (2, 4 and 8 samples, of which
+an array of Shoal computes two at a time; a step is eight samples of each member).
+
 One after another; in a pool of processes, one for each core, whose members take turns; by `torch.func.vmap`, where it
 can; with `peft`'s own several adapters on one base, in turns; and as an array of Shoal. Samples per second of all
 members together, and the memory that tensors take in a step at most.
@@ -10,7 +13,8 @@ members together, and the memory that tensors take in a step at most.
 With `--words` only the memory of a step on a model of 32,000 words is measured, whose layers are checkpointed: that
 of an array, and of a pool with one member in each process at a time.
 
-    python benchmarks/lora.py [--words] [--adapters mixed same] [--sizes 4 16] [--seconds 6] [--quick]
+    python benchmarks/lora.py [--words] [--adapters mixed batches]
+        [--dtype bfloat16] [--checkpointing] [--sizes 4 16] [--seconds 6] [--quick]
 """
 
 import argparse
@@ -36,8 +40,7 @@ from rivals.rival import Cell
 from rivals.serial import Serial
 from rivals.vmap import VMap
 
-ADAPTERS = {"mixed": ("peft-ranks", peft_llama.MIXED), "same": ("peft", peft_llama.SAME)}
-LEAST_GAIN, MOST_MEMORY, MOST_OVER_SUM, JUDGED = 1.6, 1 / 3, 1.15, 16
+LEAST_GAIN, MOST_MEMORY, MOST_OVER_SUM, JUDGED = 2.0, 1 / 3, 1.15, 16
 """Asked of arrays of so many members: samples per second over the best rival's, memory over the pool's, and memory over
 `sum_of_parts`."""
 
@@ -55,7 +58,9 @@ def main() -> int:
         return print_words(options, device)
     before = None
     for kind in options.adapters:
-        name, adapters = ADAPTERS[kind]
+        adapters, _ = peft_llama.ADAPTERS[kind]
+        base = peft_llama.Base(full, getattr(torch, options.dtype), options.checkpointing)
+        name = peft_llama.name_of(kind, options.dtype, options.checkpointing)
         workload = WORKLOADS[name](full)
         makers: dict[str, Any] = {
             Serial.name: Serial,
@@ -66,7 +71,7 @@ def main() -> int:
                 begin="fork" if options.quick and device.type == "cpu" else "forkserver",
             ),
             VMap.name: VMap,
-            AdapterTurns.name: partial(AdapterTurns, adapters=adapters, full=full),
+            AdapterTurns.name: partial(AdapterTurns, adapters=adapters, base=base),
             Chosen.name: partial(Chosen, compiling=options.compile),
         }
         for members in options.sizes:
@@ -158,7 +163,17 @@ def faults(found: dict[str, float]) -> list[str]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--adapters", nargs="*", choices=list(ADAPTERS), default=list(ADAPTERS))
+    parser.add_argument(
+        "--adapters",
+        nargs="*",
+        choices=list(peft_llama.ADAPTERS),
+        default=list(peft_llama.ADAPTERS),
+        help="what members differ in: nothing, ranks, ranks and batch sizes",
+    )
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32", help="of the small base on a CPU"
+    )
+    parser.add_argument("--checkpointing", action="store_true", help="compute layers again in the backward pass")
     parser.add_argument("--sizes", nargs="*", type=int, default=[4, 16], help="numbers of members B")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each way in each cell of the table")
     parser.add_argument("--rounds", type=int, default=5)
@@ -168,11 +183,14 @@ def arguments() -> argparse.Namespace:
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="whether Shoal may compile"
     )
     parser.add_argument("--words", action="store_true", help="memory over a vocabulary of 32,000 words alone")
-    parser.add_argument("--quick", action="store_true", help="mixed ranks, B = 2, nothing compiled; judges nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="mixed ranks and batches, B = 3, nothing compiled; judges nothing"
+    )
     options = parser.parse_args()
-    options.dtype = "bfloat16" if options.device.startswith("cuda") else "float32"
+    if options.device.startswith("cuda"):
+        options.dtype = "bfloat16"
     if options.quick:
-        options.adapters, options.sizes, options.compile = ["mixed"], [2], False
+        options.adapters, options.sizes, options.compile = ["batches"], [3], False
         options.seconds, options.rounds, options.threads = 0.1, 1, 1
     return options
 

@@ -1,8 +1,10 @@
 """Low-rank adapters by `peft` on a frozen Llama of `transformers`, the same for all members."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from models.workload import Batch, Phase, Workload
 
-__all__ = ["Adapter", "base_model", "bounded_loss", "mixed", "same", "words"]
+__all__ = ["ADAPTERS", "Adapter", "Base", "bounded_loss", "kinds", "loss", "name_of", "words"]
 
 BASE_SEED = 1
 WORDS = 32_000
@@ -40,54 +42,70 @@ class Adapter:
 
 MIXED = tuple(Adapter(rank, alpha) for rank, alpha in ((4, 8), (8, 16), (16, 16), (32, 64)))
 SAME = (Adapter(8, 16),)
+ADAPTERS: dict[str, tuple[tuple[Adapter, ...], tuple[int, ...]]] = {
+    "same": (SAME, ()),
+    "mixed": (MIXED, ()),
+    "batches": (MIXED, (2, 4, 8)),
+}
+"""What members differ in -> their adapters and batch sizes, by turns; all batches are alike without."""
 
 
-def base_model(full: bool, words: int = 1000) -> nn.Module:
-    """The frozen model, on torch's default device: of Llama 3.2 1B's sizes in bfloat16, or small in float32.
+@dataclass(frozen=True)
+class Base:
+    """The frozen model: of Llama 3.2 1B's sizes in bfloat16 (`full`), or small.
 
     Args:
-        words: Size of the vocabulary of the small one.
+        full: Whether it is the large one.
+        dtype: of the small one.
+        checkpointing: whether its layers are computed again in the backward pass.
+        words: size of the vocabulary of the small one.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=128256 if full else words,
-        hidden_size=2048 if full else 128,
-        intermediate_size=8192 if full else 344,
-        num_hidden_layers=16 if full else 4,
-        num_attention_heads=32 if full else 8,
-        num_key_value_heads=8 if full else 4,
-        max_position_embeddings=512,
-        use_cache=False,
-    )
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16 if full else torch.float32)
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(BASE_SEED)
-            return LlamaForCausalLM(config)
-    finally:
-        torch.set_default_dtype(usual)
+    full: bool
+    dtype: torch.dtype = torch.float32
+    checkpointing: bool = False
+    words: int = 1000
 
+    def __call__(self) -> nn.Module:
+        """The model, the same at each call, on torch's default device."""
+        from transformers import LlamaConfig, LlamaForCausalLM
 
-def adapted(full: bool, adapter: Adapter) -> nn.Module:
-    return _adapted(base_model(full), adapter)
+        config = LlamaConfig(
+            vocab_size=128256 if self.full else self.words,
+            hidden_size=2048 if self.full else 128,
+            intermediate_size=8192 if self.full else 344,
+            num_hidden_layers=16 if self.full else 4,
+            num_attention_heads=32 if self.full else 8,
+            num_key_value_heads=8 if self.full else 4,
+            max_position_embeddings=512,
+            use_cache=False,
+        )
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16 if self.full else self.dtype)
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(BASE_SEED)
+                model: Any = LlamaForCausalLM(config)
+        finally:
+            torch.set_default_dtype(usual)
+        if self.checkpointing:
+            model.activation_checkpointing_enable()
+        return model
 
+    def adapted(self, adapter: Adapter) -> nn.Module:
+        """The model with an adapter."""
+        from peft import get_peft_model
 
-def with_long_vocabulary(full: bool, adapter: Adapter) -> nn.Module:
-    """A member whose layers are checkpointed, over a vocabulary of 32,000 words."""
-    base: Any = base_model(full, WORDS)
-    base.activation_checkpointing_enable()
-    return _adapted(base, adapter)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a property of models by its older name
+            model: Any = get_peft_model(self(), adapter.config())
+        return model.train()
 
-
-def _adapted(base: Any, adapter: Adapter) -> nn.Module:
-    from peft import get_peft_model
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks for a property of models by its older name
-        model: Any = get_peft_model(base, adapter.config())
-    return model.train()
+    def sizes(self) -> str:
+        """What it is, in words."""
+        sizes = "16 layers, d=2048, bfloat16" if self.full else "4 layers, d=128"
+        of_dtype = ", bfloat16" if self.dtype == torch.bfloat16 and not self.full else ""
+        return sizes + of_dtype + (", checkpointed" if self.checkpointing else "")
 
 
 def bounded_loss(net: Any, batch: Batch) -> Tensor:
@@ -108,41 +126,45 @@ def adam(net: nn.Module, factor: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-3 * factor)
 
 
-def mixed(full: bool) -> Workload:
-    """Members of several ranks and alphas."""
-    return _workload(full, "LoRA by peft on Llama, ranks 4, 8, 16, 32", MIXED)
-
-
-def same(full: bool) -> Workload:
-    """Members of one rank."""
-    return _workload(full, "LoRA by peft on Llama, rank 8", SAME)
-
-
 def words(full: bool) -> Workload:
     """Members of several ranks on a model of 32,000 words, 1024 tokens each, with checkpointed layers."""
-    samples, length = 4, 256
-    first, *others = (partial(with_long_vocabulary, full, adapter) for adapter in MIXED)
-    return Workload(
-        name="LoRA by peft on Llama of 32,000 words",
-        sizes=f"4 layers, d=128, N={samples}, length {length}, checkpointed, AdamW",
-        samples=samples,
-        model=first,
-        batch=lambda: (torch.randint(0, 1000, (samples, length)),),
-        phases=(Phase(loss, adam),),
-        others=tuple(others),
-    )
+    base = Base(False, checkpointing=True, words=WORDS)
+    return _workload(base, "LoRA by peft on Llama of 32,000 words", MIXED, (4, 256))
 
 
-def _workload(full: bool, name: str, adapters: tuple[Adapter, ...]) -> Workload:
+def name_of(kind: str, dtype: str, checkpointing: bool) -> str:
+    """Name of the workload of a kind of `ADAPTERS`."""
+    return "-".join(["peft", kind, dtype, *(["checkpointed"] if checkpointing else [])])
+
+
+def kinds() -> dict[str, Callable[[bool], Workload]]:
+    """Workloads of all `ADAPTERS` by name: with a base of each dtype, checkpointed or not."""
+    cases = list(product(ADAPTERS, ("float32", "bfloat16"), (False, True)))
+    return {name_of(*case): partial(_of_kind, *case) for case in cases}
+
+
+def _of_kind(kind: str, dtype: str, checkpointing: bool, full: bool) -> Workload:
+    adapters, batch_sizes = ADAPTERS[kind]
     samples, length = (4, 256) if full else (2, 32)
-    first, *others = (partial(adapted, full, adapter) for adapter in adapters)
-    sizes = "16 layers, d=2048, bfloat16" if full else "4 layers, d=128"
+    name = f"LoRA by peft on Llama, ranks {', '.join(str(each.rank) for each in adapters)}"
+    if batch_sizes:
+        samples, name = max(batch_sizes), f"{name}, batches of {', '.join(map(str, batch_sizes))}"
+    base = Base(full, getattr(torch, dtype), checkpointing)
+    return _workload(base, name, adapters, (samples, length), batch_sizes)
+
+
+def _workload(
+    base: Base, name: str, adapters: tuple[Adapter, ...], shape: tuple[int, int], batch_sizes: tuple[int, ...] = ()
+) -> Workload:
+    first, *others = (partial(base.adapted, adapter) for adapter in adapters)
+    samples, length = shape
     return Workload(
         name=name,
-        sizes=f"{sizes}, N={samples}, length {length}, AdamW",
+        sizes=f"{base.sizes()}, N={samples}, length {length}, AdamW",
         samples=samples,
         model=first,
-        batch=lambda: (torch.randint(0, 1000, (samples, length)),),
+        batch=lambda: (torch.randint(0, 1000, shape),),
         phases=(Phase(loss, adam),),
         others=tuple(others),
+        batch_sizes=batch_sizes,
     )

@@ -37,6 +37,7 @@ class Workload:
         others: make members that differ from it in submodules, by turns after it.
         batch: makes random data of the right shapes, on the CPU.
         phases: of a step, in order.
+        batch_sizes: samples of a member's own batches, by turns, into which it divides `batch`; all of them if empty.
         draws: whether training draws random numbers (dropout), so that two ways of training it have other losses.
     """
 
@@ -48,3 +49,4 @@ class Workload:
     phases: tuple[Phase, ...]
     draws: bool = False
     others: tuple[Callable[[], nn.Module], ...] = ()
+    batch_sizes: tuple[int, ...] = ()

@@ -1,10 +1,10 @@
 """Several adapters of `peft` on one base model, which take turns."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from models.peft_llama import Adapter, base_model
+from models.peft_llama import Adapter
 from torch import Tensor
 
 from rivals.rival import Cell, Rival, of_optimizers, rate
@@ -18,12 +18,12 @@ class AdapterTurns(Rival):
     Args:
         cell: what to train.
         adapters: of the members, by turns.
-        full: size of the base model.
+        base: makes the base model.
     """
 
     name = "peft, in turns"
 
-    def __init__(self, cell: Cell, adapters: Sequence[Adapter], full: bool) -> None:
+    def __init__(self, cell: Cell, adapters: Sequence[Adapter], base: Callable[[], Any]) -> None:
         from peft import get_peft_model
 
         super().__init__(cell)
@@ -35,7 +35,7 @@ class AdapterTurns(Rival):
             torch.manual_seed(b)
             with cell.device:
                 if self.model is None:
-                    self.model = get_peft_model(base_model(full), config, adapter_name="0")
+                    self.model = get_peft_model(base(), config, adapter_name="0")
                 else:
                     self.model.add_adapter(str(b), config)
         self.model.to(cell.device).train()
@@ -48,11 +48,14 @@ class AdapterTurns(Rival):
         losses = []
         for b, optimizer in enumerate(self.optimizers):
             self.model.set_adapter(str(b))
-            optimizer.zero_grad()
-            loss = self.loss(self.model, self.batch)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
+            found = []
+            for batch in self.cell.batches(b, self.batch):
+                optimizer.zero_grad()
+                loss = self.loss(self.model, batch)
+                loss.backward()
+                optimizer.step()
+                found.append(loss.detach())
+            losses.append(torch.stack(found).mean())
         return torch.stack(losses)[None]
 
     def held(self) -> Iterable[Tensor]:

@@ -3,13 +3,15 @@
 from collections.abc import Iterable
 
 import torch
+from models import Batch
 from torch import Tensor
 
 from rivals.rival import Cell, Rival, of_optimizers, rate
 from shoal.fuse.api import fuse
+from shoal.fuse.backward import MemberSteps
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.step import TrainingStep
+from shoal.fuse.step import StepMode, TrainingStep
 
 __all__ = ["Chosen", "Compiled", "Eager"]
 
@@ -86,13 +88,19 @@ class Chosen(Eager):
 
     def __init__(self, cell: Cell, compiling: bool = True) -> None:
         super().__init__(cell)
+        self.parts = _parts(cell, self.batch)
+        modes: tuple[StepMode, ...] = ("eager", "captured", "compiled", *(["plain"] if not self.parts else []))
         self.steps = [
-            TrainingStep(self.array, optimizer, loss, compiling=lambda seconds: compiling)
+            TrainingStep(self.array, optimizer, loss, modes, compiling=lambda seconds: compiling)
             for optimizer, loss in zip(self.optimizers, self.losses, strict=True)
         ]
 
     def take(self, phase: int) -> Tensor:
-        return self.steps[phase](self.batch)
+        step = self.steps[phase]
+        if not self.parts:
+            return step(self.batch)
+        updates = torch.stack([part.ends for part in self.parts]).sum(0)
+        return torch.stack([step(part) for part in self.parts]).sum(0) / updates.to(self.cell.device)
 
     def warm_up(self, steps: int) -> list[Tensor]:
         losses = super().warm_up(steps)
@@ -102,3 +110,15 @@ class Chosen(Eager):
 
     def note(self) -> str:
         return ", ".join(str(step.mode) for step in self.steps)
+
+
+def _parts(cell: Cell, batch: Batch) -> list[MemberSteps]:
+    """Micro-batches of the smallest batch size, of which each member's steps take as many as its own has."""
+    if not cell.workload.batch_sizes:
+        return []
+    smallest = min(cell.workload.batch_sizes)
+    counts = torch.tensor([len(cell.batches(b, batch)[0][0]) // smallest for b in range(cell.members)])
+    return [
+        MemberSteps(tuple(part), 1 / counts.double(), number % counts == 0, (number + 1) % counts == 0)
+        for number, part in enumerate(zip(*(tensor.split(smallest) for tensor in batch), strict=True))
+    ]

@@ -52,6 +52,11 @@ class Cell:
         torch.manual_seed(len(self.workload.name))
         return moved(self.workload.batch(), self.device)
 
+    def batches(self, b: int, batch: Batch) -> list[Batch]:
+        """Member b's own batches of a step."""
+        sizes = self.workload.batch_sizes or (self.workload.samples,)
+        return [*zip(*(tensor.split(sizes[b % len(sizes)]) for tensor in batch), strict=True)]
+
     def loss(self, phase: int) -> Callable[[Any, Batch], Tensor]:
         """A phase's loss, under autocast if that is asked for."""
         own = self.workload.phases[phase].loss

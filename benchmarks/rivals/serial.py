@@ -25,7 +25,7 @@ class Serial(Rival):
         super().__init__(cell)
         numbers = range(cell.members) if which is None else which
         self.models = cell.models(numbers)
-        self.batch = cell.batch()
+        self.batches = [cell.batches(b, cell.batch()) for b in numbers]
         phases = cell.workload.phases
         self.losses = [self.prepared(cell.loss(i)) for i in range(len(phases))]
         self.optimizers = [
@@ -38,14 +38,17 @@ class Serial(Rival):
 
     def step(self) -> Tensor:
         results = []
-        for model, optimizers in zip(self.models, self.optimizers, strict=True):
-            for loss_of, optimizer in zip(self.losses, optimizers, strict=True):
-                optimizer.zero_grad()
-                loss = loss_of(model, self.batch)
-                loss.backward()
-                optimizer.step()
-                results.append(loss.detach())
-        return torch.stack(results).view(len(self.models), -1).T
+        for model, optimizers, batches in zip(self.models, self.optimizers, self.batches, strict=True):
+            found = []
+            for batch in batches:
+                for loss_of, optimizer in zip(self.losses, optimizers, strict=True):
+                    optimizer.zero_grad()
+                    loss = loss_of(model, batch)
+                    loss.backward()
+                    optimizer.step()
+                    found.append(loss.detach())
+            results.append(torch.stack(found).view(len(batches), -1).mean(0))
+        return torch.stack(results).T
 
     def held(self) -> Iterable[Tensor]:
         for model in self.models:

@@ -39,6 +39,8 @@ class VMap(Rival):
 
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
+        if cell.workload.batch_sizes:
+            raise ValueError("batch sizes that differ are no stacked batch")
         models = cell.models()
         self.batch = cell.batch()
         params, buffers = stack_module_state(models)
