@@ -187,8 +187,9 @@ def arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="mixed ranks and batches, B = 3, nothing compiled; judges nothing"
     )
     options = parser.parse_args()
-    if options.device.startswith("cuda"):
-        options.dtype = "bfloat16"
+    options.dtype = options.dtype or ("bfloat16" if options.device.startswith("cuda") else "float32")
+    if options.device.startswith("cuda") and options.dtype != "bfloat16":
+        parser.error("on a GPU the base is of bfloat16")
     if options.quick:
         options.adapters, options.sizes, options.compile = ["batches"], [3], False
         options.seconds, options.rounds, options.threads = 0.1, 1, 1

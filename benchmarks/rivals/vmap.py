@@ -40,7 +40,7 @@ class VMap(Rival):
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
         if cell.workload.batch_sizes:
-            raise ValueError("batch sizes that differ are no stacked batch")
+            raise ValueError(f"needs one batch size for all members, got {cell.workload.batch_sizes}")
         models = cell.models()
         self.batch = cell.batch()
         params, buffers = stack_module_state(models)

@@ -5,11 +5,11 @@ A study trains each trial, alone or fused, as follows:
 - `data` and `base` are called with torch's, Python's and NumPy's generators seeded with 0; `model`, then `optimizer`,
   with these seeded with `trial.seed`. A task with a `base` is called as `model(config, base)`, with its parameters
   frozen. The model is made on the CPU, moved to the device, and set to training.
-- Each epoch visits the training set in `sample_order`, and cuts it into batches of `task.batch_size(config)`, or of
-  `task.micro_batch_size`, of which several then make a batch. Of a
-  `DataLoader` from `data`, the sampler gives the order (shuffle=True: as for a data set), and its batch size and
-  `drop_last` are kept. The validation set is visited in ascending order, or in that of a sampler, in batches of
-  `task.eval_batch_size(config)`.
+- Each epoch visits the training set in `sample_order`, and cuts it into batches of `task.batch_size(config)`. With
+  `task.micro_batch_size` it is cut into micro-batches of so many samples; several make a batch, and "batch" below means
+  micro-batch. Of a `DataLoader` from `data`, the sampler gives the order (shuffle=True: as for a data set), and its
+  batch size and `drop_last` are kept. The validation set is visited in ascending order, or in that of a sampler, in
+  batches of `task.eval_batch_size(config)`, or of `micro_batch_size` if that is not overridden.
 - A pass over an iterable data set begins within `sample_randomness(trial, number, 0)`, which all its samples draw from;
   `set_epoch(number)` is called before. Passes are numbered from 0; the number of each validation is None.
 - Each batch of training runs within `randomness(trial, step)`, where `step` counts batches from 0 over all epochs

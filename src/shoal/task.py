@@ -81,12 +81,13 @@ class Task(ABC):
     """
 
     micro_batch_size: int | None = None
-    """Samples of a batch that are computed at once; None for all. Larger batches are multiples of it.
+    """Samples that are computed at once; None for a whole batch. A larger batch must be a multiple of it.
 
-    The gradients of their micro-batches are added, weighted such that a loss that is a mean over samples is that of the
-    batch. Random numbers, and layers that normalise over a batch, are those of micro-batches. Trials on a `base` that
-    differ in their batch size then are one array, as those that differ in `accumulate`. Needs data sets from `data`, no
-    loaders, and no `step` of your own.
+    The gradients of the micro-batches of a batch are added, weighted such that a loss that is a mean over samples is
+    that of the batch. Random numbers are drawn for each micro-batch, and `BatchNorm` normalises over one. Trials on a
+    `base` with different batch sizes then train as one array, like those that differ in `accumulate`. Validation
+    batches have this size, too, unless `eval_batch_size` is overridden. Needs data sets from `data`, no loaders, and no
+    `step` of your own.
     """
 
     shared_augmentation: bool = False
@@ -191,7 +192,7 @@ class Task(ABC):
         return size
 
     def eval_batch_size(self, config: Config) -> int:
-        """Return the samples of a validation batch: by default `batch_size`."""
+        """Return the samples of a validation batch: by default `batch_size`, or `micro_batch_size` if that is less."""
         return self.batch_size(config)
 
     def accumulate(self, config: Config) -> int:

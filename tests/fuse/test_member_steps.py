@@ -1,9 +1,11 @@
 """Members of one array whose steps have different numbers of batches: eager, captured and compiled as alone."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+from graphs_on_cpu import graphs
 from torch import Tensor, nn
 
 from shoal.fuse.api import fuse
@@ -78,8 +80,9 @@ def given(number: int) -> MemberSteps:
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["alike", "partial"])
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "nadam"])
-@pytest.mark.parametrize("mode", ["eager", "captured", "in turns"])
-def test_each_member_as_alone(mode: str, kind: str, mixed: bool) -> None:
+@pytest.mark.parametrize("mode", ["eager", "captured", "recorded", "in turns"])
+def test_each_member_as_alone(mode: str, kind: str, mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = graphs(monkeypatch) if mode == "recorded" else None
     own, others = models(mixed), models(mixed)
     array = fuse(own, strict=False)
     assert array.partial == mixed
@@ -95,6 +98,8 @@ def test_each_member_as_alone(mode: str, kind: str, mixed: bool) -> None:
             assert taken.fits(given(number))
         losses = (taken if captured else step)(given(number))
         assert losses.shape == (len(SIZES),)
+    if recorded is not None:
+        assert recorded.replays == len(DATA) - BEGINS
     alone = [optimizer(kind, model, b) for b, model in enumerate(others)]
     for b, model in enumerate(others):
         train_alone(model, alone[b], b)
@@ -108,7 +113,8 @@ def test_each_member_as_alone(mode: str, kind: str, mixed: bool) -> None:
                 )
 
 
-def test_they_are_compiled_in_the_middle_of_steps() -> None:
+def test_the_fastest_mode_is_found_by_runs_of_batches() -> None:
+    passes = 3
     own, others = models(False), models(False)
     array = fuse(own)
     fused = fuse_optimizers([optimizer("adamw", model, b) for b, model in enumerate(own)], array)
@@ -122,14 +128,77 @@ def test_they_are_compiled_in_the_middle_of_steps() -> None:
 
     step = TrainingStep(array, fused, loss, ("eager", "compiled"), lambda seconds: True, clock, max_norm=NORMS)
     modes = []
-    for number in range(len(DATA)):
-        step(given(number))
-        modes.append(step.last_mode)
-    first = modes.index("compiled")
-    assert first < len(DATA) - 3
-    assert any((first % size) for size in SIZES), "steps go on when it is compiled"
+    for _ in range(passes):
+        for number in range(BATCHES):
+            step(given(number))
+            modes.append(step.last_mode)
+    assert modes.index("compiled") % 6 == 0, "all steps begin where it is compiled"
     assert step.mode == modes[-1] == "compiled"
     for b, model in enumerate(others):
-        train_alone(model, optimizer("adamw", model, b), b)
+        update = optimizer("adamw", model, b)
+        for _ in range(passes):
+            train_alone(model, update, b)
         for found, parameter in zip(array.members[b].parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(found, parameter, rtol=1e-9, atol=1e-12)
+
+
+class Longer(nn.Module):
+    """Has a layer that only batches of three samples reach, if it is asked for."""
+
+    def __init__(self, more: bool) -> None:
+        super().__init__()
+        self.first, self.more, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        if not more:
+            self.more.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh()
+        out: Tensor = self.last(self.more(x).tanh() if len(x) == 3 else x)
+        return out
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["the same layers", "a further layer"])
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 2)])
+@pytest.mark.parametrize("lowering", ["kernels", "elementwise"])
+def test_batches_of_other_shapes_run_eagerly_in_between(sizes: tuple[int, int], lowering: Any, more: bool) -> None:
+    a_pass, count = 4, 20
+    made = torch.Generator().manual_seed(1)
+    rows = [3 if n % a_pass == a_pass - 1 else 5 for n in range(count)]
+    data = [torch.randn(n, 4, dtype=torch.float64, generator=made) for n in rows]
+
+    def ends(number: int, size: int) -> bool:
+        return (number % a_pass + 1) % size == 0 or number % a_pass + 1 == a_pass
+
+    def steps(number: int) -> MemberSteps:
+        return MemberSteps(
+            data[number],
+            torch.tensor([1 / size for size in sizes], dtype=torch.float64),
+            torch.tensor([number % a_pass % size == 0 for size in sizes]),
+            torch.tensor([ends(number, size) for size in sizes]),
+        )
+
+    torch.manual_seed(0)
+    first = Longer(more).double()
+    array = fuse([copy.deepcopy(first) for _ in sizes])
+    optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=0.01) for m in array.members]
+    fused = fuse_optimizers(optimizers, array, lowering=lowering)
+    step, captured, taken = TrainingStep(array, fused, loss, ("eager",)), None, 0
+    for number in range(count):
+        if number == a_pass + 1:
+            captured = CapturedStep(array, fused, loss, steps(0), compiling=False)
+        if captured is not None and captured.fits(steps(number)):
+            captured(steps(number))
+            taken += 1
+        else:
+            step(steps(number))
+    assert taken > 5
+    for size, member in zip(sizes, array.members, strict=True):
+        model = copy.deepcopy(first)
+        update = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        for number, x in enumerate(data):
+            (loss(model, x) / size).backward()
+            if ends(number, size):
+                update.step()
+                update.zero_grad()
+        for found, parameter in zip(member.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(found, parameter, rtol=1e-9, atol=1e-12)

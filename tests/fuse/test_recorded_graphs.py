@@ -163,7 +163,7 @@ def test_the_host_writes_numbers_of_calls_only_where_they_jump(device: Device, m
     array, optimizer = array_of()
     step = captured(array, optimizer, given[0])
     written: list[Any] = []
-    monkeypatch.setattr("shoal.fuse.capture.seed_words", lambda seeds: written.append(array.ticks) or seed_words(seeds))
+    monkeypatch.setattr("shoal.fuse.replay.seed_words", lambda seeds: written.append(array.ticks) or seed_words(seeds))
     for number, batch in enumerate(given):
         if number == 3:
             array.ticks = (50, 60, 70)

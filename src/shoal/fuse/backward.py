@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
-from shoal.fuse.constants import constant
+from shoal.fuse.constants import constant, to_device
 from shoal.fuse.scaler import GradScaler, LossScale
 from shoal.fuse.shard import Shard, use_shard
 
@@ -38,8 +38,8 @@ class MemberSteps(NamedTuple):
     Args:
         batch: The batch, shared or stacked.
         weights: Weight of the batch in the loss of each member's step, [B].
-        begins: Whether the batch begins the step of each member, [B].
-        ends: Whether it ends that, [B].
+        begins: Whether the batch begins the step of each member, bool [B].
+        ends: Whether the batch ends the step of each member, bool [B].
     """
 
     batch: Any
@@ -47,8 +47,8 @@ class MemberSteps(NamedTuple):
     begins: Tensor
     ends: Tensor
 
-    def on(self, device: torch.device) -> "MemberSteps":
-        """Return the same with what concerns the members on a device."""
+    def to(self, device: torch.device) -> "MemberSteps":
+        """Return a copy whose weights and masks are on a device."""
         return MemberSteps(self.batch, *(constant(each.tolist(), each.dtype, device) for each in self[1:]))
 
 
@@ -121,7 +121,7 @@ def micro_batches(batch: Any) -> list[tuple[Any, Any]]:
 def weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
     """The loss times the weight of its batch, or the losses, [B], times the members' weights."""
     if isinstance(weight, Tensor):
-        return loss * weight.to(loss)
+        return loss * to_device(weight.to(loss.dtype), loss.device)
     return loss if weight == 1.0 else weight * loss
 
 

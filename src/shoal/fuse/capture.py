@@ -5,6 +5,7 @@ The passes, in order:
 1. Run the forward pass of all members on substitutes of their tensors (`ModelArray.open`).
 2. Compute the gradient of the sum of the members' losses (autograd, traced together with the forward pass).
 3. Update parameters and optimizer state in place (`FusedOptimizer.traced`; updates are counted outside of the trace).
+   With `MemberSteps`, first add the gradients to those of steps that go on; update members whose step ends.
 4. Watch two runs of passes 1 to 3, and refuse a step that a graph would freeze. They run on copies of all tensors but
    frozen parameters, unless the step writes to these; the second may be the record of pass 6.
 5. To compile the step, trace it into one graph of plain tensor functions (`make_fx`), fuse these into few kernels
@@ -43,7 +44,7 @@ from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
 from shoal.fuse.replay import DeviceKeys, Replay
-from shoal.fuse.rows import is_dense, spread
+from shoal.fuse.rows import is_dense, unsqueeze_like
 from shoal.fuse.slots import unalias_grad
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.transaction import refuse_changes
@@ -101,13 +102,18 @@ class CapturedStep:
         if traced is None:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced
-        self._alone = {id(own): b for _, b, own in array.unfused_parameters()}
-        self._sums = [p.grad for p in traced.params if p.grad is not None] if isinstance(batch, MemberSteps) else []
-        """Gradients of steps that go on, if members' steps have different numbers of batches."""
+        self._member_of = {id(own): b for _, b, own in array.unfused_parameters()}
+        self._member_steps = isinstance(batch, MemberSteps)
+        sums = [p.grad for p in traced.params if p.grad is not None] if self._member_steps else []
+        if self._member_steps and len(sums) < len(traced.params):
+            raise FusionError("a parameter has no gradient from this batch, and the members' steps go on")
+        self._sums = sums
+        """Gradients of steps that go on after a batch, if members' steps have different numbers of batches."""
         tensors = array.state.tensors()
         self._identities = _identities(tensors)
         updated = set(map(id, traced.params))
         self._others = [tensor for tensor in tensors if id(tensor) not in updated]
+        self._untrained = [p for p in array.parameters() if p.requires_grad and id(p) not in updated]
         self._versions = (optimizer.version, array.version)
         self._floats = array.state.floats()
         self._modules = [*array.members[0].modules(), *array.separate.modules()]
@@ -137,6 +143,8 @@ class CapturedStep:
             same = same and _identities(state.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
+        if self._member_steps and any(p.grad is not None for p in self._untrained):  # of a step that goes on
+            return False
         return self._replay is None or self._replay.fits()
 
     @property
@@ -148,7 +156,7 @@ class CapturedStep:
     def __call__(self, batch: Any) -> Tensor:
         """Take one step; returns the losses, [B]."""
         given = _tensors(pytree.tree_leaves(batch))
-        for param, own in zip(self._traced.params, self._sums, strict=False):
+        for param, own in zip(self._traced.params, self._sums, strict=True) if self._member_steps else ():
             if param.grad is not own:  # an eager step was taken, or the gradients of all members begin anew
                 own.zero_() if param.grad is None else own.copy_(param.grad)
                 param.grad = own
@@ -157,6 +165,8 @@ class CapturedStep:
             losses = self._run(given) if self._replay is None else self._replay(given)
         self._array.tick += self._runs
         self._optimizer.mark_stepped()
+        for each in self._traced.batches if self._member_steps else ():
+            each.param_batch.forget_calls()
         return losses
 
     def _run(self, given: Sequence[Tensor]) -> Tensor:
@@ -178,7 +188,7 @@ class CapturedStep:
 
     def _ends(self, given: Sequence[Tensor]) -> Tensor | None:
         """Whether the step of each member ends, [B]; None if all do. `MemberSteps` have it last."""
-        return given[-1] if self._sums else None
+        return given[-1] if self._member_steps else None
 
     def _training(self) -> list[Any]:
         return [autocast_state(), *map(_MODE, self._modules)]
@@ -278,15 +288,14 @@ class CapturedStep:
     def _compared(self, example: Sequence[Tensor]) -> Sequence[int]:
         """Indices of the inputs that a compiled step must change alike: the optimizers' state, or else the parameters.
 
-        Of steps that go on after the batch, only gradients change.
+        A batch of `MemberSteps` changes the gradients of steps that go on, and perhaps nothing else.
 
         Updates are not compared: Adam makes a step of full size out of a gradient that is zero but for rounding.
         """
         params, others = len(self._traced.params), len(self._others)
         state = range(params + others, params + others + len(self._traced.state))
-        if self._sums:
-            return range(state.stop, state.stop + len(self._sums))
-        return [i for i in state if example[i].dim() > 1] or range(params)
+        sums = range(state.stop, state.stop + len(self._sums))
+        return [*(i for i in state if example[i].dim() > 1), *sums] or range(params)
 
     def _step(self, leaves: Sequence[Any], constants: Sequence[Tensor]) -> Callable[..., Tensor]:
         """The step as a function of tensors only: those of `_inputs`, then those of `_given`."""
@@ -318,7 +327,7 @@ class CapturedStep:
                 grads = [a + b for a, b in zip(grads, more, strict=True)] if grads else list(more)
                 taken.append(losses.detach())
             if isinstance(batch, MemberSteps):
-                grads = self._added(sums, grads, batch.begins)
+                grads = self._accumulated(sums, grads, batch.begins)
             if self._max_norms is not None:
                 self._clip(grads, self._max_norms)
             step.apply(params, grads, state, coefficients, batch.ends if isinstance(batch, MemberSteps) else None)
@@ -326,12 +335,13 @@ class CapturedStep:
 
         return run
 
-    def _added(self, sums: Sequence[Tensor], grads: Sequence[Tensor], begins: Tensor) -> list[Tensor]:
+    def _accumulated(self, sums: Sequence[Tensor], grads: Sequence[Tensor], begins: Tensor) -> list[Tensor]:
         """Add the gradients of a batch to those of steps that go on, in place; returns the sums, in other memory."""
         added = []
         for own, grad, param in zip(sums, grads, self._traced.params, strict=True):
-            b = self._alone.get(id(param))
-            added.append(torch.where(spread(begins, own) if b is None else begins[b], 0, own) + grad)
+            b = self._member_of.get(id(param))
+            mask = begins[b] if b is not None else unsqueeze_like(begins, own)
+            added.append(own.masked_fill(mask, 0) + grad)
             own.copy_(added[-1])
         return added
 

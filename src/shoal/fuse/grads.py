@@ -11,7 +11,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import parse_member_values
 from shoal.fuse.constants import constant
-from shoal.fuse.rows import spread
+from shoal.fuse.rows import unsqueeze_like
 
 __all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_", "parse_thresholds"]
 
@@ -93,7 +93,10 @@ class Gradients:
         grads = [*self.stacked, *(grad for _, grad in self.per_member)]
         if grads:
             values = _on_device(values, values.dtype, grads[0].device)
-        return grads, [*(spread(values, grad) for grad in self.stacked), *(values[b] for b, _ in self.per_member)]
+        return grads, [
+            *(unsqueeze_like(values, grad) for grad in self.stacked),
+            *(values[b] for b, _ in self.per_member),
+        ]
 
 
 def _on_device(values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

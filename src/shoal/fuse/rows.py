@@ -1,6 +1,7 @@
 """Stacking of members' tensors, and what tensors of other layouts and of other libraries' classes consist of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,14 +9,15 @@ from torch import Tensor, nn
 
 __all__ = [
     "bytes_of",
+    "changing",
     "data_address",
     "dense_parts",
     "is_dense",
     "is_packed",
     "packed_state",
-    "spread",
     "stack_rows",
     "storage_address",
+    "unsqueeze_like",
     "unstackable",
 ]
 
@@ -72,9 +74,23 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.numel() == 0 or (span == tensor.numel() and all(step for _, step in axes))
 
 
-def spread(numbers: Tensor, like: Tensor) -> Tensor:
+def unsqueeze_like(numbers: Tensor, like: Tensor) -> Tensor:
     """One number per member, [B], in a shape that broadcasts against `like`, [B, ...]."""
     return numbers.view(-1, *[1] * (like.dim() - 1))
+
+
+@contextmanager
+def changing(tensors: Sequence[Tensor], which: Tensor | None) -> Iterator[None]:
+    """Context manager after which the rows of tensors, [B, ...], of members that are not among `which` are as before.
+
+    Args:
+        which: bool [B]; None for all.
+    """
+    before = [] if which is None else [tensor.clone() for tensor in tensors]
+    yield
+    if which is not None:
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(torch.where(unsqueeze_like(which, tensor), tensor, old))
 
 
 def storage_address(tensor: Tensor) -> int:

@@ -61,12 +61,12 @@ PATIENCE = 20
 class TrainingStep:
     """One training step of all members: zero the gradients, compute the losses, run the backward pass, update.
 
-    Called with a batch, shared or stacked, the step returns the detached losses, [B]; with `MemberSteps`, which take
-    modes without 'plain', those of the batch with its weights. `mode` is the fastest mode (a
-    captured one must win by a margin), or None until it is known. `seconds` are the seconds of a step in each timed
-    mode, for batches with the shapes of the first batch. A batch of other shapes is neither timed nor captured. If the
-    first shapes do not occur again, later ones are timed instead; if these do not occur again either, the step chooses
-    a mode without further timing.
+    Called with a batch, shared or stacked, the step returns the detached losses, [B]; with `MemberSteps` the weighted
+    ones of that batch, and 'plain' must then not be among `modes`. `mode` is the fastest mode (a captured one must win
+    by a margin), or None until it is known. `seconds` are the seconds of a step in each timed mode, for batches with
+    the shapes of the first batch; of `MemberSteps` their mean over batches after which the steps of all members end. A
+    batch of other shapes is neither timed nor captured. If the first shapes do not occur again, later ones are timed
+    instead; if these do not occur again either, the step chooses a mode without further timing.
 
     A captured step treats numbers that the loss reads from elsewhere than the models and the batch as constants. Models
     that change their own plain attributes as they run are not captured, and neither are steps with a loss scale,
@@ -151,7 +151,8 @@ class TrainingStep:
         self._will_be_recorded = "captured" in self._allowed and self._pays("captured", expected)
         self._shapes: list[Any] | None = None
         self._batches = 1  # of a step
-        self._sums_up = False  # whether gradients are of steps that go on
+        self._seconds, self._timed_batches = 0.0, 0  # since the race has noted a time
+        self._accumulates = False  # whether gradients are of steps that go on
         self._cleared: dict[str, tuple[int, AbstractSet[int]]] = {}
         """Path of a parameter -> version of its gradient when rows were last set to zero, and their members."""
         self._missed = 0
@@ -223,7 +224,11 @@ class TrainingStep:
 
     def _timed(self, batch: Any) -> Tensor:
         """Take a step in the mode that is timed next."""
-        shapes, self._batches, self._sums_up = _shapes(batch), len(micro_batches(batch)), isinstance(batch, MemberSteps)
+        shapes, self._batches, self._accumulates = (
+            _shapes(batch),
+            len(micro_batches(batch)),
+            isinstance(batch, MemberSteps),
+        )
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes and not self._turn_to(shapes):
@@ -234,7 +239,11 @@ class TrainingStep:
         began = self._clock()
         losses = self._run(mode, batch)
         self._wait()
-        self._race.note(self._clock() - began)
+        self._seconds, self._timed_batches = self._seconds + self._clock() - began, self._timed_batches + 1
+        if isinstance(batch, MemberSteps) and not batch.ends.all():  # others have updates, too
+            return losses
+        self._race.note(self._seconds, work=self._timed_batches)
+        self._seconds, self._timed_batches = 0.0, 0
         while self._race.winner is not None and self._later:
             if self._prepare(later := self._later.pop(0), batch):
                 self._race.add(later, margin=MIN_SPEEDUP)
@@ -288,6 +297,7 @@ class TrainingStep:
         self._turned = True
         self._shapes = shapes
         self._race = Race(self._uncaptured)
+        self._seconds, self._timed_batches = 0.0, 0
         return True
 
     def _decide(self) -> None:
@@ -300,7 +310,7 @@ class TrainingStep:
         }  # a slower mode may hold much memory
         captured = self.mode in ("captured", "compiled")
         self._will_be_recorded = captured and records_graphs(self._device)
-        if captured and not self._sums_up:
+        if captured and not self._accumulates:
             self._optimizer.zero_grad()  # a captured step does not use these gradients
         _log.info("%d members: %s", len(self.array), self)
 
@@ -380,7 +390,7 @@ class TrainingStep:
         self._scaler.step(self._optimizer)
         self._scaler.update()
 
-    def _eager_part(self, given: MemberSteps) -> Tensor:
+    def _eager_member_steps(self, given: MemberSteps) -> Tensor:
         """Add the gradients of a batch, and update the members whose step it ends; no member has a loss scale."""
         begins, ends = (set(each.nonzero().flatten().tolist()) for each in (given.begins, given.ends))
         if len(begins) == len(self.array):
@@ -423,7 +433,7 @@ class TrainingStep:
 
     def _eager(self, batch: Any) -> Tensor:
         if isinstance(batch, MemberSteps):
-            return self._eager_part(batch)
+            return self._eager_member_steps(batch)
         losses = self.gradients(batch)
         self.update()
         return losses
@@ -431,6 +441,7 @@ class TrainingStep:
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
         placed = self._placed(batch)
         if step.fits(placed):
+            self._cleared.clear()  # it gives all of its parameters gradients
             return step(placed)
         timed = [mode for mode in self._uncaptured if mode in self.seconds] or self._uncaptured
         mode = min(timed, key=lambda mode: self.seconds.get(mode, inf))
@@ -441,7 +452,7 @@ class TrainingStep:
 
     def _placed(self, batch: Any) -> Any:
         """The batch of a captured step, whose tensors are all on the device."""
-        return batch.on(self._device) if isinstance(batch, MemberSteps) else batch
+        return batch.to(self._device) if isinstance(batch, MemberSteps) else batch
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

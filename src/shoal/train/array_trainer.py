@@ -427,8 +427,10 @@ class ArrayTrainer:
         state, size = self._state, len(self._cohort)
         mixed = len({x.settings.division for x in self._cohort}) > 1  # so a step of the array takes one batch
         epoch_steps = plan.pass_batches if mixed else plan.epoch_steps
-        begun = [x.step * (x.settings.accumulate if mixed else 1) for x in self._cohort]
-        steps = max((x.member.target - x.epoch) * epoch_steps - y for x, y in zip(self._cohort, begun, strict=True))
+        steps = max(
+            (x.member.target - x.epoch) * epoch_steps - x.step * (x.settings.accumulate if mixed else 1)
+            for x in self._cohort
+        )
         later = {epochs * epoch_steps: count for epochs, count in self._later.items()} if size == self._size else {}
         epochs = len({runtime.epoch for runtime in self._cohort})
         known = (self.key.structure, self.key.data, self.key.batch_size, size, epochs > 1, mixed)

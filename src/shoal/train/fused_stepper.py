@@ -26,7 +26,7 @@ from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.per_member import tensors_in
 from shoal.fuse.scaler import GradScaler, LossScale
-from shoal.fuse.step import TrainingStep, modes_to_try
+from shoal.fuse.step import StepMode, TrainingStep, modes_to_try
 from shoal.task import Task, size_of
 from shoal.train.custom_step import CustomStep
 from shoal.train.failures import outcome_of
@@ -101,9 +101,9 @@ class FusedStepper(Stepper):
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)
             scaler = GradScaler.of(self._array, _loss_scales(runtimes))
             max_norms = _max_norms(runtimes)
-            modes = modes_to_try(self._profile, len(runtimes))
-            if self._mixes_steps:
-                modes = ("eager", *(mode for mode in modes if mode not in ("eager", "plain")))
+            modes: tuple[StepMode, ...] = ("eager", "captured", "compiled")
+            if not self._mixes_steps:
+                modes = modes_to_try(self._profile, len(runtimes))
             self._steps = TrainingStep(
                 self._array,
                 optimizer,
@@ -153,16 +153,9 @@ class FusedStepper(Stepper):
             self._switch_to_plain()
         steps = [part.steps.get(b, (batch, 0)) for b, batch in enumerate(part.batches)]
         batches, ticks = [batch for batch, _ in steps], [first_tick + part.number - before for _, before in steps]
-        everyone = range(len(self.runtimes))
-        given = MemberSteps(
-            _joined(part.batches),
-            torch.tensor(part.weights, dtype=torch.float64),
-            torch.tensor([b in part.begins for b in everyone]),
-            torch.tensor([b in part.steps for b in everyone]),
-        )
-        mode, opens = self._next_mode(given), len(part.begins) == len(everyone)
+        given, opens = _member_steps(part) if self._plain is None else None, len(part.begins) == len(self.runtimes)
         take = partial(self._take_part, part, given, first_tick)
-        return self._proven(take, batches, ticks, mode, part.steps.keys(), opens)
+        return self._proven(take, batches, ticks, self._next_mode(given), part.steps.keys(), opens)
 
     def _proven(
         self,
@@ -190,9 +183,10 @@ class FusedStepper(Stepper):
             self._proof.after_step(self.runtimes, losses, self._mode, array, ends)
         return losses
 
-    def _take_part(self, part: MicroBatch, given: MemberSteps, first_tick: int) -> Tensor:
+    def _take_part(self, part: MicroBatch, given: MemberSteps | None, first_tick: int) -> Tensor:
         if self._plain is not None:
             return self._plain.train_part(part, first_tick)
+        assert given is not None
         ticks = (first_tick + part.number,) * len(self.runtimes)
         self._array.ticks = ticks
         self._begun = True
@@ -202,7 +196,7 @@ class FusedStepper(Stepper):
         except FusionError as error:
             raise StepRefusedError(str(error)) from error
         if self._part_losses is not None and not given.begins.all():
-            begins = given.on(losses.device).begins
+            begins = given.to(losses.device).begins
             losses = losses + self._part_losses.masked_fill(begins, 0)
         self._part_losses = losses
         return losses
@@ -460,13 +454,18 @@ def _log_refusal(runtimes: Sequence[TrialRuntime], error: Exception) -> str:
     return reason
 
 
-def _joined(batches: Sequence[Any]) -> Any:
-    """One batch for all members: what they have in common is shared, the rest is stacked."""
-    if all(batch is batches[0] for batch in batches):
-        return batches[0]
-    leaves, specs = zip(*map(pytree.tree_flatten, batches), strict=True)
-    columns = [each[0] if all(x is each[0] for x in each) else stack(list(each)) for each in zip(*leaves, strict=True)]
-    return pytree.tree_unflatten(columns, specs[0])
+def _member_steps(part: MicroBatch) -> MemberSteps:
+    """The batch of an array: what members have in common is shared, the rest is stacked."""
+    members, first = range(len(part.batches)), part.batches[0]
+    leaves, specs = zip(*map(pytree.tree_flatten, part.batches), strict=True)
+    try:
+        columns = [x[0] if all(y is x[0] for y in x) else stack(list(x)) for x in zip(*leaves, strict=True)]
+    except FusionError as error:
+        raise StepRefusedError(str(error)) from error
+    batch = first if all(each is first for each in part.batches) else pytree.tree_unflatten(columns, specs[0])
+    weights = torch.tensor(part.weights, dtype=torch.float64)
+    masks = ([b in which for b in members] for which in (part.begins, part.steps))
+    return MemberSteps(batch, weights, *map(torch.tensor, masks))
 
 
 def _epochs_differ(runtimes: Sequence[TrialRuntime]) -> bool:

@@ -39,9 +39,9 @@ class StepSettings:
     """Settings of training steps and validation that a task returns for one config; None for what it does not use.
 
     Args:
-        batch_size: Samples that are computed at once.
-        accumulate: Batches of so many samples in a step.
-        micro_batches: Those of one batch of the task.
+        batch_size: Samples of a micro-batch, which is the whole batch unless the task has a `micro_batch_size`.
+        accumulate: Micro-batches of a training step.
+        micro_batches: Micro-batches of a batch.
     """
 
     batch_size: int
@@ -78,9 +78,12 @@ class StepSettings:
             keeps_train_modes=task._keeps_train_modes,
         )
         if type(task).step is not Task.step:
-            asked = {"micro_batch_size": found.micro_batches != 1, "clip_norm": found.max_norm is not None}
-            asked["accumulate"] = found.accumulate != found.micro_batches
-            asked["precision"] = precision != "32"
+            asked = {
+                "micro_batch_size": found.micro_batches != 1,
+                "accumulate": found.accumulate != found.micro_batches,
+                "clip_norm": found.max_norm is not None,
+                "precision": precision != "32",
+            }
             if wrong := [f"`{name}`" for name, set_ in asked.items() if set_]:
                 raise TaskError(
                     f"the task overrides `step`, which then does the work of {' and '.join(wrong)} itself; remove one "
@@ -98,8 +101,8 @@ class StepSettings:
     def of_structure(self, on_base: bool) -> tuple[object, ...]:
         """Return the settings, besides the batch size, in which members of an array agree; () for the defaults.
 
-        Trials on a base may differ in the batches of a step, as they share its products, if their epochs are passes,
-        which end at once, and there is no loss scale, which would be of steps of all members.
+        Trials on a base may differ in the batches of a step, as they share its products, if an epoch is a pass, so that
+        their epochs end together, and there is no loss scale, since one is updated after each step of all members.
         """
         differ = on_base and self.steps_per_epoch is None and not self.scales_loss
         found = (self.eval_batch_size, 1 if differ else self.accumulate, self.precision, self.steps_per_epoch)
@@ -107,7 +110,7 @@ class StepSettings:
 
     @property
     def division(self) -> tuple[int, int]:
-        """Batches of a step, and those of one batch of the task: members that differ in it mix steps."""
+        """Micro-batches of a step and of a batch."""
         return self.accumulate, self.micro_batches
 
     @property
@@ -225,12 +228,12 @@ class StepPlan:
         run: list[MicroBatch] = []
         for number in range(first, self.pass_batches):
             begins = {each for each in divisions if number % each[0] == 0}
-            for size, parts in begins:
+            for size, of_batch in begins:
                 numbers = range(number, min(number + size, self.pass_batches))
                 ahead |= {each: next(batches) for each in numbers if each not in ahead}
                 held = [ahead[each] for each in numbers]
-                weighed = [(held[0], 1.0)] if size == 1 else self.weigh(held, size, parts)
-                steps[size, parts] = MicroBatches(*(tuple(each) for each in zip(*weighed, strict=True)))
+                weighed = [(held[0], 1.0)] if size == 1 else self.weigh(held, size, of_batch)
+                steps[size, of_batch] = MicroBatches(*(tuple(each) for each in zip(*weighed, strict=True)))
             ends = {each for each in divisions if (number + 1) % each[0] == 0 or number + 1 == self.pass_batches}
             place = {each: number % each[0] for each in steps}
             run.append(
@@ -299,7 +302,7 @@ def _micro_batch_size(task: Task, whole: int, loader: int | None) -> int:
     if loader is not None:
         raise TaskError(
             f"`micro_batch_size` of the task is {size}, and its `data` returns a loader, which has batches of its own; "
-            "return the data set in its place"
+            "return the data set in its place (TrainerTask: without dataloader_drop_last)"
         )
     if whole > size and whole % size:
         raise TaskError(

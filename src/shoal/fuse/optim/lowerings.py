@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.fuse.constants import to_device
 from shoal.fuse.optim.param_state import ParamState, flatten_rows
 from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors, UpdateRule
-from shoal.fuse.rows import spread
+from shoal.fuse.rows import unsqueeze_like
 
 __all__ = ["ForeachCalls", "KernelCalls", "update", "update_by_kernels"]
 
@@ -35,7 +35,7 @@ class KernelCalls:
         self._parts = parts
         counts = [part.steps for part in parts if part.steps is not None]
         done = torch.stack(counts, 1).tolist() if counts else []  # one read of the device for a set of parameters
-        self._alike = [a == b for a, b in pairwise(done)]  # constant, since all members step together
+        self._alike = [a == b for a, b in pairwise(done)]  # until some members step without the others
         self._calls: dict[tuple[int, ...], list[_KernelArguments]] = {}
         self._hyperparameters: Sequence[Hyperparameters] | None = None
         self._lengths: tuple[int, ...] = ()
@@ -229,4 +229,4 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _broadcast(number: Tensor, like: Tensor) -> Tensor:
     """One number per member, [B], shaped to broadcast against `like`, [B, *shape], in the dtype of computation."""
-    return spread(number.to(_wide(like.dtype)), like)
+    return unsqueeze_like(number.to(_wide(like.dtype)), like)

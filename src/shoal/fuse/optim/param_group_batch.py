@@ -16,7 +16,7 @@ from shoal.fuse.constants import constant, to_device
 from shoal.fuse.optim.lowerings import ForeachCalls, KernelCalls
 from shoal.fuse.optim.param_state import ParamState, StackedParam
 from shoal.fuse.optim.rule import Hyperparameters, KernelRule, UpdateRule, kernel_takes, unreadable_settings
-from shoal.fuse.rows import stack_rows
+from shoal.fuse.rows import changing, stack_rows
 
 __all__ = ["Lowering", "ParamGroupBatch"]
 
@@ -78,8 +78,6 @@ class ParamGroupBatch:
         """Whether no hyper-parameter but the learning rates has changed so far."""
         self.frozen = False
         """Whether a graph has the others as constants; the batch is out of date once they change."""
-        self.traced = False
-        """Whether a trace reads the state, which then is there for all members."""
         self._dropped = False  # whether the state of a member was dropped, so that it must be stacked anew
         self._active: dict[tuple[KernelRule | None, tuple[int, ...]], _ActiveParams] = {}
         self._plain = not self._single_member and all(
@@ -95,8 +93,8 @@ class ParamGroupBatch:
             stacked = stacked[self._rows]
         return torch.view_as_real(stacked.resolve_conj()) if stacked.is_complex() else stacked
 
-    def of_members(self, numbers: Tensor) -> Tensor:
-        """Those of its members of a tensor [B] of all members."""
+    def member_rows(self, numbers: Tensor) -> Tensor:
+        """The rows of this batch's members in a tensor [B, ...] of all members."""
         return numbers[self._rows]
 
     def refresh(self) -> bool:
@@ -165,24 +163,26 @@ class ParamGroupBatch:
             active = self._active[self.kernels, places] = self._prepare([self.parts[i] for i in places])
         present = [grad for grad in found if grad is not None]
         grads = present if self._plain else [self.rows(grad) for grad in present]
-        with self._kept(active.parts, skipped) if skipped else nullcontext():
+        with self._skipping(active.parts, skipped) if skipped else nullcontext():
             if active.steps:
                 torch._foreach_add_(active.steps, 1)
             active.calls.step(grads, self._hyperparameters)
 
     @contextmanager
-    def _kept(self, parts: Sequence[ParamState], members: Sequence[int]) -> Iterator[None]:
-        """Context manager after which parameters and state of some members are as before."""
-        changed = [tensor for part in parts for tensor in (part.param, *part.state)]
-        rows = constant(members, torch.int64, changed[0].device)
-        before = [tensor.index_select(0, rows) for tensor in changed]
-        yield
-        for tensor, own in zip(changed, before, strict=True):
-            tensor.index_copy_(0, rows, own)
-        self._active.clear()  # calls are of members with equal counts
-        if not (self.traced and self.rule.counts_updates):  # to which a state of zeros is as none
-            dropped = [part.drop_unused(self._members, members) for part in parts]
-            self._dropped = any(dropped)
+    def _skipping(self, parts: Sequence[ParamState], members: Sequence[int]) -> Iterator[None]:
+        """Context manager in which some members keep their parameters and state."""
+        updated = constant([b not in members for b in range(len(self._members))], torch.bool, parts[0].param.device)
+        with changing([tensor for part in parts for tensor in (part.param, *part.state)], updated):
+            yield
+        self.forget_calls()
+        unknown = [part for part in parts if part.may_be_unused(members)]
+        counts = torch.stack([part.steps for part in unknown if part.steps is not None]).tolist() if unknown else []
+        dropped = [part.drop_unused(self._members, members, own) for part, own in zip(unknown, counts, strict=True)]
+        self._dropped = any(dropped)
+
+    def forget_calls(self) -> None:
+        """Prepare the updates anew, as they are for the members' step counts, which now differ otherwise."""
+        self._active.clear()
 
     def _prepare(self, parts: Sequence[ParamState]) -> "_ActiveParams":
         """Open the state of parameters, and prepare their update; all share one tensor of step counts if possible."""

@@ -100,12 +100,20 @@ class ParamState:
         """Whether the state is initialised and no member has updated the parameter yet."""
         return self.steps is not None and all(self._initialised) and not self.steps.any()
 
-    def drop_unused(self, members: Sequence[Optimizer], which: Sequence[int]) -> bool:
-        """Drop the state of some members that no step has updated, since plain optimizers then have none.
+    def may_be_unused(self, which: Sequence[int]) -> bool:
+        """Whether the state of some of these members is perhaps one that no step has updated."""
+        return self.steps is not None and any(self._initialised[b] for b in which)
+
+    def drop_unused(self, members: Sequence[Optimizer], which: Sequence[int], counts: Sequence[float]) -> bool:
+        """Drop the state of those of `which` that no step has updated, since plain optimizers then have none.
+
+        Args:
+            counts: `steps` as numbers.
 
         Returns whether there was any; this object is then out of date.
         """
-        unused = [b for b in which if self.steps is not None and self._initialised[b] and not self.steps[b]]
+        self._initialised = [new and not count for new, count in zip(self._initialised, counts, strict=True)]
+        unused = [b for b in which if self._initialised[b]]
         for b in unused:
             del members[b].state[self.member_params[b]]
         return bool(unused)

@@ -1,7 +1,6 @@
 """The step of a fused optimizer as a function of tensors, for tracing and compilation."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -12,7 +11,7 @@ from shoal.fuse.optim.lowerings import update, update_by_kernels
 from shoal.fuse.optim.param_group_batch import ParamGroupBatch
 from shoal.fuse.optim.param_state import ParamState
 from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors
-from shoal.fuse.rows import spread
+from shoal.fuse.rows import changing
 
 __all__ = ["TracedStep", "trace"]
 
@@ -65,8 +64,7 @@ class TracedStep:
         left = iter(counters)
         for batch, mine in zip(self.batches, coefficients, strict=True):
             steps, products = ([next(left) for _ in kind] for kind in batch.counters)
-            with _only([*steps, *products], batch.param_batch, ends) as changed:
-                steps, products = changed[: len(steps)], changed[len(steps) :]
+            with changing([*steps, *products], _rows_of(batch.param_batch, ends)):
                 mine.copy_(_next_rows(batch.param_batch, steps, products, batch.frozen is not None))
 
     def apply(
@@ -86,11 +84,10 @@ class TracedStep:
         with torch.no_grad():
             for batch, mine in zip(self.batches, coefficients, strict=True):
                 rule, rows = batch.param_batch.rule, batch.param_batch.rows
+                own = [rows(params[i]) for _, i in batch.parts]
                 own_grads = [rows(grads[i]) for _, i in batch.parts]
-                held = [(rows(params[i]), *(next(left) for _ in part.moments)) for part, i in batch.parts]
-                with _only(list(chain.from_iterable(held)), batch.param_batch, ends) as changed:
-                    each = iter(changed)
-                    own, moments = zip(*((next(each), [next(each) for _ in of[1:]]) for of in held), strict=True)
+                moments = [[next(left) for _ in part.moments] for part, _ in batch.parts]
+                with changing([*own, *chain.from_iterable(moments)], _rows_of(batch.param_batch, ends)):
                     if batch.frozen is None or not isinstance(rule, KernelRule):
                         update(rule, own, own_grads, moments, mine, batch.constants)
                     else:
@@ -98,16 +95,8 @@ class TracedStep:
                         update_by_kernels(rule, parts, own, own_grads, moments, mine, batch.frozen)
 
 
-@contextmanager
-def _only(tensors: Sequence[Tensor], param_batch: ParamGroupBatch, ends: Tensor | None) -> Iterator[list[Tensor]]:
-    """Context manager that gives tensors, [B, ...], to be changed in place, of members whose step ends alone."""
-    if ends is None:
-        yield list(tensors)
-        return
-    changed = [tensor.clone() for tensor in tensors]
-    yield changed
-    for tensor, new in zip(tensors, changed, strict=True):
-        tensor.copy_(torch.where(spread(param_batch.of_members(ends), tensor), new, tensor))
+def _rows_of(param_batch: ParamGroupBatch, ends: Tensor | None) -> Tensor | None:
+    return None if ends is None else param_batch.member_rows(ends)
 
 
 def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor], kernels: bool) -> TracedStep:
@@ -133,7 +122,6 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor], ke
             state.extend(param_batch.open(part).moments)
             parts.append((part, places[id(stacked)]))
         if parts:
-            param_batch.traced = True
             batches.append(_trace_batch(param_batch, parts, kernels))
     return TracedStep(owned, state, [batch.coefficients for batch in batches], batches)
 
