@@ -171,7 +171,7 @@ def arguments() -> argparse.Namespace:
         help="what members differ in: nothing, ranks, ranks and batch sizes",
     )
     parser.add_argument(
-        "--dtype", choices=["float32", "bfloat16"], default="float32", help="of the small base on a CPU"
+        "--dtype", choices=["float32", "bfloat16"], help="of the base; on a GPU bfloat16"
     )
     parser.add_argument("--checkpointing", action="store_true", help="compute layers again in the backward pass")
     parser.add_argument("--sizes", nargs="*", type=int, default=[4, 16], help="numbers of members B")
