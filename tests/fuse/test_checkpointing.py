@@ -296,6 +296,19 @@ def made_with_a_gradient(model: Any, x: Tensor) -> Any:
     return moved.grad
 
 
+def of_a_parameter(model: Any, x: Tensor) -> Any:
+    moved = nn.Parameter(x.clone())
+    squares(model.rest, moved).backward()
+    return moved.grad
+
+
+def stepped(model: Any, x: Tensor) -> Any:
+    layer = nn.Linear(4, 4, dtype=x.dtype)
+    squares(model.rest, layer(x)).backward()
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    return layer.weight.detach()
+
+
 def hooked(model: Any, x: Tensor) -> Any:
     hidden = model.first(x).requires_grad_()
     hidden.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
@@ -330,6 +343,8 @@ def of_a_weight(model: Any, x: Tensor) -> Any:
     [
         gradient_read,
         made_with_a_gradient,
+        of_a_parameter,
+        stepped,
         hooked,
         node_hooked,
         differentiated,

@@ -331,7 +331,7 @@ class FunctionInterceptor(TorchFunctionMode):
         sets = not self._single_member and func in _REQUIRES_GRAD_SETTERS and args[1:] in ((), (True,))
         if sets and not self._is_made(args[0]):  # it outlives the run, with the sum of the members' gradients
             raise NeedsMemberError("`requires_grad` is set on a tensor that all members share")
-        if func in _GRADIENT_USES and self._is_made(args[0]) and args[0].requires_grad:
+        if func in _GRADIENT_USES and not self._single_member and args[0].requires_grad:  # it is the members' sum
             raise NeedsMemberError("the gradient of a tensor that all members share is asked for")
         if not self._single_member and updates_statistics(func, args, kwargs):
             raise NeedsMemberError(f"{func.__name__} updates statistics that all members share")

@@ -73,7 +73,8 @@ class _FusedOptimizerView:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As `torch.optim.Optimizer.zero_grad`."""
-        self._optimizer.zero_grad(set_to_none)
+        with torch._C.DisableTorchFunction():
+            self._optimizer.zero_grad(set_to_none)
 
     def step(self, closure: None = None) -> None:
         """As `torch.optim.Optimizer.step`, without a closure."""
