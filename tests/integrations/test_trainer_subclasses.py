@@ -367,7 +367,7 @@ def test_a_model_instead_of_a_function_that_makes_one_is_refused(tmp_path: Path)
     args, remedy = arguments(tmp_path), "each trial needs a new one; pass `model_init`, a function that returns it"
     with pytest.raises(TaskError, match=f"takes no `model`: {remedy}"):
         TrainerTask(model=bert(), args=args, train_dataset=SENTENCES, eval_dataset=SENTENCES)
-    with pytest.raises(TaskError, match=f"got a model, BertForSequenceClassification: {remedy}"):
+    with pytest.raises(TaskError, match=f"got a BertForSequenceClassification: {remedy}"):
         TrainerTask(bert(), args, SENTENCES, SENTENCES)  # type: ignore[arg-type]
     with pytest.raises(TaskError, match=f"got nothing: {remedy}"):
         TrainerTask(args=args, train_dataset=SENTENCES, eval_dataset=SENTENCES)

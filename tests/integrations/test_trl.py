@@ -1,11 +1,13 @@
 """Members of an array train as TRL's own trainers do on the same order of samples, with the same dropout."""
 
+import gc
 import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
+from weakref import ref
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -41,7 +43,9 @@ from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
 from shoal.fuse.generators import seed_all
 from shoal.fuse.shard import IndivisibleStepError
+from shoal.integrations import transformers as transformers_task
 from shoal.integrations.trl import DPOTask, RewardTask, SFTTask, preferences
+from shoal.integrations.trl import task as trl_task
 from shoal.integrations.trl.task import TRLTask
 from shoal.train import run
 from shoal.train.bases import bases_of
@@ -491,6 +495,15 @@ def test_trials_share_the_data_of_equal_values(tmp_path: Path) -> None:
     assert len(task._prepared) == 2
 
 
+def test_prepared_data_used_last_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trl_task, "_MAX_PREPARED", 2)
+    task = made(Case(SFTTask, {}, ANSWERS, []), tmp_path)
+    first, _, same, _ = (task._sets({"max_length": length})[0] for length in (5, 6, 5, 7))
+    assert same is first
+    assert task._sets({"max_length": 5})[0] is first, "that of 6 was dropped"
+    assert len(task._prepared) == 2
+
+
 @pytest.mark.parametrize("task", [SFTTask, DPOTask, RewardTask])
 def test_each_field_of_a_config_is_known(task: type[TRLTask]) -> None:
     known = task.known
@@ -519,6 +532,12 @@ def test_a_config_as_it_comes_is_taken(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "a model itself": (SFTTask, {"model": nn.Linear(1, 1)}, {}, "`model` of SFTTask must be a name .*got a Linear"),
+    "a model that is not there": (
+        SFTTask, {"model": "/nothing"}, {}, "cannot read the `model` '/nothing'; give a directory .* or a function"
+    ),
+    "a tokenizer that is not there": (
+        RewardTask, {"model": "/nothing", "processing_class": None}, {}, "cannot read the `model` '/nothing'; give a"
+    ),
     "no adapter": (DPOTask, {"peft_config": None}, {}, "DPOTask needs a `peft_config`.*function that runs DPOTrainer"),
     "a reference": (DPOTask, {"ref_model": 1}, {}, "no `ref_model`: the reference is the model without its adapter"),
     "no adapter of peft": (SFTTask, {"peft_config": {"r": 8}}, {}, r"`peft_config` must be .*got {'r': 8}"),
@@ -592,7 +611,12 @@ def test_no_row_that_fits_is_an_error_of_the_data(tmp_path: Path) -> None:
 
 
 IMPOSSIBLE: list[tuple[Any, dict[str, Any], str]] = [
-    (SFTTask, {"lr": 0.1}, "'lr' is not a field of SFTConfig or of `peft_config`"),
+    (
+        SFTTask,
+        {"lora_alfa": 0.1},
+        r"'lora_alfa' is not a field of SFTConfig or of `peft_config` \(did you mean 'lora_alpha'\?\), and `model`",
+    ),
+    (SFTTask, {"lr": 0.1}, "'lr' is not a field of SFTConfig or of `peft_config`, and `model` takes no config"),
     (SFTTask, {"loss_type": "mse"}, "loss_type of SFTConfig must be 'nll' or 'dft', got 'mse'"),
     (SFTTask, {"seed": 1}, "give `seed` to `shoal.tune`"),
     (DPOTask, {"loss_type": "dpo"}, "loss_type of DPOConfig must be of .*got 'dpo'"),
@@ -609,6 +633,19 @@ def test_a_value_of_a_trial_that_is_not_possible_is_refused(tmp_path: Path) -> N
     for kind, config, message in IMPOSSIBLE:
         with pytest.raises(TaskError, match=message):
             tasks[kind].arguments(config)
+
+
+def test_an_evaluation_leaves_no_model_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it look for another loss of the model, since TRL's is taken."""
+    monkeypatch.setattr(transformers_task, "mark_bounded", pytest.fail)
+    task = made(Case(DPOTask, {}, PAIRS, []), tmp_path)
+    train, _ = task.data({})
+    model, batch = task.model({}, task.base({})).eval(), task.collate([train[n] for n in range(3)])
+    task.loss(model, batch)
+    kept = ref(model)
+    del model
+    gc.collect()
+    assert kept() is None
 
 
 def test_what_the_user_gave_stays_as_it_is(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from transformers.utils.import_utils import is_liger_kernel_available
 from shoal.algorithms.rules import Patience
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
+from shoal.host.toml_file import nearest_name_hint
 from shoal.integrations.early_stopping import EarlyStop
 from shoal.train.kept_gradients import uncleared
 
@@ -133,15 +134,20 @@ _ENDLESS = {"constant", "constant_with_warmup", "inverse_sqrt"}
 
 
 def override(
-    args: TrainingArguments, config: Mapping[str, Any], others: Collection[str] | None, honoured: Collection[str] = ()
+    args: TrainingArguments,
+    config: Mapping[str, Any],
+    others: Collection[str] | None,
+    honoured: Collection[str] = (),
+    function: str = "model_init",
 ) -> TrainingArguments:
     """The arguments of a trial: a copy in which the config's values replace those of the same names.
 
     Values are converted to the type of the argument, as `Trainer.hyperparameter_search` does.
 
     Args:
-        others: Other names that the config may have; None: any, as `model_init` reads them.
+        others: Other names that the config may have; None: any, as the function reads them.
         honoured: As for `check`; a config may override these, too.
+        function: Name of the task's argument that is a function which returns the model.
 
     Raises:
         TaskError: A name or a value is not possible.
@@ -150,18 +156,20 @@ def override(
     own = copy.copy(args)
     for name in filter(config.__contains__, known):  # no other name counts as read
         if name not in _OF_A_TRIAL and name not in honoured:
-            remedy = _ELSEWHERE.get(name, "set it in TrainingArguments")
+            remedy = _ELSEWHERE.get(name, f"set it in {type(args).__name__}")
             raise TaskError(f"the config's {name!r} is an argument of the whole study; {remedy}")
         old, value = getattr(args, name), config[name]
         kind = float if known[name] in (float, "float") else type(old)
         optional = value is None and "None" in str(known[name])
         setattr(own, name, value if old is None or optional else _converted(name, value, kind))
     if others is not None:
-        for name in config.keys() - known.keys() - set(others):
+        for name in sorted(config.keys() - known.keys() - set(others)):
+            near = nearest_name_hint(name, [each for each in (*known, *others) if len(each) > 1])
             raise TaskError(
                 f"the config's {name!r} is not a field of {type(args).__name__}"
                 + (" or of `peft_config`" if others else "")
-                + ", and `model_init` takes no config; let it take one argument, or remove the name from the space"
+                + f"{near}, and `{function}` takes no config; correct the name, or give `{function}` a function of the "
+                "config that reads it"
             )
     check(own, honoured)
     return own

@@ -125,6 +125,9 @@ class TrainerTask(Task):
     """Names of fields of `args` that a subclass acts on, though TrainerTask refuses or does not know them; a config may
     override them."""
 
+    _function = "model_init"  # the argument that is a function which returns a model
+    _bounds_loss = True  # whether `causal_lm_loss` may take the place of a model's own loss
+
     def __init__(
         self,
         model_init: Callable[..., nn.Module] | None = None,
@@ -142,9 +145,10 @@ class TrainerTask(Task):
         if are_callbacks(callbacks, "EarlyStoppingCallback"):
             others.pop("callbacks", None)
         for name in others:
-            raise TaskError(f"TrainerTask takes no `{name}`: {_OTHERS.get(name, 'Trainer has no such argument')}")
-        if model_init is None or isinstance(model_init, nn.Module):
-            given = "nothing" if model_init is None else f"a model, {type(model_init).__name__}"
+            why = _OTHERS.get(name, "Trainer has no such argument")
+            raise TaskError(f"{type(self).__name__} takes no `{name}`: {why}")
+        if not callable(model_init) or isinstance(model_init, nn.Module):
+            given = "nothing" if model_init is None else f"a {type(model_init).__name__}"
             raise TaskError(f"`model_init` must be a function that returns a model, got {given}: {_MODEL}")
         if not isinstance(args, TrainingArguments):
             raise TaskError(f"`args` must be TrainingArguments, got {type(args).__name__}")
@@ -170,7 +174,7 @@ class TrainerTask(Task):
         self.processing_class = processing_class
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self._takes_config = _takes_config(model_init)
+        self._takes_config = _takes_config(model_init, self._function)
         self._asked: tuple[str, ...] = ()  # metrics of the study
         model = self._first_model()
         self._traits = _Traits.of(model, args)
@@ -184,7 +188,8 @@ class TrainerTask(Task):
         Raises:
             TaskError: The config has a name or a value that is not possible.
         """
-        return override(self.args, config, None if self._takes_config else self._adapter_fields, self.honoured)
+        others = None if self._takes_config else self._adapter_fields
+        return override(self.args, config, others, self.honoured, self._function)
 
     def data(self, config: Config) -> tuple[Dataset[Any] | DataLoader[Any], Dataset[Any] | DataLoader[Any]]:
         """Return both data sets; with `dataloader_drop_last`, loaders that leave out the last partial batch."""
@@ -210,7 +215,7 @@ class TrainerTask(Task):
     def _initial(self, config: Config) -> nn.Module:
         model = self.model_init(config) if self._takes_config else self.model_init()
         if not isinstance(model, nn.Module):
-            raise TaskError(f"`model_init` must return a model, got {type(model).__name__}")
+            raise TaskError(f"`{self._function}` must return a model, got {type(model).__name__}")
         return model
 
     def model(self, config: Config, *base: Any, **_: Any) -> nn.Module:
@@ -227,7 +232,7 @@ class TrainerTask(Task):
                 raise TaskError("label_smoothing_factor has no meaning for several labels of one sample; set it to 0")
             dtype = next(model.parameters()).dtype
             model.register_buffer(SMOOTHING, torch.tensor(args.label_smoothing_factor, dtype=dtype), persistent=False)
-        else:
+        elif self._bounds_loss:
             mark_bounded(model)
         return model
 
@@ -426,8 +431,8 @@ class TrainerTask(Task):
             except Exception as error:
                 if self._takes_config:
                     error.add_note(
-                        "`model_init` is called with None once, as by Trainer, to see what the model takes; let it "
-                        "begin with defaults, as by `config = config or {...}`"
+                        f"`{self._function}` is called with None once, as Trainer does, to see what the model takes; "
+                        "let it begin with defaults, as by `config = config or {...}`"
                     )
                 raise
 
@@ -485,15 +490,12 @@ def _default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
     return DataCollatorWithPadding(processing_class) if pads else default_data_collator
 
 
-def _takes_config(model_init: Any) -> bool:
-    if not callable(model_init):
-        raise TaskError(f"`model_init` must be a function that returns a model, got {type(model_init).__name__}")
+def _takes_config(model_init: Any, name: str) -> bool:
     count = number_of_arguments(model_init)
     if count > 1:
-        raise TaskError(f"`model_init` must take no argument, or the config, got a function of {count} arguments")
+        raise TaskError(f"`{name}` must take no argument, or the config, got a function of {count} arguments")
     return bool(count)
 
 
 def _full_precision(value: Any) -> Any:
-    half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
-    return value.float() if half else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16) else value

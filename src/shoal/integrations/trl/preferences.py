@@ -102,8 +102,15 @@ class DPOTask(_PairTask):
                 "with a ReportCheckpointCallback"
             )
         super().__init__(
-            *(model, args, train_dataset, eval_dataset, processing_class, data_collator, peft_config),
-            *(quantization_config, {}, others),
+            model=model,
+            args=args,
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            peft_config=peft_config,
+            quantization_config=quantization_config,
+            **others,
         )
 
     def arguments(self, config: Config) -> TrainingArguments:
@@ -229,24 +236,6 @@ class RewardTask(_PairTask):
 
     known = REWARD
     honoured = REWARD.names
-
-    def __init__(
-        self,
-        model: str | Callable[..., nn.Module],
-        args: TrainingArguments | None = None,
-        data_collator: Callable[[list[Any]], Any] | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        *,
-        peft_config: PeftConfig | None = None,
-        quantization_config: Any = None,
-        **others: Any,
-    ) -> None:
-        super().__init__(
-            *(model, args, train_dataset, eval_dataset, processing_class, data_collator, peft_config),
-            *(quantization_config, {}, others),
-        )
 
     def model(self, config: Config, *base: Any, **_: Any) -> nn.Module:
         """Return a new model, with a new adapter if there is a `peft_config`."""

@@ -82,9 +82,17 @@ class SFTTask(TRLTask):
         formatting_func: Callable[[dict[str, Any]], str] | None = None,
         **others: Any,
     ) -> None:
+        self._preparation = {"formatting_func": formatting_func}
         super().__init__(
-            *(model, args, train_dataset, eval_dataset, processing_class, data_collator, peft_config),
-            *(quantization_config, {"formatting_func": formatting_func}, others),
+            model=model,
+            args=args,
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            peft_config=peft_config,
+            quantization_config=quantization_config,
+            **others,
         )
 
     def arguments(self, config: Config) -> TrainingArguments:

@@ -1,11 +1,14 @@
 """Common base of the tasks of TRL's trainers: model, adapter, prepared data and metrics of an evaluation."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar, cast
+from weakref import ref
 
 import torch
+from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
@@ -26,7 +29,7 @@ _PROBED_ROWS = 2
 """Rows of each set that the constructor prepares, to refuse early what TRL refuses."""
 
 _MAX_PREPARED = 8
-"""Prepared data sets that a task keeps: one for each value of the fields that change them."""
+"""Prepared data sets that a task keeps, those used last: one for each value of the fields that change them."""
 
 _OTHERS = {
     "compute_metrics": "TRL's own metrics are reported; for others subclass and override `outputs` and `evaluate`",
@@ -36,27 +39,31 @@ _OTHERS = {
 Scores = tuple[Tensor, Mapping[str, Tensor]]
 """Loss and metrics of a batch."""
 
-_evaluated: ContextVar[tuple[nn.Module, Any, Mapping[str, Tensor]] | None] = ContextVar("trl_evaluated", default=None)
-"""Model and batch of the last loss of an evaluation, with the metrics found with it, which `outputs` takes."""
+_evaluated: ContextVar[tuple[ref[nn.Module], ref[Tensor], Mapping[str, Tensor]] | None]
+_evaluated = ContextVar("trl_evaluated", default=None)
+"""Model and tokens of the last loss of an evaluation, with the metrics found with it, which `outputs` takes."""
 
 
 class TRLTask(TrainerTask):
     """Base of the tasks that train as a trainer of TRL; see the subclasses."""
 
     known: ClassVar[ConfigFields]
+    _function = "model"
+    _bounds_loss = False
+    _preparation: Mapping[str, Any] = {}  # arguments of TRL's trainer for `prepare`
 
     def __init__(
         self,
         model: str | Callable[..., nn.Module],
-        args: TrainingArguments | None,
-        train_dataset: Any,
-        eval_dataset: Any,
-        processing_class: Any,
-        data_collator: Callable[[list[Any]], Any] | None,
-        peft_config: Any,
-        quantization_config: Any,
-        preparation: Mapping[str, Any],
-        others: Mapping[str, Any],
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        *,
+        peft_config: PeftConfig | None = None,
+        quantization_config: Any = None,
+        **others: Any,
     ) -> None:
         name = type(self).__name__
         if args is None:
@@ -83,12 +90,12 @@ class TRLTask(TrainerTask):
         for which, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
             if dataset is None:
                 raise TaskError(f"{name} needs a `{which}`: trials are compared by an evaluation set")
-            check_columns(args, which, dataset, free=bool(preparation.get("formatting_func")))
+            check_columns(args, which, dataset, free=bool(self._preparation.get("formatting_func")))
         self._name = model if isinstance(model, str) else None
         self._quantization_config = quantization_config
         self._tokenizer = _tokenizer(processing_class, model, args, name)
-        self._preparation: dict[str, Any] = {"data_collator": data_collator, **preparation}
-        self._prepared: dict[str, PreparedData] = {}
+        self._preparation = {**self._preparation, "data_collator": data_collator}
+        self._prepared: dict[str, PreparedData] = {}  # pickled, too: to prepare again takes longer than to read
         first, other = (each.select(range(min(len(each), _PROBED_ROWS))) for each in (train_dataset, eval_dataset))
         prepare(args, first, other, self._tokenizer, probe=True, **self._preparation)
         super().__init__(
@@ -184,7 +191,8 @@ class TRLTask(TrainerTask):
             )
 
     def _load_first(self) -> nn.Module:
-        return self._load(self.args)
+        with _readable(self._name):
+            return self._load(self.args)
 
     def _load(self, args: Any) -> nn.Module:
         """The model of the given name, as the constructors of TRL read it."""
@@ -203,13 +211,13 @@ class TRLTask(TrainerTask):
     def _prepare(self, args: TrainingArguments) -> PreparedData:
         """The data of some arguments, prepared once, at the latest in this process."""
         key = repr([(name, getattr(args, name)) for name in sorted(self.known.data)])
-        if key not in self._prepared:
-            while len(self._prepared) >= _MAX_PREPARED:
+        found = self._prepared.pop(key, None)
+        if found is None:
+            if len(self._prepared) >= _MAX_PREPARED:
                 del self._prepared[next(iter(self._prepared))]
-            self._prepared[key] = prepare(
-                args, self.train_dataset, self.eval_dataset, self._tokenizer, **self._preparation
-            )
-        return self._prepared[key]
+            found = prepare(args, self.train_dataset, self.eval_dataset, self._tokenizer, **self._preparation)
+        self._prepared[key] = found  # at the end, as the one used last
+        return found
 
     def collate(self, samples: list[Any]) -> dict[str, Any]:
         """Return the batch that TRL's collator makes."""
@@ -223,14 +231,14 @@ class TRLTask(TrainerTask):
         """Return TRL's loss."""
         loss, metrics = self._scores(model, batch, statistics=not model.training)
         if not model.training:
-            _evaluated.set((model, batch, metrics))
+            _evaluated.set((ref(model), ref(batch["input_ids"]), metrics))
         return loss
 
     def outputs(self, model: nn.Module, batch: Any) -> Any:
         """Return TRL's metrics of a batch."""
         found = _evaluated.get()
         _evaluated.set(None)
-        if found is not None and found[0] is model and found[1] is batch:
+        if found is not None and found[0]() is model and found[1]() is batch["input_ids"]:
             return found[2]
         return self._scores(model, batch, statistics=True)[1]
 
@@ -252,12 +260,26 @@ class TRLTask(TrainerTask):
         """Loss and, if `statistics`, metrics of a batch."""
 
 
+@contextmanager
+def _readable(name: str | None) -> Iterator[None]:
+    """Context manager in which the constructor reads what a name of a model stands for."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise TaskError(
+            f"transformers cannot read the `model` {name!r}; give a directory into which `save_pretrained` has written "
+            "model and tokenizer, a name on the Hugging Face Hub, or a function that returns a model, with a "
+            f"`processing_class`. It says: {error}"
+        ) from error
+
+
 def _tokenizer(given: Any, model: Any, args: TrainingArguments, task: str) -> PreTrainedTokenizerBase:
     if given is None and isinstance(model, str):
         settings = getattr(args, "model_init_kwargs", None) or {}
-        given = AutoTokenizer.from_pretrained(
-            model, revision=settings.get("revision"), trust_remote_code=getattr(args, "trust_remote_code", False)
-        )
+        with _readable(model):
+            given = AutoTokenizer.from_pretrained(
+                model, revision=settings.get("revision"), trust_remote_code=getattr(args, "trust_remote_code", False)
+            )
     if not isinstance(given, PreTrainedTokenizerBase):
         raise TaskError(
             f"`processing_class` of {task} must be a tokenizer, got {type(given).__name__}: pass the model's tokenizer"
