@@ -121,14 +121,21 @@ def test_all_labels_ignored() -> None:
     [
         ({"labels": torch.zeros(3, 4, dtype=torch.long)}, r"\(3, 5, 6\), \(11, 6\) and \(3, 4\)"),
         ({"weight": torch.zeros(11, 5, dtype=torch.float64)}, r"\(11, 5\)"),
-        ({"chunk": 0}, "`chunk` must be a number of rows above 0, got 0"),
+        ({"weight": torch.zeros(0, 6, dtype=torch.float64)}, r"\(0, 6\)"),
+        ({"bias": torch.zeros(6, dtype=torch.float64)}, r"a bias \[V\], got \(6,\)"),
+        ({"labels": torch.zeros(3, 5)}, "labels of token_log_probs are indices, .*got torch.float32"),
+        ({"labels": torch.full((3, 5), 11)}, "must be below 11, .* or be ignore_index=-100, got 11"),
+        ({"labels": torch.full((3, 5), -1)}, "ignore_index=-100, got -1"),
+        ({"chunk": 0}, "`chunk` of token_log_probs must be a whole number of rows above 0, got 0"),
+        ({"chunk": 1.5}, "got 1.5"),
+        ({"chunk": True}, "got True"),
     ],
-    ids=["labels", "weight", "chunk"],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("function", [shoal.token_log_probs, shoal.token_statistics])
+def test_wrong_arguments_are_named(function: Any, change: dict[str, Any], message: str) -> None:
     hidden, weight, _, labels = inputs()
     with pytest.raises(FusionError, match=message):
-        shoal.token_log_probs(**({"hidden": hidden, "weight": weight, "labels": labels} | change))
+        function(**({"hidden": hidden, "weight": weight, "labels": labels} | change))
 
 
 def test_a_trace_holds_one_operator_for_any_number_of_tiles() -> None:

@@ -81,9 +81,9 @@ def token_log_probs(
         log p, [...], in float64 for float64, else in float32.
 
     Raises:
-        FusionError: The shapes do not fit, or `chunk` is not positive.
+        FusionError: The shapes do not fit, a label is out of range (on a CPU), or `chunk` is not a positive integer.
     """
-    _check(hidden, weight, labels, chunk)
+    _check(hidden, weight, labels, bias, chunk)
     given = (hidden, weight, labels, bias, scale, softcap)
     if has_torch_function(given):
         return handle_torch_function(
@@ -108,7 +108,7 @@ def token_statistics(
     chunk: int | None = None,
 ) -> TokenStatistics:
     """As `token_log_probs`, with other statistics of each token that metrics need; they have no gradients."""
-    _check(hidden, weight, labels, chunk)
+    _check(hidden, weight, labels, bias, chunk)
     given = (hidden, weight, labels, bias, scale, softcap)
     if has_torch_function(given):
         return handle_torch_function(
@@ -122,14 +122,30 @@ def token_statistics(
     return TokenStatistics(log_probs, entropy, log_sum_squares, mean_logits, is_top1 > 0)
 
 
-def _check(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None) -> None:
-    if hidden.shape[:-1] != labels.shape or weight.dim() != 2 or hidden.shape[-1:] != weight.shape[1:]:
+def _check(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, chunk: int | None) -> None:
+    fits = weight.dim() == 2 and hidden.shape == (*labels.shape, weight.shape[1]) and len(weight) > 0
+    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
+        given = [tuple(each.shape) for each in (hidden, weight, labels)]
         raise FusionError(
             "token_log_probs takes hidden states [..., H], a weight [V, H] and labels [...], got shapes "
-            f"{tuple(hidden.shape)}, {tuple(weight.shape)} and {tuple(labels.shape)}"
+            f"{given[0]}, {given[1]} and {given[2]}"
+            + ("" if bias is None else f", and a bias [V], got {tuple(bias.shape)}")
         )
-    if chunk is not None and chunk < 1:
-        raise FusionError(f"`chunk` must be a number of rows above 0, got {chunk}")
+    if labels.dtype not in (torch.int64, torch.int32):
+        raise FusionError(f"labels of token_log_probs are indices, of int64 or int32, got {labels.dtype}")
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise FusionError(f"`chunk` of token_log_probs must be a whole number of rows above 0, got {chunk!r}")
+
+
+def _check_range(labels: Tensor, words: int, ignore_index: int) -> None:
+    """Check labels on a CPU; on other devices, where that would make the host wait, the kernels do it."""
+    if labels.device.type == "cpu":
+        wrong = labels[((labels < 0) | (labels >= words)) & (labels != ignore_index)]
+        if len(wrong):
+            raise FusionError(
+                f"labels of token_log_probs must be below {words}, the number of rows of the weight, or be "
+                f"ignore_index={ignore_index}, got {int(wrong[0])}; take the tokenizer of the model"
+            )
 
 
 def _options(bias: Any, scale: Any, softcap: Any, ignore_index: int, chunk: int | None) -> dict[str, Any]:
@@ -279,6 +295,7 @@ def _forward(hidden: Tensor, labels: Tensor, *others: Any) -> tuple[Tensor, Tens
     *head, describe, keeps_slopes = others
     found, statistics, slopes = results = _forward_results(hidden, describe, keeps_slopes)
     own = _Head(*head)
+    _check_range(labels, len(own.weight), own.ignore_index)
     with _without_autocast(hidden.device):
         for index in own.tiles(labels):
             label = labels[index].unsqueeze(1)
