@@ -221,6 +221,21 @@ def test_trials_of_different_bases_form_no_array() -> None:
     assert one.family == other.family
 
 
+class Greedy(Lent):
+    def base(self, config: Any) -> Body:
+        return super().base({**config})
+
+
+@pytest.mark.parametrize(("kind", "noted"), [(Greedy, True), (Lent, False)])
+def test_a_base_that_reads_the_whole_config_is_noted(kind: type[Lent], noted: bool) -> None:
+    task = kind()
+    trials = [member(n, rank=n).trial for n in (2, 3)]
+    keys, _, note = SignatureBuilder(task, DataSets(task, CPU)).find_keys(trials)
+    assert ("`base` reads all of the config" in note) is noted
+    assert ("read only the names that it needs" in note) is noted
+    assert len({key.family for key in keys.values()}) == 1 + noted
+
+
 def write(model: Any) -> None:
     model.body.layers[0].weight.data.mul_(2)
 

@@ -97,6 +97,11 @@ class Bases:
         base = self._find(config)
         return () if base is None or base.on_meta is None else ("base", sorted(base.read.items()))
 
+    def reads_all(self, config: Config) -> bool:
+        """Whether `base` read all values of a config, as by `dict(config)`, so that other values give another base."""
+        base = self._find(config)
+        return base is not None and base.on_meta is not None and len(config) > 1 and config.keys() <= base.read.keys()
+
     def model(self, config: Config, meta: bool = False) -> Any:
         """Return what the task's `model` returns for a config, which it is given as it is.
 

@@ -28,6 +28,11 @@ __all__ = ["SignatureBuilder", "WithoutValues"]
 
 _log = logging.getLogger("shoal.train")
 
+_READS_ALL = (
+    "what builds the task's `base` reads all of the config, as `dict(config)` does, so each config has a base of its "
+    "own, and such trials form no array; read only the names that it needs, as `config['name']`"
+)
+
 
 class SignatureBuilder:
     """Finds the `FusionKey` of each trial.
@@ -41,15 +46,15 @@ class SignatureBuilder:
         self._sets = sets
         self._bases = bases_of(task, sets.device)
         self._cache: list[tuple[dict[str, Any], nn.Module, str, str]] = []
-        self._note = ""  # about the first trial with unusual parameters
+        self._note = ""  # about the first trial with an unusual base or unusual parameters
         self._unread: frozenset[str] | None = None  # names that no trial so far has read; None: no trial so far
 
     def find_keys(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], dict[int, str], str]:
         """Find the keys of trials; if not `load`, only of those whose data sets are loaded.
 
         A trial whose methods raise or return invalid values gets a unique key, and raises again when it trains. Returns
-        trial number -> key; number of each trial that raised -> the error, in a line; and a note on unusual parameters
-        or unread names, or "".
+        trial number -> key; number of each trial that raised -> the error, in a line; and a note on an unusual base,
+        unusual parameters or unread names, or "".
         """
         keys: dict[int, FusionKey] = {}
         raised: dict[int, str] = {}
@@ -80,6 +85,8 @@ class SignatureBuilder:
         optimizers = optimizers_in(optimizer)
         update_kinds = [str(x) for x in map(update_kind_of if type(self._task).step is Task.step else type, optimizers)]
         base = self._bases.key(trial.config)
+        if self._bases.reads_all(trial.config):
+            self._note = _READS_ALL
         shared = settings.of_structure(bool(base))
         return FusionKey(
             digest((structure, *update_kinds, *shared, *base)),
