@@ -14,7 +14,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.frozen import load_own_state, same_values
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.quantised import settle, state_tensors
+from shoal.fuse.quantised import prepare_quantised, state_tensors
 from shoal.fuse.rows import bytes_of, is_packed
 from shoal.fuse.structure import structure_digest
 
@@ -117,7 +117,7 @@ def test_members_train_as_alone_and_the_base_is_kept_once(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_twice_the_weights_have_equal_codes_and_are_no_array(kind: str) -> None:
     one, twice = Adapted(kind).to("cpu"), Adapted(kind, scale=2.0).to("cpu")
-    settle(one), settle(twice)
+    prepare_quantised(one), prepare_quantised(twice)
     assert torch.equal(one.first.weight.detach(), twice.first.weight.detach())
     assert not same_values(one.first.weight, twice.first.weight)
     with pytest.raises(FusionError, match=r"'first\.weight' is a bitsandbytes\.nn\.modules\..*, of which an array can"):
@@ -242,7 +242,7 @@ def test_what_is_unpickled_has_its_class_and_its_scales() -> None:
 @pytest.mark.parametrize("kind", ["nf4", "doubly", "bfloat16 storage", "int8"])
 def test_a_state_dict_of_another_base_is_loaded_with_its_scales(kind: str) -> None:
     one, other = Adapted(kind).to("cpu").eval(), Adapted(kind, scale=3.0).to("cpu").eval()
-    settle(one), settle(other)
+    prepare_quantised(one), prepare_quantised(other)
     if kind == "int8":
         one(X)  # which moves the scales to the layer's state
     load_own_state(one, copy.deepcopy(other.state_dict()))
@@ -299,7 +299,7 @@ def test_a_packed_parameter_of_any_library_is_shared_if_equal() -> None:
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_models_of_the_same_parameters_are_not_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     base = Adapted(kind).to("cpu")
-    settle(base)
+    prepare_quantised(base)
     shells: list[Any] = []
     for b in range(3):
         shell = copy.deepcopy(base, {id(each): each for each in base.parameters() if not each.requires_grad})
@@ -322,7 +322,7 @@ def test_models_of_the_same_parameters_are_not_compared(kind: str, monkeypatch: 
     optimizer.step()
     for b, model in enumerate(alone):
         made = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
-        settle(model.eval())
+        prepare_quantised(model.eval())
         value = loss(model, X)
         value.backward()
         made.step()

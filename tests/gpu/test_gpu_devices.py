@@ -146,7 +146,7 @@ def test_a_study_that_began_without_one_of_the_gpus_takes_it_in() -> None:
     seen = watch.poll()
     assert seen is not None
     others = [device.name for _, device in there if device.name != "cuda:0"]
-    assert [device.name for device in fleet.adopt(seen.discovered or there)] == others
+    assert [device.name for device in fleet.add_discovered(seen.discovered or there)] == others
 
 
 def test_the_use_of_a_program_is_measured(device: Device) -> None:

@@ -73,7 +73,7 @@ def test_what_a_monitor_sees_is_how_the_device_is(condition: Condition, healthy:
 def test_oversubscription_raises_the_capacity_of_all_devices_that_the_fleet_ever_has() -> None:
     fleet = Fleet(find(["cuda:0"]), ["cuda:0"], oversubscription=2.5)
     fleet.add(["cuda:1"], find)
-    fleet.adopt(Cluster((replace(gpus(3).nodes[0], name="ash"),)))
+    fleet.add_discovered(Cluster((replace(gpus(3).nodes[0], name="ash"),)))
     fleet.apply({"cuda:1": LOST})
     for cluster in (fleet.cluster, fleet.best_case, fleet.with_held_memory, fleet.found):
         assert [(x.name, x.capacity) for _, x in cluster] == [("cuda:0", 2.5), ("cuda:1", 2.5), ("cuda:3", 2.5)]
@@ -202,7 +202,7 @@ def test_gpus_that_are_new_on_the_machine_are_adopted(
     discovered = machine(*there, healthy=healthy)
     assert fleet.grows
     assert fleet.new_in(discovered) == new
-    assert [device.name for device in fleet.adopt(discovered)] == new
+    assert [device.name for device in fleet.add_discovered(discovered)] == new
     assert fleet.used == ["cuda:0", "cuda:1", *new]
     assert fleet.record()["added"] == [], "a resumed study finds them itself"
     assert Fleet.from_record(fleet.record(), lambda setting: machine("a", "b")).used == ["cuda:0", "cuda:1"]
@@ -265,7 +265,7 @@ def test_a_running_study_looks_for_new_gpus_now_and_then() -> None:
     now, fails = 2 * DISCOVERY_SECONDS, False
     discovered = poll()
     assert discovered == there
-    fleet.adopt(there)
+    fleet.add_discovered(there)
     seen = watch.poll()
     assert seen is not None
     assert list(seen.conditions) == ["cuda:0", "cuda:1"], "it is monitored at once"
@@ -298,7 +298,7 @@ def nodes(*names: str) -> Cluster:
 def test_all_devices_of_a_node_that_is_new_are_new(setting: str, now: tuple[str, ...], new: list[str]) -> None:
     fleet = Fleet(nodes("ash", "beech"), setting)
     assert fleet.grows
-    assert [device.name for device in fleet.adopt(nodes(*now))] == new
+    assert [device.name for device in fleet.add_discovered(nodes(*now))] == new
     assert fleet.used == [device.name for _, device in nodes("ash", "beech")] + new
 
 

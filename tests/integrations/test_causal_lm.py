@@ -27,7 +27,7 @@ from transformers import (
 
 import shoal
 from shoal.integrations import causal_lm
-from shoal.integrations.causal_lm import causal_lm_log_probs, causal_lm_loss, causal_lm_statistics, obstacle
+from shoal.integrations.causal_lm import causal_lm_log_probs, causal_lm_loss, causal_lm_statistics, why_full_logits
 from shoal.integrations.transformers import TrainerTask
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -120,7 +120,7 @@ def test_the_loss_is_the_models_own_where_nothing_stands_against_it(name: str) -
     model = make()
     modes = [module.training for module in model.modules()]
     state = torch.get_rng_state()
-    found = obstacle(model)
+    found = why_full_logits(model)
     assert torch.equal(state, torch.get_rng_state())
     assert [module.training for module in model.modules()] == modes
     if expected is not None:
@@ -145,7 +145,7 @@ def test_a_forward_that_does_more_is_found_out(change: str) -> None:
             return {"loss": loss * 1.01 if change == "loss" else loss}
 
     Changed.__name__ = "LlamaForCausalLM"
-    found = obstacle(Changed(LlamaConfig(vocab_size=48, **SIZES)))
+    found = why_full_logits(Changed(LlamaConfig(vocab_size=48, **SIZES)))
     assert found is not None
     assert {"hidden": "hidden states", "logits": "logits", "labels": "other labels", "loss": "adds"}[change] in found
 
@@ -156,7 +156,7 @@ def test_a_model_that_cannot_run_two_tokens_keeps_its_own_forward() -> None:
             return super().forward(input_ids.view(-1, 3), **more)
 
     Long.__name__ = "LlamaForCausalLM"
-    assert "does not run for two tokens" in (obstacle(Long(LlamaConfig(vocab_size=48, **SIZES))) or "")
+    assert "does not run for two tokens" in (why_full_logits(Long(LlamaConfig(vocab_size=48, **SIZES))) or "")
 
 
 def test_log_probs_and_statistics_of_shifted_labels() -> None:

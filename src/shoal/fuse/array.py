@@ -352,7 +352,7 @@ class ModelArray(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for slot in self.state.slots:
             slot.bind_members()
-        self.state.settle()
+        self.state.prepare_quantised()
         return self
 
 

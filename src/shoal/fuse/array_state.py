@@ -20,7 +20,7 @@ from shoal.fuse.guard import guard
 from shoal.fuse.intercept import FunctionInterceptor, GradientCheck
 from shoal.fuse.member_changes import AttributeSync, ModuleChangeDetector
 from shoal.fuse.model_copy import copy_model
-from shoal.fuse.quantised import call_once, settle, state_names
+from shoal.fuse.quantised import call_once, prepare_quantised, state_names
 from shoal.fuse.randomness import RandomSource, member_keys, use_source
 from shoal.fuse.rows import storage_address
 from shoal.fuse.slots import Slot, find_slots, tensors_within
@@ -40,7 +40,7 @@ class ArrayState:
         self, members: Sequence[nn.Module], seeds: Sequence[int], strict: bool, stacked: nn.Module, frozen: nn.Module
     ) -> None:
         for member in members:
-            settle(member)
+            prepare_quantised(member)
         paths, attributes = check_structure(members, strict)
         self._stacked = stacked
         self.members = tuple(members)
@@ -58,7 +58,7 @@ class ArrayState:
         self.slots = find_slots(self.template, members, paths)
         for slot in self.slots:
             slot.stack_members(stacked, frozen)
-        self.settle()
+        self.prepare_quantised()
         self._floating = [slot for slot in self.slots if slot.floats is not None]
         self._trainable = [slot for slot in self.slots if slot.trainable]
         self._first_tensors = [slot.member_tensors[0] for slot in self._trainable]
@@ -68,12 +68,12 @@ class ArrayState:
         self._attributes = AttributeSync(self.template, members, places)
         self._changes = ModuleChangeDetector(self.template, members, self.slots, paths)
 
-    def settle(self) -> None:
+    def prepare_quantised(self) -> None:
         """Let quantised layers refer to the scales of the weights that they have now, which members share."""
         for slot in self.slots:
             slot.install()
         for model in (*self.members, self.template):
-            settle(model)
+            prepare_quantised(model)
         call_once(self.template)
 
     @property

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from shoal.core.errors import FusionError
 from shoal.fuse.model_copy import find_reference
-from shoal.fuse.structure import UnfusedParts, entries, find_unfused_parts, mismatch, obstacle
+from shoal.fuse.structure import UnfusedParts, entries, find_unfused_parts, mismatch, why_not_fusible
 
 __all__ = [
     "check_iterable",
@@ -83,7 +83,7 @@ def check_members(models: Sequence[nn.Module]) -> None:
         raise FusionError("cannot fuse an empty list of models")
     for b, model in enumerate(models):
         _check_initialised(b, model)
-        if not_fusible := obstacle(model, only_member=len(models) == 1):
+        if not_fusible := why_not_fusible(model, only_member=len(models) == 1):
             raise FusionError(f"member {b}: {not_fusible}")
     owners: dict[int, int] = {}
     for b, model in enumerate(models):

@@ -14,7 +14,6 @@ from shoal.fuse.quantised import load_scales, weight_states
 from shoal.fuse.rows import bytes_of, data_address, dense_parts, is_packed, packed_state
 
 __all__ = [
-    "adopt",
     "base_fingerprint",
     "is_lent",
     "is_shared",
@@ -26,6 +25,7 @@ __all__ = [
     "record_shared",
     "same_values",
     "share_frozen",
+    "share_storage",
     "unshare",
     "unshare_small",
 ]
@@ -111,7 +111,7 @@ def share_frozen(first: nn.Module, model: nn.Module) -> None:
         if lender is None or lender.requires_grad or parameter.requires_grad or lender.device != parameter.device:
             continue
         if same_values(parameter, lender):
-            adopt(parameter, lender)
+            share_storage(parameter, lender)
             record_shared((lender, parameter))
 
 
@@ -131,7 +131,7 @@ def unshare_small(model: nn.Module) -> None:
                 unshare(each)
 
 
-def adopt(parameter: nn.Parameter | Tensor, lender: Tensor) -> None:
+def share_storage(parameter: nn.Parameter | Tensor, lender: Tensor) -> None:
     """Let a parameter use the memory of another one with equal values, and what a packed one holds beside it."""
     if parameter is lender:
         return

@@ -17,16 +17,16 @@ from shoal.fuse.stacked import Stacked, refuse_custom_autograd
 __all__ = [
     "call_once",
     "load_scales",
+    "prepare_quantised",
     "rounding_of_layers",
     "settings_of",
-    "settle",
     "state_names",
     "state_tensors",
     "weight_states",
 ]
 
 
-def settle(model: nn.Module) -> None:
+def prepare_quantised(model: nn.Module) -> None:
     """Bring the quantised layers of a model into the state in which they train, whatever ran before.
 
     The scales of a weight are held by the weight, and its layer refers to the same ones. An evaluation on a CPU no
@@ -37,9 +37,9 @@ def settle(model: nn.Module) -> None:
     """
     for path, layer in _layers(model):
         if isinstance(layer, _class("Linear4bit")):
-            _settle_4bit(f"{path}.weight".lstrip("."), layer, model)
+            _prepare_4bit(f"{path}.weight".lstrip("."), layer, model)
         elif not layer.state.has_fp16_weights:
-            _settle_8bit(f"{path}.weight".lstrip("."), layer)
+            _prepare_8bit(f"{path}.weight".lstrip("."), layer)
 
 
 def weight_states(model: nn.Module) -> list[Any]:
@@ -133,7 +133,7 @@ def _mixes_rows(layer: Any) -> bool:
     return isinstance(layer, _class("Linear8bitLt")) and layer.state.threshold > 0
 
 
-def _settle_4bit(path: str, layer: Any, model: nn.Module) -> None:
+def _prepare_4bit(path: str, layer: Any, model: nn.Module) -> None:
     weight = layer.weight
     state = getattr(weight, "quant_state", None) or layer.quant_state
     if state is None:
@@ -159,7 +159,7 @@ def _has_float64(model: nn.Module) -> bool:
     return any(each.dtype == torch.float64 for each in (*model.parameters(), *model.buffers()))
 
 
-def _settle_8bit(path: str, layer: Any) -> None:
+def _prepare_8bit(path: str, layer: Any) -> None:
     weight, state = layer.weight, layer.state
     if weight.dtype != torch.int8:
         raise _not_quantised(path)

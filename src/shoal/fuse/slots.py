@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.frozen import adopt, is_shared, record_shared, same_values
+from shoal.fuse.frozen import is_shared, record_shared, same_values, share_storage
 from shoal.fuse.rows import is_packed, stack_rows, unstackable
 from shoal.fuse.stacked import Stacked, StackedFloat
 
@@ -92,7 +92,7 @@ class Slot:
         """Make the members' tensors views of the stacked one."""
         self.template_value = None
         for own, row in zip(self.member_tensors, self.rows(), strict=True):
-            adopt(own, row)
+            share_storage(own, row)
         if self.shared:
             record_shared(self.member_tensors)
         self.versions = self.own_versions() if self.shared else self._versions()

@@ -26,8 +26,8 @@ __all__ = [
     "family_digest",
     "find_unfused_parts",
     "mismatch",
-    "obstacle",
     "structure_digest",
+    "why_not_fusible",
 ]
 
 Entry = tuple[str, str]
@@ -69,7 +69,7 @@ def _entries(model: nn.Module, serializer: StructureSerializer) -> list[Entry]:
     return [entry for place in _places(model) for entry in _describe_place(place, serializer)]
 
 
-def obstacle(model: nn.Module, only_member: bool) -> str | None:
+def why_not_fusible(model: nn.Module, only_member: bool) -> str | None:
     """The reason why a model cannot be a member, or None; an only member's functions may refer to its parts."""
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):

@@ -180,7 +180,7 @@ class Fleet:
         had = {each for device in known.devices for each in (device.name, device.uuid)}
         return [name for name, each in named.items() if each.healthy and had.isdisjoint((name, each.uuid))]
 
-    def adopt(self, discovered: Cluster) -> tuple[Device, ...]:
+    def add_discovered(self, discovered: Cluster) -> tuple[Device, ...]:
         """Take in and return the devices that are new.
 
         They are not recorded as added: a resumed study finds them by its setting, or goes on without them.

@@ -28,21 +28,21 @@ __all__ = [
     "causal_lm_loss",
     "causal_lm_statistics",
     "mark_bounded",
-    "obstacle",
-    "obstacle_of_adapters",
     "shifted_labels",
+    "why_adapter_unsupported",
+    "why_full_logits",
 ]
 
 _log = logging.getLogger("shoal.integrations")
 
 INPUTS = ("input_ids", "attention_mask", "position_ids")
-"""Tensors of a batch, besides labels, for which `obstacle` shows that the backbone gets them as they are."""
+"""Tensors of a batch, besides labels, for which `why_full_logits` shows that the backbone gets them as they are."""
 
 _NOT_INPUTS = ("labels", "shift_labels", "num_items_in_batch")
 IGNORED = -100
 """Label of tokens that do not count."""
 _LOSS = 1.5
-"""The loss that `obstacle` returns to a model's forward, which must not change it."""
+"""The loss that `why_full_logits` returns to a model's forward, which must not change it."""
 
 _BOUNDED = "bounded_loss"
 """Attribute of models whose loss is `causal_lm_loss`, if the batch is large."""
@@ -65,7 +65,7 @@ T = TypeVar("T")
 def causal_lm_log_probs(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
     """The log-probability of the label after each token, [N, T]; 0 where `shifted_labels` are -100.
 
-    Equal to what the model's own forward implies only if there is no `obstacle`.
+    Equal to what the model's own forward implies only if `why_full_logits` is None.
 
     Args:
         model: Causal language model of `transformers`, or a `PeftModel` of one.
@@ -93,11 +93,11 @@ def shifted_labels(batch: Mapping[str, Any]) -> Tensor:
 
 
 def mark_bounded(model: nn.Module) -> None:
-    """Mark a model without an `obstacle`, so that `bounds_loss` finds it in an array, too."""
+    """Mark a model for which `why_full_logits` is None, so that `bounds_loss` finds it in an array, too."""
     head: Any = getattr(_language_model(model), "get_output_embeddings", lambda: None)()
     if getattr(head, "out_features", 0) < _MIN_WORDS or head.weight.is_meta:  # a meta model shows only its structure
         return
-    found = obstacle(model)
+    found = why_full_logits(model)
     if found is None:
         setattr(model, _BOUNDED, True)
     else:
@@ -112,7 +112,7 @@ def bounds_loss(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     return bool(batch["labels"].numel() * len(weight) >= (_MIN_TRAINED if weight.requires_grad else _MIN_LOGITS))
 
 
-def obstacle(model: nn.Module) -> str | None:
+def why_full_logits(model: nn.Module) -> str | None:
     """Why a model's loss needs its own forward; None if `causal_lm_loss` is the same.
 
     Reads the model's class, head and adapters. If these allow it, the forward runs once for a row of two tokens, with
@@ -130,12 +130,12 @@ def obstacle(model: nn.Module) -> str | None:
         return f"the head, a {type(head).__module__}.{type(head).__name__}, is no plain nn.Linear, or has hooks"
     if head.weight.dtype == torch.float64:
         return "transformers computes the loss in float32, of float64, too"
-    found = obstacle_of_adapters(model)
+    found = why_adapter_unsupported(model)
     if found is not None:
         return found
     key = (type(inner), inner.config.to_json_string())
     if key not in _probed:
-        _probed[key] = _Probe(model, inner, head).obstacle()
+        _probed[key] = _Probe(model, inner, head).run()
     return _probed[key]
 
 
@@ -177,7 +177,7 @@ def _logit_numbers(config: Any) -> tuple[float, float | None]:
     return divisor if config.model_type == "hyperclovax" else 1 / divisor, softcap
 
 
-def obstacle_of_adapters(model: nn.Module) -> str | None:
+def why_adapter_unsupported(model: nn.Module) -> str | None:
     """Why the backbone alone does not compute what an adapter adds; None if it does."""
     if not _is_peft_model(model):
         return None
@@ -209,7 +209,7 @@ class _Probe:
         self._heads: list[tuple[Tensor, Tensor]] = []
         self._losses: list[dict[str, Any]] = []
 
-    def obstacle(self) -> str | None:
+    def run(self) -> str | None:
         """Run the model, and compare."""
         backbone = self._inner.base_model
         if backbone is self._inner or not isinstance(backbone, nn.Module):

@@ -73,7 +73,7 @@ class DeviceTracker:
     def apply_conditions(self, seen: DeviceConditions, step: Step) -> str:
         """Apply the conditions that the monitor reported; return a note for the user about new devices, or ""."""
         self.fleet.apply(seen.conditions)
-        new = () if seen.discovered is None else self.fleet.adopt(seen.discovered)
+        new = () if seen.discovered is None else self.fleet.add_discovered(seen.discovered)
         self.write_changes(step)
         usage = {name: (x.utilisation, x.memory_used) for name, x in seen.conditions.items()}
         for name, used in usage.items():

@@ -20,7 +20,7 @@ from shoal.core.errors import FusionError, TaskError, UnusableTaskError
 from shoal.core.trial import Config
 from shoal.fuse.frozen import is_lent, lent_copy, unshare
 from shoal.fuse.generators import PythonRngSnapshot, preserved_rng, seed_all
-from shoal.fuse.quantised import settle, state_tensors
+from shoal.fuse.quantised import prepare_quantised, state_tensors
 from shoal.fuse.rows import is_packed, packed_state, storage_address
 from shoal.host.activity_clock import during
 from shoal.task import Task, call
@@ -230,7 +230,7 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
     """Move a model to a device, which quantises the weights of quantised layers, and let these layers be trainable."""
     moved = model.to(device)
     try:
-        settle(moved)
+        prepare_quantised(moved)
     except FusionError as error:
         raise TaskError(f"a model of the task cannot be trained: {error}") from error
     return moved

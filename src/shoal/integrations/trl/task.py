@@ -18,7 +18,7 @@ from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
 from shoal.integrations.adapters import adapter_fields, with_adapter
-from shoal.integrations.causal_lm import obstacle_of_adapters
+from shoal.integrations.causal_lm import why_adapter_unsupported
 from shoal.integrations.transformers import TrainerTask
 from shoal.integrations.trl.arguments import LOADING, ConfigFields, check, check_type
 from shoal.integrations.trl.prepared_data import PreparedData, check_columns, prepare
@@ -163,7 +163,7 @@ class TRLTask(TrainerTask):
 
     def _check_model(self, model: Any, args: TrainingArguments) -> None:
         """Refuse a model on which TRL adds a loss of its experts, or whose adapter is not in its layers."""
-        if found := obstacle_of_adapters(model):
+        if found := why_adapter_unsupported(model):
             raise TaskError(
                 f"{found}, and {type(self).__name__} runs the layers alone; take LoraConfig(...) or the like"
             )
