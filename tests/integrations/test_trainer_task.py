@@ -732,7 +732,7 @@ def test_a_model_init_that_needs_a_config_says_when_it_is_called(tmp_path: Path)
         ("callbacks", "the algorithm stops trials early"),
         ("optimizers", "subclass TrainerTask and override `optimizer` and `scheduler`"),
         ("compute_loss_func", "subclass TrainerTask and override `loss`"),
-        ("evaluation_dataset", "Trainer has no such argument"),
+        ("evaluation_dataset", "nor does Trainer"),
     ],
 )
 def test_arguments_of_trainer_that_a_study_has_not_are_refused(name: str, remedy: str, tmp_path: Path) -> None:

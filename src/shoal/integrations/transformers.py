@@ -145,8 +145,7 @@ class TrainerTask(Task):
         if are_callbacks(callbacks, "EarlyStoppingCallback"):
             others.pop("callbacks", None)
         for name in others:
-            why = _OTHERS.get(name, "Trainer has no such argument")
-            raise TaskError(f"{type(self).__name__} takes no `{name}`: {why}")
+            raise TaskError(f"{type(self).__name__} takes no `{name}`: {_OTHERS.get(name, 'nor does Trainer')}")
         if not callable(model_init) or isinstance(model_init, nn.Module):
             given = "nothing" if model_init is None else f"a {type(model_init).__name__}"
             raise TaskError(f"`model_init` must be a function that returns a model, got {given}: {_MODEL}")
@@ -166,8 +165,7 @@ class TrainerTask(Task):
         self._early_stops = [early_stop(each, args) for each in callbacks]
         self.loader_workers = args.dataloader_num_workers
         self.model_init = model_init
-        self.peft_config = peft_config
-        self._adapter_fields = adapter_fields(peft_config)
+        self.peft_config, own_names = peft_config, adapter_fields(peft_config)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.data_collator = data_collator or _default_collator(processing_class)
@@ -175,6 +173,7 @@ class TrainerTask(Task):
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self._takes_config = _takes_config(model_init, self._function)
+        self._other_names = None if self._takes_config else own_names  # None: any
         self._asked: tuple[str, ...] = ()  # metrics of the study
         model = self._first_model()
         self._traits = _Traits.of(model, args)
@@ -188,8 +187,7 @@ class TrainerTask(Task):
         Raises:
             TaskError: The config has a name or a value that is not possible.
         """
-        others = None if self._takes_config else self._adapter_fields
-        return override(self.args, config, others, self.honoured, self._function)
+        return override(self.args, config, self._other_names, self.honoured, self._function)
 
     def data(self, config: Config) -> tuple[Dataset[Any] | DataLoader[Any], Dataset[Any] | DataLoader[Any]]:
         """Return both data sets; with `dataloader_drop_last`, loaders that leave out the last partial batch."""
