@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import share_memory
 from shoal.fuse.autotune import fastest
+from shoal.fuse.constants import constant
 from shoal.fuse.frozen import is_shared, unshare
 from shoal.fuse.guard import refuse_user_access
 from shoal.fuse.intercept import member_run
@@ -42,8 +44,8 @@ __all__ = [
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-_ALIGNED = 4
-"""Number of float32 elements in 16 bytes, of which `grouped_mm` needs all strides to be multiples."""
+_ALIGNED_BYTES = 16
+"""Bytes of which `grouped_mm` needs all strides and groups to be multiples."""
 
 
 class PaddedLinear:
@@ -56,25 +58,19 @@ class PaddedLinear:
         self._modules = modules
         self._outputs = [module.out_features for module in modules]
         self._inputs = [module.in_features for module in modules]
-        outputs, inputs = max(self._outputs), max(self._inputs)
-        grid = torch.arange(len(modules) * outputs * inputs).view(len(modules), outputs, inputs)
-        sizes = zip(grid, self._outputs, self._inputs, strict=True)
-        indices = [own[:o, :i].reshape(-1) for own, o, i in sizes]
-        self._shape = grid.shape
-        self._lowerings: dict[str, Callable[..., Tensor]] = {"padded": self._padded_product, "loop": self._loop}
-        self._weight_index = torch.cat(indices).to(modules[0].weight.device)
         self._narrow = len(set(self._inputs)) == 1  # the outputs differ in size
-        common = max(self._inputs) if self._narrow else max(self._outputs)
-        if self._narrow != (len(set(self._outputs)) == 1) and not common % _ALIGNED:
-            self._grouped_lowerings = {**self._lowerings, "grouped": self._grouped_product}
-        else:
-            self._grouped_lowerings = self._lowerings
+        self._sizes = self._outputs if self._narrow else self._inputs
+        rows = torch.arange(len(modules) * max(self._sizes)).view(len(modules), -1)
+        own = [each[:size] for each, size in zip(rows, self._sizes, strict=True)]
+        self._rows = torch.cat(own).to(modules[0].weight.device)
+        self._lowerings: dict[str, Callable[..., Tensor]] = {"padded": self._padded_product, "loop": self._loop}
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module]) -> "PaddedLinear | None":
-        """A padded layer for these modules; None if one is not a plain `nn.Linear` without bias."""
-        plain = all(type(module) is nn.Linear and module.bias is None for module in modules)
-        return cls([module for module in modules if isinstance(module, nn.Linear)]) if plain else None
+        """A padded layer for plain `nn.Linear`s without bias that differ in one size; None for other modules."""
+        linear: list[Any] = [module for module in modules if type(module) is nn.Linear and module.bias is None]
+        sizes = [{module.in_features for module in linear}, {module.out_features for module in linear}]
+        return cls(linear) if len(linear) == len(modules) and 1 in map(len, sizes) else None
 
     def __call__(self, x: Any) -> Any:
         """Results for x [..., F], stacked or `Ragged`; NotImplemented if the members' own layers must run."""
@@ -93,36 +89,49 @@ class PaddedLinear:
             batch_axes = int(isinstance(x, Stacked))  # 1 if there is a leading axis B, else 0
             flat = data.flatten(batch_axes, -2)
             out = fastest("padded linear", self._lowerings_for(flat), (flat, *weights), bool(batch_axes))
-            out = out.view(len(weights), *data.shape[batch_axes:-1], self._shape[1])
+            out = out.view(len(weights), *data.shape[batch_axes:-1], max(self._outputs))
         return Stacked(out) if len(set(self._outputs)) == 1 else Ragged.of_padded(out, self._outputs)
 
     def _padded_product(self, x: Tensor, *weights: Tensor) -> Tensor:
         """The padded product: x, [B, N, F] or [N, F] -> [B, N, O]."""
-        if self._weight_index.device != x.device:  # the array has been moved
-            self._weight_index = self._weight_index.to(x.device)
-        flat = torch.cat([weight.reshape(-1) for weight in weights])
-        padded = flat.new_zeros(self._shape.numel()).index_copy(0, self._weight_index, flat).view(self._shape)
-        if x.dim() == 3:
-            return batched_linear(x, padded, None)
-        return shared_input_linear(x, padded, None).contiguous()
+        if self._rows.device != x.device:  # the array has been moved
+            self._rows = self._rows.to(x.device)
+        rows = torch.cat([weight if self._narrow else weight.t() for weight in weights])
+        members, size = len(weights), max(self._sizes)
+        padded = rows.new_zeros(members * size, rows.shape[1]).index_copy(0, self._rows, rows).view(members, size, -1)
+        if not self._narrow:
+            return torch.bmm(x, padded)
+        return batched_linear(x, padded, None) if x.dim() == 3 else shared_input_linear(x, padded, None).contiguous()
 
     def _lowerings_for(self, x: Tensor) -> dict[str, Callable[..., Tensor]]:
-        """The lowerings for an input: grouped products are not for autocast and traces, and on a GPU may wait."""
-        plain = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        return self._grouped_lowerings if plain and _get_current_dispatch_mode() is None else self._lowerings
+        """The lowerings for an input: grouped products are not for autocast and traces.
+
+        On a GPU only bfloat16 has a kernel for all groups, on Hopper and Blackwell; elsewhere the host waits and loops.
+        """
+        kind = x.device.type
+        if kind == "cpu":
+            known = x.dtype in (torch.float32, torch.bfloat16)
+        else:
+            known = x.dtype == torch.bfloat16 and kind == "cuda" and torch.version.cuda is not None
+            known = known and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
+        starts = x.storage_offset(), self._inputs[0] if self._narrow else self._outputs[0]
+        if not known or len(set(self._sizes)) == 1 or any(at * x.element_size() % _ALIGNED_BYTES for at in starts):
+            return self._lowerings
+        plain = not torch.is_autocast_enabled(kind) and _get_current_dispatch_mode() is None
+        return {**self._lowerings, "grouped": self._grouped_product} if plain else self._lowerings
 
     def _grouped_product(self, x: Tensor, *weights: Tensor) -> Tensor:
         """As `_padded_product`, by products of the members' own sizes, each rounded up to 16 bytes."""
-        sizes = self._outputs if self._narrow else self._inputs
-        rounded = [size + -size % _ALIGNED for size in sizes]
-        ends = torch.tensor(rounded, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        sizes, aligned = self._sizes, _ALIGNED_BYTES // x.element_size()
+        rounded = [size + -size % aligned for size in sizes]
+        ends = constant(list(accumulate(rounded)), torch.int32, x.device)
         rows = [weight if self._narrow else weight.t() for weight in weights]
         joined = torch.cat([F.pad(row, (0, 0, 0, more - len(row))) for row, more in zip(rows, rounded, strict=True)])
         if self._narrow:
             x = x.contiguous()
             out = F.linear(x, joined) if x.dim() == 2 else F.grouped_mm(x, joined.t(), offs=ends)
             parts = zip(torch.split(out, rounded, 1), sizes, strict=True)
-            return torch.stack([F.pad(part[:, :size], (0, self._shape[1] - size)) for part, size in parts])
+            return torch.stack([F.pad(part[:, :size], (0, max(sizes) - size)) for part, size in parts])
         own = zip(x.unbind(0), sizes, rounded, strict=True)
         columns = torch.cat([F.pad(one[:, :size], (0, more - size)) for one, size, more in own], 1)
         out = F.grouped_mm(columns, joined, offs=ends)
@@ -133,7 +142,7 @@ class PaddedLinear:
     def _loop(self, x: Tensor, *weights: Tensor) -> Tensor:
         inputs = x.unbind(0) if x.dim() == 3 else [x] * len(weights)
         rows = [F.linear(own[:, : weight.shape[1]], weight) for own, weight in zip(inputs, weights, strict=True)]
-        return torch.stack([F.pad(row, (0, self._shape[1] - row.shape[1])) for row in rows])
+        return torch.stack([F.pad(row, (0, max(self._outputs) - row.shape[1])) for row in rows])
 
 
 class UnfusedModule(nn.Module):
