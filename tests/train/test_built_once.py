@@ -27,6 +27,7 @@ from shoal.train import profile
 from shoal.train.checkpoint import Checkpoint, load_newest
 from shoal.train.control import JobControl
 from shoal.train.data.datasets import DataSets
+from shoal.train.memory import MemoryMeter
 from shoal.train.profile import FREE_SECONDS, PREVIEW_SECONDS, measure
 from shoal.train.run import Trainer, _free_seconds
 from shoal.train.signature_builder import SignatureBuilder
@@ -438,8 +439,13 @@ def counted_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if a process used no memory but that of its live tensors, which a step has most of when it ends."""
     gc.collect()
     gc.freeze()
-    for name in ("_memory_used", "_memory_peak"):
-        monkeypatch.setattr(profile, name, lambda device: live_bytes())
+
+    def during(meter: MemoryMeter, step: Any) -> tuple[Any, int]:
+        before = live_bytes()
+        return step(), live_bytes() - before
+
+    monkeypatch.setattr(MemoryMeter, "used", lambda meter: live_bytes())
+    monkeypatch.setattr(MemoryMeter, "during", during)
     yield
     gc.unfreeze()
 

@@ -1,5 +1,6 @@
 """The array sizes that a profile job measures, depending on the amount of waiting work."""
 
+from itertools import chain, repeat
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.trial import Trial
 from shoal.task import Task
 from shoal.train.data.datasets import DataSets
+from shoal.train.memory import MemoryMeter
 from shoal.train.profile import (
     FREE_SECONDS,
     MEASURING_SHARE,
@@ -105,9 +107,9 @@ class Kept(Small):
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_memory_is_for_members_with_two_tensors_of_state(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other members of the same structure may use another optimizer."""
-    used = iter([10**6, 2 * 10**6, 5 * 10**6, 5 * 10**6])  # at first, with the trial, with its copy, before the step
-    monkeypatch.setattr("shoal.train.profile._memory_used", lambda device: next(used))
-    monkeypatch.setattr("shoal.train.profile._memory_peak", lambda device: 10 * 10**6)
+    used = chain([10**6, 2 * 10**6], repeat(5 * 10**6))  # at first, with the trial, from its copy on
+    monkeypatch.setattr(MemoryMeter, "used", lambda meter: next(used))
+    monkeypatch.setattr(MemoryMeter, "during", lambda meter, step: (step(), 5 * 10**6))
     task = Kept()
     member = Member(Trial(0, {"lr": 0.01, "optimizer": optimizer}, seed=0, data_seed=0), 0, 1)
     profile = measure(state_of(task), Array(FusionKey("", "", 4), (member,)), 10**9)

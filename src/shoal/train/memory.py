@@ -1,7 +1,8 @@
 """Device memory of a training job: measures the peak, and frees memory when an array ends."""
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 
@@ -9,10 +10,32 @@ from shoal.core.array import FusionKey
 from shoal.core.event import MemoryMeasured
 from shoal.host.processes import own_memory
 
-__all__ = ["MemoryTracker", "limit_memory", "release_cached_memory"]
+__all__ = ["MemoryMeter", "MemoryTracker", "limit_memory", "release_cached_memory"]
 
 REPORTED_GROWTH = 1.05
 """Growth factor of the peak after which the peak is reported again, as it is for new members."""
+
+
+T = TypeVar("T")
+
+
+class MemoryMeter:
+    """Counts bytes on a device: those of live tensors on a GPU, else those of this process (`own_memory`)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def used(self) -> int:
+        """Return the bytes in use."""
+        return int(torch.cuda.memory_allocated(self._device)) if self._device.type == "cuda" else own_memory()
+
+    def during(self, step: Callable[[], T]) -> tuple[T, int]:
+        """Call a function; return its result, and the bytes that it adds at its peak, on a CPU those that it leaves."""
+        before = self.used()
+        if self._device.type != "cuda":
+            return step(), own_memory() - before
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return step(), int(torch.cuda.max_memory_allocated(self._device)) - before
 
 
 class MemoryTracker:

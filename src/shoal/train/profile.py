@@ -24,13 +24,13 @@ from shoal.fuse.frozen import is_lent, large_frozen, share_frozen
 from shoal.fuse.model_copy import find_unbindable
 from shoal.fuse.race import RaceRules, choose_fastest
 from shoal.fuse.rows import bytes_of
-from shoal.host.processes import own_memory
 from shoal.plan.cost.cost import MIN_WORK_TO_MEASURE
 from shoal.train.bases import bases_of
 from shoal.train.best_epoch import best_bytes
 from shoal.train.data.batches import Batches
 from shoal.train.failures import outcome_of
 from shoal.train.fused_stepper import make_stepper
+from shoal.train.memory import MemoryMeter
 from shoal.train.plain_copy import BuildSnapshot, copied_bytes, copy_trial
 from shoal.train.step_settings import StepPlan
 from shoal.train.stepper import MixedEpochsError, Stepper, StepRefusedError
@@ -89,20 +89,22 @@ def measure(
     memory: int,
     free_seconds: float = FREE_SECONDS,
     on_refusal: Callable[[str], None] = lambda reason: None,
+    meter: MemoryMeter | None = None,
 ) -> Profile:
     """Train copies of members of an array for a few steps at each of `SIZES`, in turns, and return the profile.
 
     The members that were built stay as they are, in `state.built`. Sizes are left out if building and measuring them
     would cost a large part of the time that they could save, beyond the `free_seconds`, or if all sizes together would
     take more than half of the device's `memory` in bytes. `on_refusal` gets the reason if the members cannot be one
-    array. The steps may change what `state.outside` includes.
+    array. The steps may change what `state.outside` includes. `meter` counts bytes; by default those of the device.
     """
     train, valid = state.sets.of(array.members[0].trial.config)
-    bench, device = _ArrayBenchmark(state, train, valid, array), state.device
+    device = state.device
+    bench = _ArrayBenchmark(state, train, valid, array, meter or MemoryMeter(device))
     first = next(bench.batches())
     pending_bytes = train.pending_bytes + valid.pending_bytes  # first, since it allocates the samples on a GPU
     bases_of(state.task, device).load(array.members[0].trial.config)
-    base = _memory_used(device) - state.built.bytes
+    base = bench.meter.used() - state.built.bytes
     while True:
         try:
             timed = _time_sizes(bench, first, memory, free_seconds)
@@ -149,6 +151,7 @@ class _ArrayBenchmark:
     train: Batches
     valid: Batches
     array: Array
+    meter: MemoryMeter
     refusal: str = ""
     failure: str = ""
     """Reason for which no copies take the steps."""
@@ -189,6 +192,12 @@ class _ArrayBenchmark:
         self.build_times.append(time.perf_counter() - began)
         self.state.outside.include(runtime.model)
         return runtime
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of large frozen parameters that the trials of a process share, but those of a base."""
+        models = [runtime.model for runtime, _ in self.built.values()]
+        return bytes_of(each for model in models[:1] for each in large_frozen(model) if not is_lent(each))
 
     def untouched(self) -> list[TrialRuntime]:
         """Return the trials that were built; none if a step has changed one."""
@@ -347,7 +356,7 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
         gains={members: run.stepper.gain for members, run in runs.items() if run.stepper.gain is not None},
         build_seconds=build_seconds,
         member_memory=runs[max(runs)].member_memory + best_bytes(lone.model, bench.state.of_best),
-        shared_memory=_shared_bytes(lone) + max(0, single.bytes - runs[max(runs)].bytes // max(runs)),
+        shared_memory=bench.shared_bytes + max(0, single.bytes - runs[max(runs)].bytes // max(runs)),
         cores=cpu / max(wall - delayed, cpu / torch.get_num_threads()),
         loads=runs[max(runs)].loads,
         too_expensive=too_expensive,
@@ -385,12 +394,19 @@ class _MeasuringBudget:
 
 @dataclass
 class _TimedSteps:
-    """Takes steps of trials, whose fusing took so many seconds; `bytes` are those of the copies and the first step."""
+    """Takes steps of trials, whose fusing took so many seconds.
+
+    Args:
+        held: Bytes of the copies, and of what their steps have left: gradients and state of the optimizers.
+        bytes: The peak in a step. In the first one, an optimizer has no state while there are activations.
+    """
 
     stepper: Stepper
     batches: Sequence[Any]
-    bytes: int
+    meter: MemoryMeter
+    held: int
     fuse_seconds: float
+    bytes: int = 0
     taken: int = 0
     loads: list[float] = field(default_factory=list)
 
@@ -400,32 +416,33 @@ class _TimedSteps:
     ) -> "_TimedSteps":
         """Copy and fuse trials, which are first built where they are missing."""
         bench.build(members)
-        before = _memory_used(bench.state.device)
+        before = bench.meter.used()
         trials = bench.trials(members, some)
         began = time.perf_counter()
         stepper = bench.fuse(trials)
         fuse_seconds = time.perf_counter() - began
-        return cls(stepper, batches, _memory_used(bench.state.device) - before, fuse_seconds)
+        return cls(stepper, batches, bench.meter, bench.meter.used() - before, fuse_seconds)
 
     @property
     def member_memory(self) -> int:
         """Bytes of each member at the peak, where its optimizer holds as much as any other member's may."""
         runtimes = self.stepper.runtimes
-        state = [bytes_of(state_tensors(runtime.optimizer)) for runtime in runtimes]
-        trained = bytes_of(each for each in runtimes[0].model.parameters() if each.requires_grad)
-        largest_state = max(2 * trained, *state, 0)
+        trained = [bytes_of(each for each in one.model.parameters() if each.requires_grad) for one in runtimes]
+        state = [bytes_of(state_tensors(one.optimizer)) for one in runtimes]
+        shares = [of_state / max(1, of_model) for of_state, of_model in zip(state, trained, strict=True)]
+        largest_state = int(max(2.0, *shares) * fmean(trained))
         return max(self.bytes // len(runtimes) + largest_state - int(fmean(state)), copied_bytes(runtimes[0]))
 
     def step(self) -> float:
         """Take one step; return its seconds."""
-        device, tick = self.stepper.runtimes[0].device, self.taken
-        batch = self.batches[tick % len(self.batches)]
-        before = 0 if tick else _memory_used(device)
+        stepper, tick = self.stepper, self.taken
+        batches = [self.batches[tick % len(self.batches)]] * len(stepper.runtimes)
+        before = self.meter.used()
         self.taken += 1
-        seconds = _step_seconds(self.stepper, [batch] * len(self.stepper.runtimes), tick)
-        if not tick:
-            self.bytes += _memory_peak(device) - before
-        elif _counts_load(device):
+        seconds, added = self.meter.during(lambda: _step_seconds(stepper, batches, tick))
+        self.bytes = max(self.bytes, self.held + added)
+        self.held += self.meter.used() - before
+        if tick and _counts_load(device := stepper.runtimes[0].device):
             self.loads.append(torch.cuda.utilization(device) / 100)
         return seconds
 
@@ -465,24 +482,6 @@ def _delayed_seconds() -> float:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
         return 0.0
-
-
-def _memory_used(device: torch.device) -> int:
-    """Return the bytes in use: `own_memory`, or on a GPU those of live tensors, whose peak begins anew."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return int(torch.cuda.memory_allocated(device))
-    return own_memory()
-
-
-def _memory_peak(device: torch.device) -> int:
-    """Return the most bytes since the last `_memory_used`; on a CPU those that are used now."""
-    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else own_memory()
-
-
-def _shared_bytes(runtime: TrialRuntime) -> int:
-    """Bytes of large frozen parameters that the trials of a process share, but those of a base."""
-    return bytes_of(each for each in large_frozen(runtime.model) if not is_lent(each))
 
 
 def _counts_load(device: torch.device) -> bool:
