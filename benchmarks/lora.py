@@ -23,6 +23,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -34,15 +35,16 @@ from fusion_figures import table
 from models import WORKLOADS, Phase, peft_llama
 from rivals.adapter_turns import AdapterTurns
 from rivals.arrays import Chosen, Eager
+from rivals.predicted import predicted_bytes
 from rivals.processes import Processes
 from rivals.race import race
 from rivals.rival import Cell
 from rivals.serial import Serial
 from rivals.vmap import VMap
 
-LEAST_GAIN, MOST_MEMORY, MOST_OVER_SUM, JUDGED = 2.0, 1 / 3, 1.15, 16
-"""Asked of arrays of so many members: samples per second over the best rival's, memory over the pool's, and memory over
-`sum_of_parts`."""
+LEAST_GAIN, MOST_MEMORY, MOST_OVER_SUM, MOST_OFF_PREDICTED, JUDGED = 2.0, 1 / 3, 1.15, 0.1, 16
+"""Asked of arrays of so many members: samples per second over the best rival's, memory over the pool's, memory over
+`sum_of_parts`, and the difference of memory and prediction."""
 
 
 def main() -> int:
@@ -87,6 +89,7 @@ def main() -> int:
             found = compared(findings)
             if "peak_bytes" in findings[Chosen.name]:
                 found["memory_over_sum"] = round(findings[Chosen.name]["peak_bytes"] / sum_of_parts(cell), 3)
+                found |= against_prediction(cell, base, adapters)
             figures[f"{kind} B={members}"] = found
             if members == JUDGED and not options.quick:
                 missed += [f"{kind} B={members}: {fault}" for fault in faults(found)]
@@ -134,6 +137,20 @@ def compared(findings: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+def against_prediction(
+    cell: Cell, base: peft_llama.Base, adapters: Sequence[peft_llama.Adapter]
+) -> dict[str, float]:
+    """What Shoal predicts of an array's memory before it starts, in MB, and the memory of its eager steps over that.
+
+    Every array takes a few eager steps to begin with. A step mode that is chosen later may take less.
+    """
+    predicted = predicted_bytes(cell, base, adapters)
+    array = Chosen(cell, compiling=False) if cell.workload.batch_sizes else Eager(cell)
+    array.step()
+    found = {"predicted_mb": round(predicted / 1e6, 1), "memory_over_predicted": array.peak_bytes() / predicted}
+    return {key: round(value, 3) for key, value in found.items()}
+
+
 def sum_of_parts(cell: Cell) -> float:
     """Bytes of one base, and for each member of its adapter with gradients and optimizer state, and its activations.
 
@@ -158,6 +175,8 @@ def faults(found: dict[str, float]) -> list[str]:
         said.append(f"{found['memory_over_pool']:.2f} of the pool's memory, asked {MOST_MEMORY:.2f}")
     if found.get("memory_over_sum", 0.0) > MOST_OVER_SUM:
         said.append(f"{found['memory_over_sum']:.2f} of the sum of its parts' memory, asked {MOST_OVER_SUM}")
+    if abs(found.get("memory_over_predicted", 1.0) - 1) > MOST_OFF_PREDICTED:
+        said.append(f"{found['memory_over_predicted']:.2f} of the predicted memory, asked within {MOST_OFF_PREDICTED}")
     return said
 
 

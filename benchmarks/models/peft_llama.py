@@ -39,6 +39,15 @@ class Adapter:
             r=self.rank, lora_alpha=self.alpha, target_modules=["q_proj", "k_proj", "v_proj"], task_type="CAUSAL_LM"
         )
 
+    def put_on(self, base: Any) -> nn.Module:
+        """The model with this adapter."""
+        from peft import get_peft_model
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a property of models by its older name
+            model: Any = get_peft_model(base, self.config())
+        return model.train()
+
 
 MIXED = tuple(Adapter(rank, alpha) for rank, alpha in ((4, 8), (8, 16), (16, 16), (32, 64)))
 SAME = (Adapter(8, 16),)
@@ -94,12 +103,7 @@ class Base:
 
     def adapted(self, adapter: Adapter) -> nn.Module:
         """The model with an adapter."""
-        from peft import get_peft_model
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a property of models by its older name
-            model: Any = get_peft_model(self(), adapter.config())
-        return model.train()
+        return adapter.put_on(self())
 
     def sizes(self) -> str:
         """What it is, in words."""

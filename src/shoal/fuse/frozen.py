@@ -46,7 +46,12 @@ _lent: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def of_same_memory(parameter: nn.Parameter) -> nn.Parameter:
     """Return a frozen parameter with the memory and the version of another one, so that only writes reach that one."""
-    return nn.Parameter(parameter.detach(), requires_grad=False) if type(parameter) is nn.Parameter else parameter
+    if type(parameter) is not nn.Parameter:
+        return parameter
+    copied = nn.Parameter(parameter.detach(), requires_grad=False)
+    if is_lent(parameter):
+        _lent[copied] = copied.data_ptr()
+    return copied
 
 
 def lent_copy(base: nn.Module) -> nn.Module:
@@ -116,9 +121,11 @@ def share_frozen(first: nn.Module, model: nn.Module) -> None:
 
 
 def large_frozen(model: nn.Module) -> list[nn.Parameter]:
-    """The frozen parameters that models of different arrays share: all if they are large, else packed ones alone."""
+    """The frozen parameters that models of different arrays share: all if large, else packed ones and those of a base."""
     frozen = [each for each in model.parameters() if not each.requires_grad]
-    return frozen if bytes_of(frozen) >= MIN_SHARED_BYTES else [each for each in frozen if is_packed(each)]
+    if bytes_of(frozen) >= MIN_SHARED_BYTES:
+        return frozen
+    return [each for each in frozen if is_packed(each) or is_lent(each)]
 
 
 def unshare_small(model: nn.Module) -> None:
