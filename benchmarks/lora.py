@@ -137,9 +137,7 @@ def compared(findings: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def against_prediction(
-    cell: Cell, base: peft_llama.Base, adapters: Sequence[peft_llama.Adapter]
-) -> dict[str, float]:
+def against_prediction(cell: Cell, base: peft_llama.Base, adapters: Sequence[peft_llama.Adapter]) -> dict[str, float]:
     """What Shoal predicts of an array's memory before it starts, in MB, and the memory of its eager steps over that.
 
     Every array takes a few eager steps to begin with. A step mode that is chosen later may take less.

@@ -73,7 +73,7 @@ class CellTask(shoal.Task):
 
 
 def predicted_bytes(cell: Cell, base: Base, adapters: Sequence[Adapter]) -> int:
-    """The peak of the tensors of an array of a cell's members, as a worker predicts it that has trained no array yet."""
+    """The peak of the tensors of an array of a cell's members, as predicted by a worker that has trained no array."""
     meter = MemoryMeter(cell.device) if cell.device.type == "cuda" else TensorMeter(cell.device)
     task = CellTask(cell, base, adapters)
     members = tuple(
@@ -85,7 +85,9 @@ def predicted_bytes(cell: Cell, base: Base, adapters: Sequence[Adapter]) -> int:
         before = meter.used()
         with tempfile.TemporaryDirectory() as directory:
             state = WorkerState(task, DataSets(task, cell.device), TrialCache(), cell.device, Path(directory))
-            profile = measure(state, Array(FusionKey("", "", task.micro_batch_size), members), 1 << 60, free_seconds=inf, meter=meter)
+            profile = measure(
+                state, Array(FusionKey("", "", task.micro_batch_size), members), 1 << 60, free_seconds=inf, meter=meter
+            )
         return profile.base_memory + cell.members * profile.member_memory - before
     finally:
         gc.unfreeze()

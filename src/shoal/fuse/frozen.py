@@ -121,7 +121,7 @@ def share_frozen(first: nn.Module, model: nn.Module) -> None:
 
 
 def large_frozen(model: nn.Module) -> list[nn.Parameter]:
-    """The frozen parameters that models of different arrays share: all if large, else packed ones and those of a base."""
+    """The frozen parameters that models of different arrays share: all if large, else packed ones, those of a base."""
     frozen = [each for each in model.parameters() if not each.requires_grad]
     if bytes_of(frozen) >= MIN_SHARED_BYTES:
         return frozen

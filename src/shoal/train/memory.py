@@ -10,7 +10,7 @@ from shoal.core.array import FusionKey
 from shoal.core.event import MemoryMeasured
 from shoal.host.processes import own_memory
 
-__all__ = ["MemoryMeter", "MemoryTracker", "limit_memory", "release_cached_memory"]
+__all__ = ["MemoryMeter", "MemoryTracker", "fixed_bytes", "limit_memory", "release_cached_memory"]
 
 REPORTED_GROWTH = 1.05
 """Growth factor of the peak after which the peak is reported again, as it is for new members."""
@@ -73,6 +73,11 @@ class MemoryTracker:
             return None
         self._reported = self._bytes, members
         return MemoryMeasured(self._job, members, self._bytes)
+
+
+def fixed_bytes(lone: int, array: int, members: int) -> int:
+    """Return the bytes of a step that do not grow with its members, by those of a lone member and of an array."""
+    return max(0, lone * members - array) // (members - 1) if members > 1 else 0
 
 
 def limit_memory(device: torch.device, limit: int) -> None:

@@ -30,7 +30,7 @@ from shoal.train.best_epoch import best_bytes
 from shoal.train.data.batches import Batches
 from shoal.train.failures import outcome_of
 from shoal.train.fused_stepper import make_stepper
-from shoal.train.memory import MemoryMeter
+from shoal.train.memory import MemoryMeter, fixed_bytes
 from shoal.train.plain_copy import BuildSnapshot, copied_bytes, copy_trial
 from shoal.train.step_settings import StepPlan
 from shoal.train.stepper import MixedEpochsError, Stepper, StepRefusedError
@@ -298,7 +298,7 @@ class _SizeTimes:
 
     Args:
         member_memory: Bytes that each member of the largest size adds; more if other members' optimizers may hold more.
-        shared_memory: Bytes that all members share: large frozen parameters, and workspaces of the first step.
+        shared_memory: Bytes of all members: large frozen parameters, what the first step leaves, and `fixed_bytes`.
         cores: CPU seconds per second.
         loads: Fractions of the GPU in use after each step of the largest size but its first; empty on other devices.
     """
@@ -335,8 +335,7 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
             runs[members] = _TimedSteps.of(bench, members, batches)
         else:
             too_expensive = too_expensive or budget.too_expensive(members, bench.seconds_to_build(members))
-    together = runs[max(runs)].stepper.runtimes
-    optimizer_class = type(lone.optimizer)
+    together, optimizer_class = runs[max(runs)].stepper.runtimes, type(lone.optimizer)
     others = _single_members(bench, together, optimizer_class, budget, batches)
     steps = {each: run.step for each, run in (*runs.items(), *others.items())}
     taken = choose_fastest(steps, LOCKSTEP_RULES if bench.train.lockstep else INTERLEAVED_RULES).seconds
@@ -351,14 +350,17 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
     alone = {optimizer_class: taken[1], **{other: taken[other] for other in others}}
     shortest = {members: taken[members] for members in runs}
     shortest[1] = fmean(alone.values(), [shares[each] for each in alone])
+    largest = runs[max(runs)]
+    left = max(0, single.held - largest.held // max(runs))
+    fixed = fixed_bytes(single.bytes - left, largest.bytes, max(runs))
     return _SizeTimes(
         seconds=shortest,
         gains={members: run.stepper.gain for members, run in runs.items() if run.stepper.gain is not None},
         build_seconds=build_seconds,
-        member_memory=runs[max(runs)].member_memory + best_bytes(lone.model, bench.state.of_best),
-        shared_memory=bench.shared_bytes + max(0, single.bytes - runs[max(runs)].bytes // max(runs)),
+        member_memory=largest.member_memory(fixed) + best_bytes(lone.model, bench.state.of_best),
+        shared_memory=bench.shared_bytes + left + fixed,
         cores=cpu / max(wall - delayed, cpu / torch.get_num_threads()),
-        loads=runs[max(runs)].loads,
+        loads=largest.loads,
         too_expensive=too_expensive,
         refusal=bench.refusal
         or next((run.stepper.refusal for size, run in runs.items() if size > 1 and run.stepper.refusal), ""),
@@ -423,15 +425,14 @@ class _TimedSteps:
         fuse_seconds = time.perf_counter() - began
         return cls(stepper, batches, bench.meter, bench.meter.used() - before, fuse_seconds)
 
-    @property
-    def member_memory(self) -> int:
-        """Bytes of each member at the peak, where its optimizer holds as much as any other member's may."""
+    def member_memory(self, fixed: int) -> int:
+        """Bytes of each member at the peak without `fixed`, where its optimizer holds as much as any other's may."""
         runtimes = self.stepper.runtimes
         trained = [bytes_of(each for each in one.model.parameters() if each.requires_grad) for one in runtimes]
         state = [bytes_of(state_tensors(one.optimizer)) for one in runtimes]
         shares = [of_state / max(1, of_model) for of_state, of_model in zip(state, trained, strict=True)]
         largest_state = int(max(2.0, *shares) * fmean(trained))
-        return max(self.bytes // len(runtimes) + largest_state - int(fmean(state)), copied_bytes(runtimes[0]))
+        return max((self.bytes - fixed) // len(runtimes) + largest_state - int(fmean(state)), copied_bytes(runtimes[0]))
 
     def step(self) -> float:
         """Take one step; return its seconds."""

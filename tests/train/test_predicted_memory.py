@@ -1,0 +1,143 @@
+"""The memory of an array, as it is predicted before it starts, against what its tensors take in training."""
+
+import gc
+from collections.abc import Iterator
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rivals.predicted import TensorMeter
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
+
+import shoal
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.trial import Trial
+from shoal.fuse.autotune import forced_lowerings
+from shoal.fuse.capture_decision import CaptureDecision
+from shoal.train.bases import bases_of
+from shoal.train.data.datasets import DataSets
+from shoal.train.fused_stepper import make_stepper
+from shoal.train.memory import fixed_bytes
+from shoal.train.profile import measure
+from shoal.train.step_settings import StepPlan
+from shoal.train.trial_runtime import sort_by_optimizer
+from shoal.train.worker_state import TrialCache, WorkerState
+
+CPU = torch.device("cpu")
+WIDTH, SAMPLES, MEMBERS = 64, 256, 4
+
+
+class Block(nn.Module):
+    """A frozen layer and the place of an adapter, computed again in the backward pass if `checkpointing`."""
+
+    def __init__(self, checkpointing: bool) -> None:
+        super().__init__()
+        self.checkpointing = checkpointing
+        self.frozen = nn.Linear(WIDTH, WIDTH)
+        self.down: nn.Module = nn.Identity()
+        self.up: nn.Module = nn.Identity()
+
+    def adapted(self, x: Tensor) -> Tensor:
+        """The layer's result."""
+        return x + torch.tanh(self.frozen(x) + self.up(self.down(x))).sin()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.checkpointing:
+            return self.adapted(x)
+        found: Tensor = checkpoint(self.adapted, x, use_reentrant=False)
+        return found
+
+
+class Adapters(shoal.Task):
+    """Adapters of several ranks on one base."""
+
+    def __init__(self, checkpointing: bool) -> None:
+        self.checkpointing = checkpointing
+
+    def data(self, config: Any) -> Any:
+        rows = TensorDataset(torch.randn(2 * SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0)))
+        return rows, rows
+
+    def base(self, config: Any) -> nn.Module:
+        return nn.Sequential(*(Block(self.checkpointing) for _ in range(4)))
+
+    def model(self, config: Any, base: Any) -> nn.Module:
+        for block in base:
+            block.down = nn.Linear(WIDTH, config["r"], bias=False)
+            block.up = nn.Linear(config["r"], WIDTH, bias=False)
+        return base  # type: ignore[no-any-return]
+
+    def optimizer(self, model: nn.Module, config: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return model(batch[0]).square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def meter() -> Iterator[TensorMeter]:
+    """Counts the tensors that live from now on."""
+    gc.collect()
+    gc.freeze()
+    yield TensorMeter(CPU)
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "checkpointing", "seconds"),
+    [((8,) * 4, False, 0.0), ((2, 8, 32, 6), True, inf)],
+    ids=["by a lone member", "by an array of mixed ranks, checkpointed"],
+)
+def test_the_prediction_is_within_a_tenth(
+    ranks: tuple[int, ...],
+    checkpointing: bool,
+    seconds: float,
+    meter: TensorMeter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.train.profile._step_seconds", _untimed)
+    task = Adapters(checkpointing)
+    trials = (Trial(b, {"r": rank, "batch_size": SAMPLES}, b, 7) for b, rank in enumerate(ranks))
+    members = tuple(Member(trial, 0, 2) for trial in trials)
+    config = members[0].trial.config
+    with forced_lowerings({"padded linear": "padded"}):
+        state = WorkerState(task, DataSets(task, CPU), TrialCache(), CPU, tmp_path)
+        bases_of(task, CPU).load(config)
+        train, valid = state.sets.of(config)
+        before = meter.used()
+        array = Array(FusionKey("", "", SAMPLES), members, expected_epochs=0)
+        profile = measure(state, array, 1 << 60, seconds, meter=meter)
+        predicted = profile.base_memory + MEMBERS * profile.member_memory - before
+        state.built.drop()
+        gc.collect()
+        before = meter.used()
+        runtimes = sort_by_optimizer([state.build(each) for each in members])
+        stepper = make_stepper(task, runtimes, compiling=CaptureDecision(None, MEMBERS, steps=0))
+        batch = next(StepPlan.of(task, config, train, valid).step_batches(0, 0, 7))
+        peaks = []
+        for tick in range(3):  # the first and the third are fused steps
+            held = meter.used() - before
+            _, added = meter.during(partial(stepper.train_step, [batch] * MEMBERS, [tick] * MEMBERS))
+            peaks.append(held + added)
+    assert predicted == pytest.approx(max(peaks), rel=0.1)
+    assert max(profile.step_seconds) == (MEMBERS if seconds else 1)
+
+
+def _untimed(stepper: Any, batches: Any, tick: int) -> float:
+    stepper.train_step(batches, [tick] * len(batches))
+    return 0.5 * len(batches)  # few such steps are enough
+
+
+@pytest.mark.parametrize(
+    ("lone", "array", "members", "fixed"),
+    [(7, 7, 1, 0), (10 + 3, 10 + 4 * 3, 4, 10), (3, 4 * 3, 4, 0), (3, 4 * 4, 4, 0)],
+    ids=["no array", "a fixed part", "none", "an array takes more"],
+)
+def test_bytes_that_do_not_grow_with_members(lone: int, array: int, members: int, fixed: int) -> None:
+    assert fixed_bytes(lone, array, members) == fixed
