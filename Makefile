@@ -13,8 +13,8 @@ VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms jo
 	study/test_equivalence.py study/test_engine.py $(addprefix fuse/test_,array.py rules.py optim.py capture.py step.py map_effects.py))
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
-.PHONY: demo test test-thorough test-steps test-thorough-steps format lint types docs tests tests-thorough benchmarks-quick \
-	benchmarks-thorough gpu gpu-dry-run versions wheel shape clean
+.PHONY: demo test test-thorough test-steps test-thorough-steps format lint types docs docs-check tests \
+	tests-thorough benchmarks-quick benchmarks-thorough gpu gpu-dry-run versions wheel shape clean
 
 demo: $(READY)  ## search hyper-parameters of two models on handwritten digits, then the same by two plain ways
 	$(BIN)/python benchmarks/demo.py
@@ -30,7 +30,7 @@ test test-thorough: $(READY)
 test: LIMIT = ; the limit is 900
 
 test-steps:
-	$(MAKE) $(TWO_AT_A_TIME) benchmarks-quick gpu-dry-run types docs lint
+	$(MAKE) $(TWO_AT_A_TIME) benchmarks-quick gpu-dry-run types docs-check lint
 	$(MAKE) --no-print-directory tests
 
 test-thorough-steps:
@@ -48,6 +48,9 @@ types: $(READY)
 docs: $(READY)  ## the documentation site, in build/docs
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs build/docs
 
+docs-check: $(READY)  ## that it can be built, with the same warnings; no pages are written
+	$(BIN)/sphinx-build --builder dummy --fail-on-warning --keep-going --quiet docs build/docs-check
+
 # A process for each core; one that has nothing left to do takes tests over from another.
 tests tests-thorough: $(READY)
 	$(BIN)/pytest --numprocesses logical --dist worksteal $(if $(findstring thorough,$@),--thorough)
@@ -64,6 +67,7 @@ quick-%: $(READY)
 benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/algorithms.py --quick --tasks digits cifar --algorithms Hyperband ASHA
 	$(BIN)/python benchmarks/simulation_fuzz.py --faults
+	$(BIN)/python benchmarks/mutations.py --programs 1
 	$(BIN)/python benchmarks/searches.py --quick --searches
 	$(BIN)/python benchmarks/placement.py --quick --mixes "arithmetic + input"
 	$(BIN)/python benchmarks/time_sharing.py --bins 20
@@ -79,7 +83,7 @@ gpu:  ## measurements and tests that need an NVIDIA GPU, in at most 40 minutes; 
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tools/gpu.py
 
 gpu-dry-run: $(READY)  ## all of these at toy size on a CPU; their results are not kept
-	$(BIN)/python tools/gpu.py --dry-run
+	$(BIN)/python tools/quick.py --measurements
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -46,10 +46,10 @@ def main() -> int:
     missed: list[str] = []
     print(f"{'':34}{'forward+backward':>18}{'optimizer':>11}{'rest':>6}{'waits':>7}   in the graph", flush=True)
     for name in options.models:
-        for kind, make in OPTIMIZERS.items():
+        for kind in options.optimizers:
             for mode in MODES:
                 title = f"{name}, {kind}, {mode}"
-                found = measured(name, make, mode, options.members)
+                found = measured(name, OPTIMIZERS[kind], mode, options.members)
                 figures[title] = found
                 missed += [f"{title}: {fault}" for fault in faults(mode, found)]
                 print(row(title, found), flush=True)
@@ -60,11 +60,12 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--optimizers", nargs="*", default=list(OPTIMIZERS), choices=list(OPTIMIZERS))
     parser.add_argument("--members", type=int, default=8)
-    parser.add_argument("--quick", action="store_true", help="two models, four members")
+    parser.add_argument("--quick", action="store_true", help="two models, four members, Adam")
     options = parser.parse_args()
     if options.quick:
-        options.models, options.members = ["mlp", "transformer"], 4
+        options.models, options.members, options.optimizers = ["mlp", "transformer"], 4, ["Adam"]
     return options
 
 

@@ -12,9 +12,10 @@ members are compared; so the result does not depend on the machine.
 The copies of the proof train by code that plain trials use as well (`PlainStepper`, averages of weights, the random
 keys of one trial): the proof cannot find a fault in that, so none is planted there.
 
-    python benchmarks/mutations.py [--quick] [--slow] [--faults NAME ...]
+    python benchmarks/mutations.py [--programs 1] [--quick] [--slow] [--faults NAME ...]
 
-A quick run tries each fault with the first of its programs, and measures what it changes only if it is not found.
+With `--programs 1` each fault is tried with the first of its programs, and what it changes is measured only if it is
+not found; a quick run does so with every tenth fault.
 """
 
 import argparse
@@ -219,17 +220,23 @@ def change(program: str, fault: Fault) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="each fault with one program")
+    parser.add_argument("--programs", type=int, help="each fault with the first so many of its programs, none rare")
+    parser.add_argument("--quick", action="store_true", help="every tenth fault, with one program")
     parser.add_argument("--slow", action="store_true", help="steps take long, so fewer members are compared")
     parser.add_argument("--faults", nargs="+", metavar="NAME", help="only these; prints the reasons")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.slow:
         Clock.step_seconds = SLOW_STEP
-    chosen = [fault for fault in FAULTS if not (options.quick and fault.rare)]
-    chosen = [fault for fault in chosen if not options.faults or fault.name in options.faults]
+    if options.quick:
+        options.programs = 1
+    chosen = [fault for fault in FAULTS if not (options.programs and fault.rare)]
+    if options.faults:
+        chosen = [fault for fault in chosen if fault.name in options.faults]
+    elif options.quick:
+        chosen = chosen[::10]
     missed = []
-    programs = sorted({name for fault in chosen for name in _programs(fault, options.quick)})
+    programs = sorted({name for fault in chosen for name in _programs(fault, options.programs)})
     for program in programs:
         if (seen := search(program, None, exact=True)).reason or seen.failure:
             missed.append(f"{program} is refused without a fault: {seen.reason or seen.failure}")
@@ -237,9 +244,9 @@ def main() -> int:
     changing, steps = 0, []
     for fault in chosen:
         found, unfound = [], []
-        for program in _programs(fault, options.quick):
+        for program in _programs(fault, options.programs):
             seen = search(program, fault, exact=True)
-            if not options.quick or not seen.reason:
+            if not options.programs or not seen.reason:
                 if (factor := change(program, fault)) <= FACTOR:
                     continue
                 if not seen.reason:
@@ -265,8 +272,8 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def _programs(fault: Fault, quick: bool) -> Iterator[str]:
-    yield from fault.programs[:1] if quick else fault.programs
+def _programs(fault: Fault, most: int | None) -> Iterator[str]:
+    yield from fault.programs[:most]
 
 
 if __name__ == "__main__":

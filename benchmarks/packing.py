@@ -99,7 +99,7 @@ def arguments() -> argparse.Namespace:
     look_for_data(parser, quick=options.quick)
     options.samples, options.pictures = SAMPLES, None
     if options.quick:
-        WAYS["shoal"] = partial(ours.Chosen, settled=1)
+        WAYS["shoal"] = partial(ours.Chosen, settled=1, planned=100)
         options.pictures, options.packings = 400, ["cost"]
         options.samples, options.rounds, options.sizes, options.most, options.searches = 100, 1, [2], 3, 1
         options.seconds = 0.0

@@ -110,6 +110,14 @@ def finished(finished_study: Path, tmp_path: Path) -> Any:
     return shoal.Study(shutil.copytree(finished_study, tmp_path / "study"))
 
 
+@pytest.fixture
+def own_history() -> None:
+    """An empty job history where the last test had its own: in another environment a test would have no warm server."""
+    from shoal.plan.cost.history import history_path
+
+    history_path().unlink(missing_ok=True)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     """All tests have one environment, so that a local back end has the server of the last one, and the same path of

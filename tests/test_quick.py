@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path[0] = sys.argv.pop(1)
 import quick
 quick.BENCHMARKS = Path(sys.argv.pop(1))
-quick._import = lambda: None  # torch is not needed here
+quick._import = lambda names: None  # torch is not needed here
 sys.exit(quick.main())
 """
 SCRIPTS = {

@@ -39,7 +39,7 @@ from typing import Any
 
 from gpu_measurements import MEASUREMENTS, Measurement
 
-__all__ = ["code_of", "main", "page", "probe", "take"]
+__all__ = ["code_of", "environment_of_measurements", "figures_of", "main", "page", "probe", "take"]
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "benchmarks"
@@ -158,7 +158,7 @@ def take(
         seconds = time.monotonic() - began
         output.seek(0)
         lines = output.read().strip().splitlines()
-    figures = _object(lines[-1]) if lines else None
+    figures = figures_of("\n".join(lines))
     outcome, reason = "done", ""
     if status is None:
         outcome, reason, figures = "cut off", f"not done in {limit:.0f} s", None
@@ -197,10 +197,10 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _object(line: str) -> dict[str, Any] | None:
-    """The JSON object of a line, if it is one."""
+def figures_of(output: str) -> dict[str, Any] | None:
+    """The JSON object in the last line of an output, if it is one."""
     try:
-        found = json.loads(line)
+        found = json.loads(_last(output))
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

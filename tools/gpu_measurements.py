@@ -71,13 +71,13 @@ def _micro(name: str, title: str, least: int, most: int, *parts: str) -> Measure
     return Measurement(name, title, least, most, command, (*command, "--quick"), code)
 
 
-def _fusion(name: str, title: str, dtype: str, toy: str) -> Measurement:
+def _fusion(name: str, title: str, dtype: str) -> Measurement:
     command = (
         "benchmarks/fusion.py", "--models", "resnet18", "transformer", "bert-medium", "dcgan",
         "pointnet-classification", "mobilenet", "--sizes", "8", "--largest", "--seconds", "0.6", "--rounds", "3",
         "--budget", "{seconds}", "--dtype", dtype,
     )  # fmt: skip
-    quick = ("benchmarks/fusion.py", "--models", toy, "--dtype", dtype, "--quick")
+    quick = ("benchmarks/fusion.py", "--models", "mlp", "--dtype", dtype, "--quick")
     code = (*FUSE, *RIVALS, "benchmarks/fusion.py")
     return Measurement(name, title, 150, 540, command, quick, code, (*CORE, "transformers"))
 
@@ -103,8 +103,8 @@ MEASUREMENTS = (
     ),
     _micro("lowerings", "3. Lowerings of optimizers and convolutions", 40, 120, "optimizers", "convolutions"),
     _micro("hazards", "3. Workspaces of recorded steps", 20, 60, "hazards"),
-    _fusion("fusion", "4. Fusion, float32", "float32", "mlp"),
-    _fusion("fusion-bf16", "4. Fusion, bfloat16", "bfloat16", "transformer"),
+    _fusion("fusion", "4. Fusion, float32", "float32"),
+    _fusion("fusion-bf16", "4. Fusion, bfloat16", "bfloat16"),
     Measurement(
         "lora", "5. LoRA on a Llama of the sizes of 3.2 1B", 90, 300,
         (

@@ -46,11 +46,12 @@ class Chosen(Way):
     Args:
         cell: to be trained.
         settled: epochs after which the ways that are still open are not waited for.
+        planned: epochs that trials have left, by which it is judged whether to compile pays.
     """
 
     name = "shoal"
 
-    def __init__(self, cell: Cell, settled: int = SETTLED) -> None:
+    def __init__(self, cell: Cell, settled: int = SETTLED, planned: int = 1_000_000) -> None:
         super().__init__(cell)
         task, place = cell.task, cell.device
         sets = DataSets(task, place)
@@ -58,7 +59,7 @@ class Chosen(Way):
         keys, *_ = SignatureBuilder(task, sets).find_keys(trials)
         members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
-            members.setdefault(keys[trial.number], []).append(Member(trial, 0, 1_000_000))
+            members.setdefault(keys[trial.number], []).append(Member(trial, 0, planned))
         worker_state = WorkerState(task, sets, TrialCache(), place, Path(tempfile.mkdtemp()))
         device = next(iter(discover(str(place) if place.type == "cuda" else "cpu:1")))[1]
         history = History("")

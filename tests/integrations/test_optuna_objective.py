@@ -17,6 +17,8 @@ from shoal.core.errors import ShoalError, TaskError
 from shoal.core.trial import TrialState
 from shoal.integrations.optuna import optuna_objective
 
+pytestmark = pytest.mark.usefixtures("own_history")
+
 
 def conditional(trial: optuna.Trial) -> float:
     kind = trial.suggest_categorical("kind", ["sgd", "adam"])
@@ -38,11 +40,6 @@ class OddPruner(optuna.pruners.BasePruner):
 
     def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
         return trial.number % 2 == 1 and trial.last_step == 1
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

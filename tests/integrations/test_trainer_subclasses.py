@@ -130,11 +130,6 @@ def ordered(kind: type[Trainer], make: Callable[[], nn.Module], task: TrainerTas
     return trainer
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-
-
 RATES = {"learning_rate": shoal.loguniform(3e-3, 1e-2)}
 
 

@@ -10,14 +10,11 @@ import torch
 from plain import tune
 
 import shoal
-from shoal.plan.cost.history import history_path
 from shoal.train import fused_stepper
 
 
 @pytest.fixture(autouse=True)
-def own_history() -> None:
-    """An empty one where the last test had its own: in an environment of its own a test would have no warm server."""
-    history_path().unlink(missing_ok=True)
+def each_has_its_own_history(own_history: None) -> None: ...
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,15 +1,13 @@
 """Fixtures for studies on small models: a job history per test, and one thread."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True)
-def own_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+def each_has_its_own_history(own_history: None) -> None: ...
 
 
 @pytest.fixture(autouse=True, scope="module")
