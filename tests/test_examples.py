@@ -49,9 +49,12 @@ def test_rule(script, tmp_path):
     assert re.fullmatch(r"16 members: \d+\.\d ms in a loop, \d+\.\d ms by the rule\n", printed)
 
 
-def test_command(shoal, tmp_path):
-    search = ["--metric", "accuracy", "--mode", "max", "--algorithm", "successive_halving"]
-    search += ["--trials", "2", "--epochs", "3"]
+@pytest.mark.parametrize(
+    ("algorithm", "trials"), [("random", 1), pytest.param("successive_halving", 2, marks=pytest.mark.thorough)]
+)
+def test_command(algorithm, trials, shoal, tmp_path):
+    search = ["--metric", "accuracy", "--mode", "max", "--algorithm", algorithm]
+    search += ["--trials", str(trials), "--epochs", "3"]
     place = ["--directory", "study", "--devices", "cpu:2", "--json"]
     program = [sys.executable, str(EXAMPLES / "command.py"), "--lr", "{lr}", "--decay", "{decay}"]
     command = ["run", "--space", EXAMPLES / "command.toml", *search, *place, "--", *program]
@@ -72,7 +75,11 @@ TEXT = EXAMPLES.parent / "docs" / "fusion.md"
 SHORT = ["--trials", "4", "--epochs", "2"]
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.in_turns(6)
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param("local", marks=pytest.mark.thorough, id="as it stands"), pytest.param("inline", id="in one process")],
+)
 @pytest.mark.parametrize(
     ("name", "arguments", "promised", "low", "high", "kept"),
     [
@@ -104,8 +111,14 @@ SHORT = ["--trials", "4", "--epochs", "2"]
         ),
     ],
 )
-def test_a_search_with_another_library(name, arguments, promised, low, high, kept, script, tmp_path):
-    status, printed, errors = script(EXAMPLES / f"{name}.py", *arguments, cwd=tmp_path)
+def test_a_search_with_another_library(name, arguments, promised, low, high, kept, backend, script, tmp_path):
+    """In one process, it imports the other library once."""
+    path = EXAMPLES / f"{name}.py"
+    if backend == "inline":
+        text, path = path.read_text(), tmp_path / f"{name}.py"
+        assert text.count("algorithm=") == 1
+        path.write_text(text if "backend=" in text else text.replace("algorithm=", "backend='inline', algorithm="))
+    status, printed, errors = script(path, *arguments, cwd=tmp_path)
     assert status == 0, errors
     best = re.search(promised, printed)
     assert best is not None
