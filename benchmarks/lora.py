@@ -187,9 +187,7 @@ def arguments() -> argparse.Namespace:
         default=list(peft_llama.ADAPTERS),
         help="what members differ in: nothing, ranks, ranks and batch sizes",
     )
-    parser.add_argument(
-        "--dtype", choices=["float32", "bfloat16"], help="of the base; on a GPU bfloat16"
-    )
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="of the base; on a GPU bfloat16")
     parser.add_argument("--checkpointing", action="store_true", help="compute layers again in the backward pass")
     parser.add_argument("--sizes", nargs="*", type=int, default=[4, 16], help="numbers of members B")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each way in each cell of the table")
