@@ -21,7 +21,7 @@ sys.path[:] = {path!r}
 import shoal, tasks
 from plain import tune
 space = {{"lr": shoal.grid([0.01, 0.03]), "width": shoal.grid([6, 8]), "momentum": 0.9, "step_size": 2}}
-tune(tasks.Signals(signal.{name}, Path({marker!r})), space, Path({directory!r}), algorithm=shoal.Grid(40),
+tune(tasks.Signals(signal.{name}, Path({marker!r})), space, Path({directory!r}), algorithm=shoal.Grid({epochs}),
      backend={backend!r}, devices="cpu:2", checkpoint_seconds=0.0)
 print("complete")
 """
@@ -32,12 +32,12 @@ def test_a_study_whose_engine_is_killed_goes_on_as_if_it_had_not_been(
 ) -> None:
     directory, marker, program = tmp_path / "study", tmp_path / "sent", tmp_path / "program.py"
     values = {"path": sys.path, "name": "SIGKILL", "marker": str(marker), "directory": str(directory)}
-    program.write_text(PROGRAM.format(backend="local", **values))
+    program.write_text(PROGRAM.format(backend="local", epochs=20, **values))
     done = shoal("run", program, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert TrialState.COMPLETE not in {row.state for row in Study(directory).trials}
     study = resume(directory, show_progress=False)
-    assert [(row.state, row.epoch) for row in study.trials] == [(TrialState.COMPLETE, 40)] * 4
+    assert [(row.state, row.epoch) for row in study.trials] == [(TrialState.COMPLETE, 20)] * 4
     assert "orphaned" in {job.outcome for job in jobs(directory)}
     check_plain(study, tasks.Momentum())
 

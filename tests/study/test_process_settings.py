@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,12 @@ WANTED = {
 
 
 @pytest.mark.parametrize("backend", ["local", "inline"])
-def test_they_outlive_the_process_that_has_set_them(backend: str, tmp_path: Path) -> None:
+def test_they_outlive_the_process_that_has_set_them(
+    backend: str, shoal: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(SCRIPT.format(path=sys.path, folder=str(tmp_path)))
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = shoal("run", program, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     study = resume(tmp_path / "study", backend=backend, show_progress=False)
     again = study.rerun(0)

@@ -28,7 +28,7 @@ def test_a_job_at_its_time_limit_is_saved_and_requeued_and_goes_on(
 ) -> None:
     directory, marker, program = tmp_path / "study", tmp_path / "sent", tmp_path / "program.py"
     values = {"path": sys.path, "name": "SIGUSR1", "marker": str(marker), "directory": str(directory)}
-    program.write_text(PROGRAM.format(backend="inline", **values))
+    program.write_text(PROGRAM.format(backend="inline", epochs=6, **values))
     with fake_cluster(tmp_path / "slurm", monkeypatch, ["ash"]) as slurm:
         monkeypatch.setenv("SLURM_JOB_ID", "12")
         first = shoal("run", program, cwd=tmp_path)
