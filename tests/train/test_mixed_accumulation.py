@@ -240,3 +240,12 @@ def test_the_number_of_batches_makes_no_other_structure_on_a_base() -> None:
     assert key(Accumulates(), batches=1) == key(Accumulates(), batches=4)
     assert key(ByStep(), batches=1) != key(ByStep(), batches=4), "their epochs end at different samples"
     assert key(WithoutBase(), batches=1) != key(WithoutBase(), batches=4), "they share no products"
+
+
+@pytest.mark.parametrize("name", ["base", "steps_per_epoch", "precision"])
+def test_steps_divided_otherwise_are_another_structure_where_they_cannot_mix(name: str) -> None:
+    """Four samples twice, and eight in two micro-batches: as many batches of a step, of which one array would mix."""
+    returned = {"base": None, "steps_per_epoch": 3, "precision": "16-mixed"}[name]
+    task = type("Divided", (Sized,), {name: lambda self, config: returned})()
+    assert key(task, size=4, batches=2) != key(task, size=8, batches=1)
+    assert key(Sized(), size=4, batches=2) == key(Sized(), size=8, batches=1)

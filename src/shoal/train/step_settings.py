@@ -105,8 +105,9 @@ class StepSettings:
         their epochs end together, and there is no loss scale, since one is updated after each step of all members.
         """
         differ = on_base and self.steps_per_epoch is None and not self.scales_loss
-        found = (self.eval_batch_size, 1 if differ else self.accumulate, self.precision, self.steps_per_epoch)
-        return () if found == (self.batch_size, 1, "32", None) else found
+        division = (1, 1) if differ else self.division
+        found = (self.eval_batch_size, *division, self.precision, self.steps_per_epoch)
+        return () if found == (self.batch_size, 1, 1, "32", None) else found
 
     @property
     def division(self) -> tuple[int, int]:
