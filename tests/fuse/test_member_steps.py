@@ -1,6 +1,5 @@
 """Members of one array whose steps have different numbers of batches: eager, captured and compiled as alone."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -142,63 +141,60 @@ def test_the_fastest_mode_is_found_by_runs_of_batches() -> None:
             torch.testing.assert_close(found, parameter, rtol=1e-9, atol=1e-12)
 
 
-class Longer(nn.Module):
-    """Has a layer that only batches of three samples reach, if it is asked for."""
+class Gated(nn.Module):
+    """A model with a layer that only batches of six samples use."""
 
-    def __init__(self, more: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.first, self.more, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-        if not more:
-            self.more.requires_grad_(False)
+        self.first, self.more, self.last = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x).tanh()
-        out: Tensor = self.last(self.more(x).tanh() if len(x) == 3 else x)
+        hidden = self.first(x)
+        out: Tensor = self.last(hidden + self.more(hidden) if len(x) == 6 else hidden.tanh())
         return out
 
 
-@pytest.mark.parametrize("more", [False, True], ids=["the same layers", "a further layer"])
-@pytest.mark.parametrize("sizes", [(2, 3), (1, 2)])
-@pytest.mark.parametrize("lowering", ["kernels", "elementwise"])
-def test_batches_of_other_shapes_run_eagerly_in_between(sizes: tuple[int, int], lowering: Any, more: bool) -> None:
-    a_pass, count = 4, 20
-    made = torch.Generator().manual_seed(1)
-    rows = [3 if n % a_pass == a_pass - 1 else 5 for n in range(count)]
-    data = [torch.randn(n, 4, dtype=torch.float64, generator=made) for n in rows]
-
-    def ends(number: int, size: int) -> bool:
-        return (number % a_pass + 1) % size == 0 or number % a_pass + 1 == a_pass
-
-    def steps(number: int) -> MemberSteps:
-        return MemberSteps(
-            data[number],
-            torch.tensor([1 / size for size in sizes], dtype=torch.float64),
-            torch.tensor([number % a_pass % size == 0 for size in sizes]),
-            torch.tensor([ends(number, size) for size in sizes]),
-        )
-
+@pytest.mark.parametrize(
+    ("sizes", "pass_batches", "samples"),
+    [
+        ([2, 3], 4, [5, 5, 5, 5, 5, 5, 7, 7, 5, 5, 7, 7]),  # batches 5 to 7: captured, then eager with other counts
+        ([2, 3], 6, [5, 5, 5, 5, 5, 5, 6, 6, 5, 6, 6, 5]),  # batch 8 ends a step, to which 6 has given more gradients
+    ],
+    ids=["counts", "parameters"],
+)
+def test_eager_steps_among_captured_ones(sizes: list[int], pass_batches: int, samples: list[int]) -> None:
     torch.manual_seed(0)
-    first = Longer(more).double()
-    array = fuse([copy.deepcopy(first) for _ in sizes])
-    optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=0.01) for m in array.members]
-    fused = fuse_optimizers(optimizers, array, lowering=lowering)
-    step, captured, taken = TrainingStep(array, fused, loss, ("eager",)), None, 0
-    for number in range(count):
-        if number == a_pass + 1:
-            captured = CapturedStep(array, fused, loss, steps(0), compiling=False)
-        if captured is not None and captured.fits(steps(number)):
-            captured(steps(number))
-            taken += 1
-        else:
-            step(steps(number))
-    assert taken > 5
-    for size, member in zip(sizes, array.members, strict=True):
-        model = copy.deepcopy(first)
-        update = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    own, others = ([Gated().double() for _ in sizes] for _ in range(2))
+    for model, other in zip(own, others, strict=True):
+        other.load_state_dict(model.state_dict())
+    data = [torch.randn(count, 4, dtype=torch.float64) for count in samples]
+
+    def place(number: int, size: int) -> tuple[float, bool, bool]:
+        """Weight of a batch in a step, and whether it begins and ends it."""
+        at = number % pass_batches
+        last = min(pass_batches, at - at % size + size) - 1
+        return 1 / (last - at + at % size + 1), at % size == 0, at == last
+
+    array = fuse(own)
+    fused = fuse_optimizers([torch.optim.AdamW(model.parameters(), 0.01) for model in own], array, lowering="kernels")
+    eager, captured, modes = TrainingStep(array, fused, loss, ("eager",)), None, []
+    for number, x in enumerate(data):
+        weights, begins, ends = zip(*(place(number, size) for size in sizes), strict=True)
+        batch = MemberSteps(x, torch.tensor(weights, dtype=torch.float64), torch.tensor(begins), torch.tensor(ends))
+        if number == pass_batches - 2:
+            captured = CapturedStep(array, fused, loss, batch, compiling=False)
+        takes = captured if captured is not None and captured.fits(batch) else eager
+        takes(batch)
+        modes.append(takes is captured)
+    assert True in modes[:-1]
+    assert False in modes[modes.index(True) :]
+    for b, (model, size) in enumerate(zip(others, sizes, strict=True)):
+        update = torch.optim.AdamW(model.parameters(), 0.01)
         for number, x in enumerate(data):
-            (loss(model, x) / size).backward()
-            if ends(number, size):
+            weight, _, ends = place(number, size)
+            (loss(model, x) * weight).backward()
+            if ends:
                 update.step()
                 update.zero_grad()
-        for found, parameter in zip(member.parameters(), model.parameters(), strict=True):
+        for found, parameter in zip(array.members[b].parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(found, parameter, rtol=1e-9, atol=1e-12)
