@@ -114,7 +114,7 @@ def test_memory_is_for_members_with_two_tensors_of_state(optimizer: str, monkeyp
     member = Member(Trial(0, {"lr": 0.01, "optimizer": optimizer}, seed=0, data_seed=0), 0, 1)
     profile = measure(state_of(task), Array(FusionKey("", "", 4), (member,)), 10**9)
     weights = 4 * 512 * 512
-    assert profile.member_memory == pytest.approx(8 * 10**6 + (2 * weights if optimizer == "SGD" else 0), abs=100)
+    assert profile.member_memory == pytest.approx(8 * 10**6 + 2 * weights, abs=100)
 
 
 def test_lone_members_of_all_classes_of_optimizers_stand_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

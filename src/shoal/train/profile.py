@@ -297,7 +297,7 @@ class _SizeTimes:
     """Times of steps by number of members, and what the steps use.
 
     Args:
-        member_memory: Bytes that each member of the largest size adds; more if other members' optimizers may hold more.
+        member_memory: Bytes that each member of the array adds; more if other members' optimizers may hold more.
         shared_memory: Bytes of all members: large frozen parameters, what the first step leaves, and `fixed_bytes`.
         cores: CPU seconds per second.
         loads: Fractions of the GPU in use after each step of the largest size but its first; empty on other devices.
@@ -350,9 +350,9 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
     alone = {optimizer_class: taken[1], **{other: taken[other] for other in others}}
     shortest = {members: taken[members] for members in runs}
     shortest[1] = fmean(alone.values(), [shares[each] for each in alone])
-    largest = runs[max(runs)]
-    left = max(0, single.held - largest.held // max(runs))
-    fixed = fixed_bytes(single.bytes - left, largest.bytes, max(runs))
+    members, largest = max((size, run) for size, run in runs.items() if size <= len(bench.array.members))
+    left = max(0, single.held - largest.held // members)
+    fixed = fixed_bytes(single.bytes - left, largest.bytes, members)
     return _SizeTimes(
         seconds=shortest,
         gains={members: run.stepper.gain for members, run in runs.items() if run.stepper.gain is not None},
@@ -396,12 +396,7 @@ class _MeasuringBudget:
 
 @dataclass
 class _TimedSteps:
-    """Takes steps of trials, whose fusing took so many seconds.
-
-    Args:
-        held: Bytes of the copies, and of what their steps have left: gradients and state of the optimizers.
-        bytes: The peak in a step. In the first one, an optimizer has no state while there are activations.
-    """
+    """Takes steps of trials, whose fusing took so many seconds; `held` bytes between steps, `bytes` at the peak."""
 
     stepper: Stepper
     batches: Sequence[Any]
@@ -431,7 +426,8 @@ class _TimedSteps:
         trained = [bytes_of(each for each in one.model.parameters() if each.requires_grad) for one in runtimes]
         state = [bytes_of(state_tensors(one.optimizer)) for one in runtimes]
         shares = [of_state / max(1, of_model) for of_state, of_model in zip(state, trained, strict=True)]
-        largest_state = int(max(2.0, *shares) * fmean(trained))
+        kept = any(one.settings.accumulate > 1 for one in runtimes)  # gradients, between the batches of a step
+        largest_state = int((max(2.0, *shares) + kept) * fmean(trained))
         return max((self.bytes - fixed) // len(runtimes) + largest_state - int(fmean(state)), copied_bytes(runtimes[0]))
 
     def step(self) -> float:
@@ -441,8 +437,12 @@ class _TimedSteps:
         before = self.meter.used()
         self.taken += 1
         seconds, added = self.meter.during(lambda: _step_seconds(stepper, batches, tick))
-        self.bytes = max(self.bytes, self.held + added)
-        self.held += self.meter.used() - before
+        grown = self.meter.used() - before
+        if not tick:
+            state = sum(bytes_of(state_tensors(one.optimizer)) for one in stepper.runtimes)
+            if added > 2 * grown - state:  # at the peak there were activations; in later steps there is state, too
+                added += state
+        self.bytes, self.held = max(self.bytes, self.held + added), self.held + grown
         if tick and _counts_load(device := stepper.runtimes[0].device):
             self.loads.append(torch.cuda.utilization(device) / 100)
         return seconds
