@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 from cpu_seconds import CpuSeconds, lasting
-from hypothesis import settings
+from hypothesis import Phase, settings
 from warm import Warm
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # the policies and packings of `baselines`
@@ -35,7 +35,10 @@ TURNS = 10
 CONSOLE = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS")
 """Variables that change what is printed."""
 
-settings.register_profile("fast", max_examples=15, deadline=None)
+SEARCHED = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Without the search for a smaller example of a failure: much of the time of tests of what is to fail."""
+
+settings.register_profile("fast", max_examples=10, phases=SEARCHED, deadline=None)
 settings.register_profile("thorough", max_examples=100, deadline=None)
 
 

@@ -122,6 +122,7 @@ HALVES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.in_turns(4)
 @HALVES
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_a_step_that_only_rounds_less_is_accepted(
@@ -131,6 +132,7 @@ def test_a_step_that_only_rounds_less_is_accepted(
     capture(make, half, of_weights)
 
 
+@pytest.mark.in_turns(4)
 @HALVES
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_a_wrong_factor_is_found_in_half_precision(

@@ -111,6 +111,7 @@ def test_a_compiler_that_is_killed_leaves_the_right_to_others() -> None:
     record.end(compiled=False)
 
 
+@pytest.mark.thorough  # fast, one that is killed does
 def test_a_compiler_that_fails_leaves_the_right_to_others() -> None:
     record = CompileRecord("fails")
     graph = traced()

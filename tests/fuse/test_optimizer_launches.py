@@ -17,7 +17,7 @@ from pretended_gpu import PretendedGpu
 from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
 
-MEMBERS, LAYERS = 8, 20
+MEMBERS, LAYERS = 8, 10
 MOST_LAUNCHES = 1.2
 """Per stacked parameter tensor."""
 

@@ -72,6 +72,7 @@ def set_rates(optimizer: FusedOptimizer, factor: float) -> None:
             group["lr"] *= factor
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_recorded_step_equals_an_eager_one(gpu: PretendedGpu, name: str, dtype: torch.dtype) -> None:

@@ -412,6 +412,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found.get_instance()
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     "name", ["adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "ademamix_8bit", "rmsprop_bnb_8bit", "lion_32bit"]
 )

@@ -347,6 +347,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 FAST = {"completions, twelve members", "packed", "pairs", "rewards"}
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.thorough) for name in CASES]
 )

@@ -341,7 +341,7 @@ HABITS: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Any]]] = 
 }
 
 
-@pytest.mark.in_turns(5)
+@pytest.mark.in_turns
 @pytest.mark.parametrize("looks", [4, 7])
 @pytest.mark.parametrize("habit", HABITS)
 def test_a_trial_that_is_stopped_goes_on_with_what_it_carries(habit: str, looks: int, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def plain_loss(task: Small, of: Trial, epochs: int = EPOCHS) -> float:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", [Foreign, Stepping])
 def test_a_search_equals_plain_loops(
-    name: str, kind: type[Foreign], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, kind: type[Foreign], fusing_pays: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for fuse in (True, False):
         task = kind(name)

@@ -112,7 +112,7 @@ class Skips(Accumulates):
 
 
 @pytest.mark.parametrize("kind", [Accumulates, Prints, Skips])
-def test_each_trial_trains_as_alone(kind: type[Task], tmp_path: Path) -> None:
+def test_each_trial_trains_as_alone(kind: type[Task], fusing_pays: None, tmp_path: Path) -> None:
     study = search(
         kind(), {"lr": shoal.loguniform(1e-3, 1e-1), "batches": shoal.choice([1, 2, 3, 4])}, tmp_path,
         algorithm=shoal.Random(6, epochs=2), devices="cpu:1",
@@ -149,6 +149,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], dic
     }
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("stays", [True, False], ids=["in this process", "in another"])
 @pytest.mark.parametrize("looks", [2, 3, 4, 5])
 def test_trials_go_on_where_they_were_stopped(
