@@ -16,6 +16,7 @@ from shoal.core.errors import TaskError
 from shoal.core.job import JobUpdate
 from shoal.core.trial import Report, Trial
 from shoal.task import Task
+from shoal.train import proof
 from shoal.train.data.datasets import DataSets
 from shoal.train.signature_builder import SignatureBuilder
 from shoal.train.worker_state import TrialCache
@@ -128,6 +129,16 @@ def test_each_trial_trains_as_alone(kind: type[Task], fusing_pays: None, tmp_pat
         assert any(reason in row.reason for row in rows)
     for trial in study.trials:
         assert study.rerun(trial.number).largest < 1e-9
+
+
+@pytest.mark.parametrize("cheap", [0.0, float("inf")], ids=["two copies", "three copies"])
+def test_copies_are_made_where_steps_begin(cheap: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 3 and 4 batches of 11 end at once at the end of an epoch alone, where the first window goes on."""
+    monkeypatch.setattr(proof, "CHEAP_SECONDS", cheap)
+    space = {"lr": shoal.choice([0.01, 0.02]), "batches": shoal.choice([3, 4])}
+    study = search(Accumulates(), space, tmp_path, algorithm=shoal.Grid(epochs=2), devices="cpu:1")
+    rows = [row for trial in study.trials for row in study.proof(trial.number)]
+    assert {(row.members, row.reason) for row in rows} == {(4, "")}
 
 
 def members(*batches: int, start: int = 0) -> list[Member]:

@@ -173,11 +173,13 @@ class Proof:
             return
         if opens and self._due and not self._copies and (first or self._is_affordable()):
             self._open(runtimes, array)
-        if self._copies and (ends is None or ends & self._copies.keys()):
+        if self._copies and (opens or ends is None or ends & self._copies.keys()):
             self._synchronize()
             self._steps_left, self._due = max(self._steps_left, self._later_steps * self._due), False
             with self._accounted():
-                self._step_copies(runtimes, batches, ticks, array, ends)
+                if opens:  # later, models may be in the middle of their steps
+                    self._renew_copies(runtimes, array)
+                self._step_copies(runtimes, batches, ticks, ends)
             if not self._copies:
                 record.too_large |= modes
                 self._modes |= modes
@@ -191,14 +193,7 @@ class Proof:
             with self._accounted():
                 self._before = self._state.snapshot(runtime.model)
 
-    def _step_copies(
-        self,
-        runtimes: Sequence[TrialRuntime],
-        batches: Sequence[Any],
-        ticks: Sequence[int],
-        array: ModelArray | None,
-        ends: AbstractSet[int] | None,
-    ) -> None:
+    def _renew_copies(self, runtimes: Sequence[TrialRuntime], array: ModelArray | None) -> None:
         for b, one in self._copies.items():
             if self._is_compared and one.runtime.epoch == runtimes[b].epoch:
                 continue
@@ -208,6 +203,16 @@ class Proof:
                 one.take_gradients(runtimes[b], b, array)
             else:
                 self._copies[b] = _copy(self._task, runtimes[b], b, array)
+
+    def _step_copies(
+        self,
+        runtimes: Sequence[TrialRuntime],
+        batches: Sequence[Any],
+        ticks: Sequence[int],
+        ends: AbstractSet[int] | None,
+    ) -> None:
+        if not (ends is None or ends & self._copies.keys()):
+            return
         self._is_compared = False
         changes = []
         with without_trace(self._state, runtimes[0]) as outside:
@@ -250,7 +255,7 @@ class Proof:
         Raises:
             StepRefusedError: A member differs from its copy.
         """
-        modes, self._last_mode = self._with_return(mode), mode
+        modes, self._last_mode, self._is_compared = self._with_return(mode), mode, True
         if self._before is not None:
             with self._accounted():
                 refuse_lasting_change(self._before)
@@ -259,7 +264,6 @@ class Proof:
         elif not self._copies or not (ends is None or ends & self._copies.keys()):
             return
         self._modes |= modes
-        self._is_compared = True
         self._synchronize()
         with self._accounted(), _distrusting():
             for b, one in list(self._copies.items()):
