@@ -162,7 +162,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "csr": (lambda: Shaped(CODE.double().to_sparse_csr()), "'matrix' is a tensor of layout torch.sparse_csr"),
     "csc": (lambda: Shaped(CODE.double().to_sparse_csc()), "'matrix' is a tensor of layout torch.sparse_csc"),
     "integers": (lambda: Shaped(nn.Parameter(CODE.to(torch.int8), False)), ""),
-    "class": (lambda: SavesMore(Packed(CODE.to(torch.uint8), False)), "Packed, a class of tensors of its own"),
+    "class": (lambda: SavesMore(Packed(CODE.to(torch.uint8), False)), ""),
     "copies": (CopiesItself, "is not copied when the model is"),
 }
 OPTIMIZERS: dict[str, tuple[Callable[[Any, float], Any], str]] = {
