@@ -198,3 +198,12 @@ def test_eager_steps_among_captured_ones(sizes: list[int], pass_batches: int, sa
                 update.zero_grad()
         for found, parameter in zip(array.members[b].parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(found, parameter, rtol=1e-9, atol=1e-12)
+
+
+def test_parameters_without_an_optimizer_do_not_keep_a_captured_step_from_running() -> None:
+    """Nobody clears their gradients, which count for nothing."""
+    own = models(False)
+    array = fuse(own)
+    fused = fuse_optimizers([torch.optim.SGD(model.first.parameters(), lr=0.1) for model in own], array)
+    TrainingStep(array, fused, loss, ("eager",))(given(0))
+    assert CapturedStep(array, fused, loss, given(0), compiling=False).fits(given(1))

@@ -113,7 +113,7 @@ class CapturedStep:
         self._identities = _identities(tensors)
         updated = set(map(id, traced.params))
         self._others = [tensor for tensor in tensors if id(tensor) not in updated]
-        self._untrained = [p for p in array.parameters() if p.requires_grad and id(p) not in updated]
+        self._untrained = [p for p in optimizer.params if id(p) not in updated]
         self._versions = (optimizer.version, array.version)
         self._floats = array.state.floats()
         self._modules = [*array.members[0].modules(), *array.separate.modules()]

@@ -51,6 +51,11 @@ class FusedOptimizer:
         self._units: list[ParamGroupBatch | MemberLoop] = []
         self._arrange()
 
+    @property
+    def params(self) -> Sequence[Tensor]:
+        """The parameters that a member updates: stacked ones, and those of single members."""
+        return self._params
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set the gradients of all parameters that a member updates to None, or to zero."""
         self.array.check_present()
