@@ -26,7 +26,7 @@ from shoal.train.best_epoch import BestEpoch
 from shoal.train.checkpoint_paths import remove_later_checkpoints
 from shoal.train.kept_gradients import enter_array
 from shoal.train.outside import OutsideState
-from shoal.train.step_settings import StepPlan
+from shoal.train.step_settings import StepPlan, mixes_steps
 from shoal.train.stepper import StepRefusedError
 from shoal.train.trial_runtime import TrialRuntime, sort_by_optimizer
 from shoal.train.worker_state import WorkerState
@@ -229,7 +229,7 @@ class ArrayMembers:
 
         first = min(map(sort_key, self.runtimes))
         found = [runtime for runtime in self.runtimes if sort_key(runtime) == first]
-        if len({runtime.settings.division for runtime in found}) > 1:  # which share each batch
+        if mixes_steps(runtime.settings for runtime in found):  # which share each batch
             least = min(runtime.epoch for runtime in found)
             found = [runtime for runtime in found if runtime.epoch == least]
         return sort_by_optimizer(found)

@@ -25,7 +25,7 @@ from shoal.train.data.loader import augmentation_seed
 from shoal.train.fused_stepper import make_stepper
 from shoal.train.outside import refuse_lasting_change, shares_outside
 from shoal.train.proof import Proof, ProofRecord
-from shoal.train.step_settings import MicroBatch, StepPlan
+from shoal.train.step_settings import MicroBatch, StepPlan, mixes_steps
 from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.train.team.leader import TeamLeader
 from shoal.train.trial_runtime import TrialRuntime
@@ -234,8 +234,8 @@ class ArrayTrainer:
         watched = self._proof is not None and not (self._state.outside.changed and self.key in self._state.plain_keys)
         refuse_outside = _watch_outside(self._state, cohort[0].model, self._record) if watched else lambda: None
         try:
-            same = len({runtime.settings.division for runtime in cohort}) == 1
-            yield from self._train_steps(cohort, plan) if same else self._train_parts(cohort, plan)
+            mixed = mixes_steps(runtime.settings for runtime in cohort)
+            yield from self._train_parts(cohort, plan) if mixed else self._train_steps(cohort, plan)
             refuse_outside()
         except MixedEpochsError as reason:
             _log.warning("trials at different epochs take turns: %s", reason)
@@ -425,7 +425,7 @@ class ArrayTrainer:
         self._drop_stepper()
         self._heartbeat()
         state, size = self._state, len(self._cohort)
-        mixed = len({x.settings.division for x in self._cohort}) > 1  # so a step of the array takes one batch
+        mixed = mixes_steps(x.settings for x in self._cohort)  # so a step of the array takes one batch
         epoch_steps = plan.pass_batches if mixed else plan.epoch_steps
         steps = max(
             (x.member.target - x.epoch) * epoch_steps - x.step * (x.settings.accumulate if mixed else 1)

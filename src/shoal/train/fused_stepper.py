@@ -34,7 +34,7 @@ from shoal.train.kept_gradients import enter_array, uncleared
 from shoal.train.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
 from shoal.train.outside import OutsideState
 from shoal.train.proof import Proof
-from shoal.train.step_settings import MicroBatch
+from shoal.train.step_settings import MicroBatch, mixes_steps
 from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.train.trial_runtime import TrialRuntime, optimizers_in, train_modes_kept
 
@@ -79,7 +79,7 @@ class FusedStepper(Stepper):
 
     @property
     def _mixes_steps(self) -> bool:
-        return len({runtime.settings.division for runtime in self.runtimes}) > 1
+        return mixes_steps(runtime.settings for runtime in self.runtimes)
 
     def _fuse(self) -> None:
         task, runtimes = self._task, self.runtimes

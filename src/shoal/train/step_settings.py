@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -22,7 +22,7 @@ from shoal.task import Task, call
 from shoal.train.data.batches import Batches
 from shoal.train.data.loader import augmentation_seed
 
-__all__ = ["METHODS", "MicroBatch", "StepPlan", "StepSettings", "batch_size"]
+__all__ = ["METHODS", "MicroBatch", "StepPlan", "StepSettings", "batch_size", "mixes_steps"]
 
 METHODS = ("batch_size", "eval_batch_size", "accumulate", "clip_norm", "precision", "ema", "steps_per_epoch")
 _DTYPES = {"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -282,6 +282,11 @@ class MicroBatch:
     weights: Sequence[float]
     begins: frozenset[int]
     steps: Mapping[int, tuple[Any, int]]
+
+
+def mixes_steps(members: Iterable[StepSettings]) -> bool:
+    """Whether the training steps of members have different numbers of batches, or are weighed otherwise."""
+    return len({each.division for each in members}) > 1
 
 
 def batch_size(task: Task, config: Config, loader: int | None = None) -> int:
