@@ -193,7 +193,7 @@ def test_what_cannot_be_pickled_is_not_given_to_another_process() -> None:
     record.end(compiled=False)
 
 
-def test_without_inductors_cache_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
-    with pytest.raises(FusionError, match="caches are disabled"):
+def test_without_inductors_cache_no_process_is_started() -> None:
+    off = torch._inductor.config.patch(fx_graph_cache=False)  # what pytest would set, it would later delete
+    with off, pytest.raises(FusionError, match="caches are disabled"):
         inductor.compile_ahead(traced(), INPUTS, 0)
