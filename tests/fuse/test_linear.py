@@ -17,6 +17,7 @@ from twins import Of, check, check_table
 from shoal.fuse.api import fuse
 from shoal.fuse.autotune import forced_lowerings
 from shoal.fuse.rules import linear
+from shoal.fuse.stacked import Stacked
 
 torch.manual_seed(13)
 X = torch.randn(6, 4, dtype=torch.float64)
@@ -161,6 +162,49 @@ def test_autocast_gives_the_types_of_the_members(lowering: str) -> None:
     for i, own in enumerate(zip(*expected, strict=True)):
         assert result[i].dtype == torch.bfloat16
         torch.testing.assert_close(result[i], torch.stack(own), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("supported", [False, True])
+@pytest.mark.parametrize("trained", ["input", "weight", "bias", "all"])
+@pytest.mark.parametrize("bias", ["own", "shared", "none"])
+def test_shared_weights_of_half_precision(
+    bias: str, trained: str, supported: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results, gradients and the gradients of these are those in float64, rounded."""
+    monkeypatch.setattr(torch.ops.mkldnn, linear._HALF[dtype], lambda: supported)
+    torch.manual_seed(4)
+    shapes = {"input": (3, 2, 5, 40), "weight": (7, 40), "bias": (3, 7) if bias == "own" else (7,)}
+    half = {
+        name: (torch.randn(shape) / 4).to(dtype) for name, shape in shapes.items() if name != "bias" or bias != "none"
+    }
+    leaves = [name for name in half if trained in (name, "all")]
+
+    def computed(of: dict[str, Tensor]) -> list[Tensor]:
+        given = {name: t.detach().clone().requires_grad_(name in leaves) for name, t in of.items()}
+        b = given.get("bias")
+        out = linear._under_shared_weight(Stacked(given["input"]), given["weight"], Stacked(b) if bias == "own" else b)
+        widened = "_WidenedLinear" in functions_of(out.whole)
+        assert widened == (out.dtype == dtype and not supported) or trained == "bias"
+        wanted = [given[name] for name in leaves]
+        first = torch.autograd.grad(out.whole.square().sum(), wanted, create_graph=True) if wanted else ()
+        second = torch.autograd.grad(sum(each.square().sum() for each in first), wanted) if wanted else ()
+        return [out.whole, *first, *second]
+
+    exact = computed({name: tensor.double() for name, tensor in half.items()})
+    for found, expected in zip(computed(half), exact, strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double() / expected.norm(), expected / expected.norm(), rtol=0.05, atol=0.005)
+
+
+def functions_of(tensor: Tensor) -> str:
+    """Names of the functions in the graph of autograd."""
+    names, left = [], [tensor.grad_fn]
+    while left:
+        if (node := left.pop()) is not None:
+            names.append(node.name())
+            left += [each for each, _ in node.next_functions]
+    return " ".join(names)
 
 
 def large(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
