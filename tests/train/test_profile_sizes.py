@@ -107,13 +107,19 @@ class Kept(Small):
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_memory_is_for_members_with_two_tensors_of_state(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other members of the same structure may use another optimizer."""
+    weights, state = 4 * 512 * 512, 0
     used = chain([10**6, 2 * 10**6], repeat(5 * 10**6))  # at first, with the trial, from its copy on
-    monkeypatch.setattr(MemoryMeter, "used", lambda meter: next(used))
-    monkeypatch.setattr(MemoryMeter, "during", lambda meter, step: (step(), 5 * 10**6))
+
+    def during(meter: MemoryMeter, step: Any) -> tuple[float, int]:
+        nonlocal state
+        seconds, state = step(), 2 * weights if optimizer == "Adam" else 0
+        return seconds, 5 * 10**6
+
+    monkeypatch.setattr(MemoryMeter, "used", lambda meter: next(used) + state)
+    monkeypatch.setattr(MemoryMeter, "during", during)
     task = Kept()
     member = Member(Trial(0, {"lr": 0.01, "optimizer": optimizer}, seed=0, data_seed=0), 0, 1)
     profile = measure(state_of(task), Array(FusionKey("", "", 4), (member,)), 10**9)
-    weights = 4 * 512 * 512
     assert profile.member_memory == pytest.approx(8 * 10**6 + 2 * weights, abs=100)
 
 

@@ -438,11 +438,9 @@ class _TimedSteps:
         self.taken += 1
         seconds, added = self.meter.during(lambda: _step_seconds(stepper, batches, tick))
         grown = self.meter.used() - before
-        if not tick:
-            state = sum(bytes_of(state_tensors(one.optimizer)) for one in stepper.runtimes)
-            if added > 2 * grown - state:  # at the peak there were activations; in later steps there is state, too
-                added += state
-        self.bytes, self.held = max(self.bytes, self.held + added), self.held + grown
+        peak = self.held + added
+        self.bytes = max(self.bytes, peak) if tick > 1 else peak  # the first step's has no optimizer state yet
+        self.held += grown
         if tick and _counts_load(device := stepper.runtimes[0].device):
             self.loads.append(torch.cuda.utilization(device) / 100)
         return seconds
