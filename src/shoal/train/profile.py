@@ -32,7 +32,7 @@ from shoal.train.failures import outcome_of
 from shoal.train.fused_stepper import make_stepper
 from shoal.train.memory import MemoryMeter, fixed_bytes
 from shoal.train.plain_copy import BuildSnapshot, copied_bytes, copy_trial
-from shoal.train.step_settings import StepPlan
+from shoal.train.step_settings import StepPlan, mixes_steps
 from shoal.train.stepper import MixedEpochsError, Stepper, StepRefusedError
 from shoal.train.trial_runtime import TrialRuntime, sort_by_optimizer, state_tensors, synchronize
 from shoal.train.worker_state import WorkerState
@@ -426,9 +426,12 @@ class _TimedSteps:
         trained = [bytes_of(each for each in one.model.parameters() if each.requires_grad) for one in runtimes]
         state = [bytes_of(state_tensors(one.optimizer)) for one in runtimes]
         shares = [of_state / max(1, of_model) for of_state, of_model in zip(state, trained, strict=True)]
-        kept = any(one.settings.accumulate > 1 for one in runtimes)  # gradients, between the batches of a step
-        largest_state = int((max(2.0, *shares) + kept) * fmean(trained))
-        return max((self.bytes - fixed) // len(runtimes) + largest_state - int(fmean(state)), copied_bytes(runtimes[0]))
+        largest = max(2.0, *shares)
+        kept = float(any(one.settings.accumulate > 1 for one in runtimes))  # gradients, between the batches of a step
+        if mixes_steps(one.settings for one in runtimes):  # an update of some members keeps copies of all
+            kept += 1 + largest
+        more = int((largest + kept) * fmean(trained) - fmean(state))
+        return max((self.bytes - fixed) // len(runtimes) + more, copied_bytes(runtimes[0]))
 
     def step(self) -> float:
         """Take one step; return its seconds."""
@@ -438,8 +441,7 @@ class _TimedSteps:
         self.taken += 1
         seconds, added = self.meter.during(lambda: _step_seconds(stepper, batches, tick))
         grown = self.meter.used() - before
-        peak = self.held + added
-        self.bytes = max(self.bytes, peak) if tick > 1 else peak  # the first step's has no optimizer state yet
+        self.bytes = max(self.bytes if tick > 1 else 0, self.held + added)  # the first peak has no optimizer state yet
         self.held += grown
         if tick and _counts_load(device := stepper.runtimes[0].device):
             self.loads.append(torch.cuda.utilization(device) / 100)
