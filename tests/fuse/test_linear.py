@@ -197,6 +197,22 @@ def test_shared_weights_of_half_precision(
         torch.testing.assert_close(found.double() / expected.norm(), expected / expected.norm(), rtol=0.05, atol=0.005)
 
 
+def test_a_shared_bias_of_another_dtype_is_refused_as_alone() -> None:
+    x, w, b = torch.randn(3, 2, 4).bfloat16(), torch.randn(5, 4).bfloat16(), torch.randn(5)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        linear._under_shared_weight(Stacked(x), w, b)
+
+
+def test_many_gradients_at_once_of_shared_weights_of_half_precision() -> None:
+    torch.manual_seed(5)
+    x, w = torch.randn(3, 2, 4).bfloat16(), torch.randn(5, 4).bfloat16().requires_grad_()
+    out = linear._under_shared_weight(Stacked(x), w, None).whole
+    directions = torch.randn(2, *out.shape).bfloat16()
+    (found,) = torch.autograd.grad(out, w, directions, is_grads_batched=True)
+    expected = torch.einsum("dbno,bnf->dof", directions.double(), x.double())
+    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.05)
+
+
 def functions_of(tensor: Tensor) -> str:
     """Names of the functions in the graph of autograd."""
     names, left = [], [tensor.grad_fn]

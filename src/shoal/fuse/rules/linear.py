@@ -24,7 +24,6 @@ _LARGE = 2**22
 _COPIED = 2**17
 """Number of weights of all members below which a transposed copy of their gradient takes less than `_Linear` adds."""
 
-
 _HALF = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 """Half precision -> torch's name of the function that returns whether the CPU multiplies matrices of it."""
 
@@ -118,7 +117,7 @@ def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
 def _under_shared_weight(input: Any, weight: Tensor, bias: Any) -> Any:
     """Run a linear layer with a shared weight, as one product with all members' inputs."""
     x = input.whole if isinstance(input, Stacked) else input
-    product = _WidenedLinear.apply if _is_slow(x, weight) else F.linear
+    product = _WidenedLinear.apply if _is_slow(x, weight, bias) else F.linear
     if not isinstance(bias, Stacked):
         return Stacked(product(x, weight, bias))
     if weight.dim() != 2 or bias.shape != weight.shape[:1]:
@@ -127,20 +126,21 @@ def _under_shared_weight(input: Any, weight: Tensor, bias: Any) -> Any:
     return Stacked(out + raise_rank(bias, input.dim()).to(out.dtype))
 
 
-def _is_slow(x: Tensor, w: Tensor) -> bool:
+def _is_slow(x: Tensor, w: Tensor, b: Any) -> bool:
     """Whether torch multiplies matrices of half precision one number at a time, as the CPU has no instructions for it.
 
-    Widening them is many times faster then, and no less exact, since torch adds up in float32 as well.
+    Widening them is many times faster then, but for single rows, and no less exact: torch, too, adds up in float32.
     """
-    if x.device.type != "cpu" or x.dtype not in _HALF or w.dtype != x.dtype or w.dim() != 2:
+    if x.device.type != "cpu" or x.dtype not in _HALF or w.dim() != 2 or transformed(x):
         return False
-    if type(w) not in (Tensor, nn.Parameter) or not torch._C._has_mkldnn or transformed(x):
+    shared = [w] if b is None or isinstance(b, Stacked) else [w, b]
+    if any(type(each) not in (Tensor, nn.Parameter) or each.dtype != x.dtype for each in shared):
         return False
-    return not getattr(torch.ops.mkldnn, _HALF[x.dtype])()
+    return torch._C._has_mkldnn and not getattr(torch.ops.mkldnn, _HALF[x.dtype])()
 
 
 class _WidenedLinear(torch.autograd.Function):
-    """`F.linear` in half precision, for inputs of two or more axes, with products in float32."""
+    """`F.linear` in half precision, with products in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
@@ -152,13 +152,18 @@ class _WidenedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_output: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
-        wide = of_output.float()
+        dtype, wide, rows = of_output.dtype, of_output.float(), of_output.shape[:-1].numel()
         of_x, of_w, of_b = ctx.needs_input_grad
         return (
-            torch.matmul(wide, w.float()).to(w.dtype) if of_x else None,
-            torch.mm(wide.flatten(0, -2).T, x.flatten(0, -2).float()).to(x.dtype) if of_w else None,
-            wide.sum_to_size(ctx.bias_shape).to(of_output.dtype) if of_b else None,
+            torch.matmul(wide, w.float()).to(dtype) if of_x else None,
+            torch.mm(_matrix(wide, rows).T, _matrix(x, rows).float()).to(dtype) if of_w else None,
+            wide.sum_to_size(ctx.bias_shape).to(dtype) if of_b else None,
         )
+
+
+def _matrix(x: Tensor, rows: int) -> Tensor:
+    """`x.flatten(0, -2)`, of which torch computes no gradients of a batch."""
+    return x.reshape(rows, x.shape[-1])
 
 
 def _matmul(func: Any, a: Any, b: Any) -> Any:
