@@ -152,18 +152,13 @@ class _WidenedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_output: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
-        dtype, wide, rows = of_output.dtype, of_output.float(), of_output.shape[:-1].numel()
+        dtype, wide, rows = of_output.dtype, of_output.float(), list(range(of_output.dim() - 1))
         of_x, of_w, of_b = ctx.needs_input_grad
         return (
             torch.matmul(wide, w.float()).to(dtype) if of_x else None,
-            torch.mm(_matrix(wide, rows).T, _matrix(x, rows).float()).to(dtype) if of_w else None,
+            torch.tensordot(wide, x.float(), (rows, rows)).to(dtype) if of_w else None,
             wide.sum_to_size(ctx.bias_shape).to(dtype) if of_b else None,
         )
-
-
-def _matrix(x: Tensor, rows: int) -> Tensor:
-    """`x.flatten(0, -2)`, of which torch computes no gradients of a batch."""
-    return x.reshape(rows, x.shape[-1])
 
 
 def _matmul(func: Any, a: Any, b: Any) -> Any:
