@@ -79,7 +79,7 @@ class Chosen:
 
 
 def choose(space: Space, budget: SearchBudget, metrics: int = 1, *, has_optuna: bool | None = None) -> Chosen:
-    """The algorithm that suits a space and a budget; docs/algorithms.md has the figures behind the rule.
+    """The algorithm that suits a space and a budget; docs/benchmarks/regret.md has the figures behind the rule.
 
     Args:
         metrics: Number of metrics of the study.
