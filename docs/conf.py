@@ -1,8 +1,7 @@
 """Configuration of the documentation site: `make docs` builds it with Sphinx into build/docs.
 
-All pages stand in this folder; README.md, CONTRIBUTING.md and CHANGELOG.md stand at the root of the repository, where
-their readers look for them, and are included. So links are written as for a reader of the repository, and are rewritten
-when a page is read.
+All pages are in this folder, except CONTRIBUTING.md and CHANGELOG.md, which are at the root of the repository and are
+included. Links are written for readers of the repository, and are rewritten when a page is read.
 """
 
 import os
@@ -22,12 +21,15 @@ author = "the authors of Shoal"
 release = version = VERSION
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["cards.css"]
 html_title = f"Shoal {VERSION}"
 html_show_copyright = False
 html_copy_source = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 default_role = "code"  # docstrings mark names by single backticks
 nitpicky = False  # annotations name types of torch and pandas, whose inventories are not on this machine
@@ -45,7 +47,6 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 
 _PAGES = {
-    ROOT / "README.md": "index.md",
     ROOT / "CONTRIBUTING.md": "contributing.md",
     ROOT / "CHANGELOG.md": "changelog.md",
 }

@@ -92,8 +92,8 @@ def test_imports_only_from_rooms_before() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_tree_of_the_readme_is_the_order() -> None:
-    _, tree, *_ = (ROOT.parents[1] / "README.md").read_text().split("src/shoal/\n")
+def test_the_tree_of_the_architecture_page_is_the_order() -> None:
+    _, tree, *_ = (ROOT.parents[1] / "docs/architecture.md").read_text().split("src/shoal/\n")
     assert re.findall(r"^  (\w+)(?:/|\.py) ", tree.split("```")[0], re.MULTILINE) == [*ORDER, "testing"]
 
 
@@ -184,3 +184,10 @@ def test_every_public_name_of_the_package_is_there() -> None:
     for name in shoal.__all__:
         assert getattr(shoal, name) is not None
     assert set(shoal.__all__) <= set(dir(shoal))
+
+
+def test_windows_is_refused_in_words() -> None:
+    code = "import sys; sys.platform = 'win32'; import shoal"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ImportError: Shoal needs Linux or macOS" in done.stderr

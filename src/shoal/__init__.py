@@ -1,14 +1,18 @@
-"""Train a whole hyper-parameter search as a few full jobs.
+"""Speed up PyTorch hyper-parameter search by training many models as one.
 
 A `Task` says how one configuration is trained, in plain PyTorch; `tune` searches a space with it. `fuse` and
 `fuse_optimizers` train models of one structure as one without any search. Names are imported when they are first used,
 so that commands which only read a study do not wait for torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.version import VERSION
+
+if sys.platform == "win32":
+    raise ImportError("Shoal needs Linux or macOS, since it locks files with `flock`; on Windows, install it in WSL 2")
 
 if TYPE_CHECKING:
     from shoal.algorithms.asha import ASHA

@@ -84,7 +84,7 @@ _Page = Annotated[bool, typer.Option("--page", help="Serve the page of the study
 def new_app() -> typer.Typer:
     """Return the command line without commands."""
     app = typer.Typer(
-        help="Train a whole hyper-parameter search as a few full jobs.\n\nTry: shoal run examples/digits.py",
+        help="Speed up PyTorch hyper-parameter search by training many models as one.\n\nTry: shoal run examples/digits.py",
         epilog="Exit status: 0 done, 1 stopped or failed, 2 wrong usage. "
         "SHOAL_DEBUG=1 shows the traceback of an error.",
         no_args_is_help=True,
