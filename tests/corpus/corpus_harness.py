@@ -155,7 +155,7 @@ def seeded(seed: int) -> None:
 
 
 def lone(task: shoal.Task, trial: Any, array: bool) -> Lone:
-    """README's "Reproduce a trial in plain PyTorch".
+    """docs/reproduce.md, "Reproduce a trial in plain PyTorch".
 
     Args:
         task: a new one.
