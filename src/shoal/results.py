@@ -24,6 +24,7 @@ from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.budget_values import budget_values
 from shoal.look.grid import StudyGrid, journal_grid
+from shoal.look.history import history_frame
 from shoal.look.importance import Importance, importance
 from shoal.look.optuna_study import journal_optuna_study
 from shoal.look.overview import notebook_html, overview
@@ -155,6 +156,22 @@ class Study(StudyRequests):
             if spec.repetition.size > 1:
                 found.insert(1, "configuration", found["trial"].map(spec.repetition.configuration))
             return found
+
+    def history(self, number: int | None = None) -> "pd.DataFrame":
+        """Return a row for each report of a trial, in order, or of all trials by their numbers.
+
+        Columns: `trial` if there is no `number`, `epoch` (of a function or command `step`), each metric by its name
+        (NaN where a report has none), `seconds` that the trial trained since its report before, and `time`, at which
+        the report was recorded, in UTC. A metric with the name of another column is called `metric.<name>`.
+
+        Args:
+            number: Number of the trial; None: all trials.
+
+        Raises:
+            ShoalError: there is no such trial, or pandas is not installed.
+        """
+        with JournalView.read(self.directory) as journal:
+            return history_frame(journal, number)
 
     def proof(self, number: int) -> list[CheckRow]:
         """Return the comparisons of a trial in an array with the same trial in plain PyTorch, in order.

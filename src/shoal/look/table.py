@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.core.epoch_order import EpochOrder
-from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.ranking import front, ranked
 from shoal.core.repeats import ConfigurationRow
@@ -31,6 +30,7 @@ from shoal.look.failures import (
     failing_lines,
     unmeasured_lines,
 )
+from shoal.look.history import check_pandas
 from shoal.look.snapshot import Best, Snapshot, TaskEdit
 from shoal.look.text import (
     best_texts,
@@ -348,10 +348,9 @@ def dataframe(
     has not reported, is NaN. A metric whose name is that of another column, or of the best of another metric, is called
     `metric.<name>`. `proof` holds the verdicts of trials that were in an array.
     """
-    try:
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        raise ShoalError("a data frame needs pandas. Install it with: pip install pandas") from error
+    check_pandas()
+    import pandas as pd
+
     configs = [{f"config.{name}": value for name, value in flatten(row.config).items()} for row in rows]
     columns: dict[str, list[Any]] = {
         "trial": [row.number for row in rows],
