@@ -3,6 +3,7 @@ import io
 import math
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,19 @@ def test_of_a_view_only_its_own_elements_are_stored(tmp_path: Path) -> None:
     found = load_newest(tmp_path, 3)
     assert found is not None
     assert torch.equal(found.model["weight"], stacked[1])
+
+
+def test_the_file_alone_tells_which_model_to_build(tmp_path: Path) -> None:
+    config = {"model": {"kind": "mlp", "width": 8}, "lr": 0.1, "tied": True, "sizes": [1, 2], "none": None}
+    path = write_checkpoint(tmp_path, replace(checkpoint(1), config=config))
+    assert torch.load(path, weights_only=True)["config"] == config
+    found = load_newest(tmp_path, 3)
+    assert found is not None
+    assert found.config == config
+    equal = {"none": None, "sizes": [1, 2], "tied": True, "lr": 0.1, "model": {"width": 8, "kind": "".join("mlp")}}
+    (tmp_path / "again").mkdir()
+    again = write_checkpoint(tmp_path / "again", replace(checkpoint(1), config=equal))
+    assert again.read_bytes() == path.read_bytes()
 
 
 def test_trials_do_not_see_each_others(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Checkpoints of single trials: plain state dicts, written atomically, whose names contain a checksum.
 
-A checkpoint loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`; the optimizer's state is in a file
-beside it. If one differs from its checksum, the previous one is used; see also `checkpoint_paths`. A snapshot of the
-tensors is copied to the host, where those of a GPU share buckets, so that it takes few copies and no wait; a thread
-writes it while training goes on.
+A checkpoint loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`, and "config" in it says which model
+to build; the optimizer's state is in a file beside it. If one differs from its checksum, the previous one is used; see
+also `checkpoint_paths`. A snapshot of the tensors is copied to the host, where those of a GPU share buckets, so that it
+takes few copies and no wait; a thread writes it while training goes on.
 """
 
 import io
+import json
 import logging
 import os
 import pickle
@@ -29,7 +30,8 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.activity import Activity
 from shoal.core.errors import CheckpointError
-from shoal.core.trial import Report
+from shoal.core.space import config_text
+from shoal.core.trial import Config, Report
 from shoal.fuse.rows import bytes_of, data_address
 from shoal.host.activity_clock import during
 from shoal.train.checkpoint_paths import (
@@ -77,6 +79,7 @@ class Weights:
         metrics: Number of each epoch so far, with its metrics.
         best: The best epoch so far; 0 without one.
         base: `base_fingerprint` of the model.
+        config: Configuration that the model was built from.
     """
 
     trial: int
@@ -88,6 +91,7 @@ class Weights:
     metrics: tuple[tuple[int, dict[str, float]], ...] = ()
     best: int = 0
     base: str = ""
+    config: Config = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
@@ -138,7 +142,7 @@ class Checkpoint:
         best_epoch: As `Weights.best`.
         best: Weights of the best epoch, if they are not on the disk yet.
         kept: Epochs whose weights are kept: the best ones as of this checkpoint, and as of the one before.
-        base: As in `Weights`.
+        base, config: As in `Weights`.
     """
 
     trial: int
@@ -158,6 +162,7 @@ class Checkpoint:
     best: Weights | None = None
     kept: frozenset[int] = frozenset()
     base: str = ""
+    config: Config = field(default_factory=dict)
 
     @property
     def weights(self) -> Weights:
@@ -165,7 +170,7 @@ class Checkpoint:
         carried = self.carried if self.model_carries else b""
         place = self.trial, self.epoch, self.step
         metrics = metrics_of(self.reports)
-        return Weights(*place, self.model, self.average, carried, metrics, self.best_epoch, self.base)
+        return Weights(*place, self.model, self.average, carried, metrics, self.best_epoch, self.base, self.config)
 
 
 def metrics_of(reports: Sequence[Report]) -> tuple[tuple[int, dict[str, float]], ...]:
@@ -279,7 +284,8 @@ def snapshot(checkpoint: Checkpoint) -> CheckpointSnapshot:
 
 def _content(weights: Weights) -> dict[str, Any]:
     content = {each.name: getattr(weights, each.name) for each in fields(weights)}
-    return content | {"carried": _as_tensor(weights.carried), "metrics": list(weights.metrics)}
+    config = json.loads(config_text(weights.config))  # parsed anew, so that equal configs have equal pickles
+    return content | {"carried": _as_tensor(weights.carried), "metrics": list(weights.metrics), "config": config}
 
 
 def _as_tensor(carried: bytes) -> Tensor | None:
@@ -413,6 +419,7 @@ def _checkpoint(weights: Weights, state: dict[str, Any] | None, trial: int) -> C
         average=weights.average,
         carried=weights.carried if own is None else own.numpy().tobytes(),
         base=weights.base,
+        config=weights.config,
         model_carries=own is None,
         best_epoch=weights.best,
     )

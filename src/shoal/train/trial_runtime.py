@@ -163,7 +163,7 @@ class TrialRuntime:
         carried = b"" if self.carried is None or self.carried.model_has_none() else self.carried.dump()[0]
         metrics = metrics_of(self.reports)
         now = Weights(self.trial.number, self.epoch, self.step, own_state(self.model), self.average, carried, metrics)
-        now = replace(now, base=self.base)
+        now = replace(now, base=self.base, config=self.trial.config)
         self.best.keep(now, self.model)
         self._set_train_mode_of_optimizers(train=True)
 
@@ -209,6 +209,7 @@ class TrialRuntime:
             self.best.weights,
             self.best.kept,
             self.base,
+            self.trial.config,
         )
         writer.submit(state)
         self._set_train_mode_of_optimizers(train=True)
