@@ -28,6 +28,7 @@ from shoal.arguments import (
     metric_arguments,
     pickled_algorithm,
     pickled_task,
+    script_of,
     searched_space,
     strategy_text,
     study_warnings,
@@ -351,7 +352,7 @@ def _begin(
         batches=batch_text(Space.from_json(spec.space), batch_size_override(task)) if training is None else "",
         totals=search.totals,
     )
-    values = {"sources": sources(files)}
+    values = {"sources": sources(files), "script": script_of(task)}
     with closing(Journal.create(place, spec, values, task=content, algorithm=plan, called=called)) as journal:
         return run_study(journal, spec, search, config, show_progress=show_progress, page=page)
 

@@ -26,7 +26,7 @@ from shoal.core.trial import Config
 from shoal.host.paths import check_path
 from shoal.host.pickling import dumped, loaded, register_original, why_not_loaded
 from shoal.host.process_settings import unheld
-from shoal.host.sources import is_importable
+from shoal.host.sources import is_importable, script_source
 from shoal.plan.packing.base import Packing
 from shoal.plan.schedule.base import Policy
 from shoal.programs.opaque import Command, Opaque
@@ -46,6 +46,7 @@ __all__ = [
     "metric_arguments",
     "pickled_algorithm",
     "pickled_task",
+    "script_of",
     "searched_space",
     "strategy_text",
     "study_warnings",
@@ -75,10 +76,21 @@ def pickled_task(task: object) -> bytes:
 
 def is_pickled_by_value(task: object) -> bool:
     """Return whether the pickle holds the definition of a task, as for scripts and notebooks, and not only its name."""
+    defined = _definition(task)
+    return "<locals>" in defined.__qualname__ or not is_importable(defined.__module__)
+
+
+def script_of(task: object) -> dict[str, str | None] | None:
+    """Return `script_source` of a task, or of the first of its attributes, whose pickle holds the definition."""
+    parts = (task, *getattr(task, "__dict__", {}).values())
+    kept = next((part for part in parts if is_pickled_by_value(part)), None)
+    return None if kept is None else script_source(_definition(kept))
+
+
+def _definition(task: object) -> Any:
     while isinstance(task, functools.partial):
         task = task.func
-    defined = task if hasattr(task, "__qualname__") else type(task)
-    return "<locals>" in defined.__qualname__ or not is_importable(defined.__module__)
+    return task if hasattr(task, "__qualname__") else type(task)
 
 
 def batch_size_override(task: object) -> str | None:

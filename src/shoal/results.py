@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from shoal.train.checkpoint import Weights
 
 __all__ = ["Study"]
 
@@ -278,24 +279,65 @@ class Study(StudyRequests):
             ShoalError: there is no such trial, `which` is unknown, or no `Task` was trained.
             CheckpointError: the trial has no intact checkpoint, or it was deleted by the rule `keep` of the study.
         """
-        if which not in ("best", "last"):
-            raise ShoalError(f'`which` must be "best" or "last", got {which!r}')
         with JournalView.read(self.directory) as journal:
             (row,) = named_trials(journal, [number])
-            best = row.best_epoch if which == "best" else None
+            best = _best_epoch(row, which)
             _check_weights(journal, number)
             if journal.spec.opaque:
                 raise ShoalError(
                     f"the study in {self.directory} trained a program of yours, whose model Shoal cannot build; what "
                     f"the program kept of trial {number} is in {program_directory(self.directory, number, best)}"
                 )
-            if changed := edits(journal.study.get("sources", {})):
-                names = ", ".join(edit.path for edit in changed)
-                _log.warning("the model may not be what was trained, as the task was edited since: %s", names)
-            from shoal.train.trained_model import trained_model  # imports torch, which tables do not need
+            return _trained(journal, row, best)[0]
 
-            with applied(journal.spec.settings):
-                return trained_model(journal.blob("task"), row.trial, self.directory, best)
+    def export(
+        self,
+        number: int,
+        directory: Path | str | None = None,
+        *,
+        which: Literal["best", "last"] = "best",
+        adapter: bool = False,
+        merged: bool = False,
+    ) -> Path:
+        """Write a folder with a trial's trained model, from which another person loads it without this study.
+
+        It holds the weights (model.safetensors, or model.pt without safetensors; a model of transformers or peft writes
+        what `from_pretrained` reads), load.py with a function `load(device="cpu")`, the source files of the task as the
+        study recorded them, trial.json (config, seeds, epoch, metrics, rank, versions), and README.md, a model card.
+        Where the weights are a state dict, `load` builds the model by the task, so that it needs Shoal. Of a function
+        or command the folder holds the files that it kept, and no load.py. Like `model`, this runs the task's code.
+
+        Args:
+            number: Number of the trial.
+            directory: The folder, which is empty or does not exist; None: `export/<number>` in the study's directory.
+            which: As in `model`.
+            adapter: Whether to write the adapter of peft alone.
+            merged: Whether to merge the adapter of peft into the weights of its base.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ShoalError: the folder is not empty or cannot be written, there is no such trial or adapter, `adapter` and
+                `merged` are both given, or the program has kept no files.
+            CheckpointError: as in `model`.
+        """
+        if adapter and merged:
+            raise ShoalError("`adapter` is the adapter alone, `merged` a model without one; give one of them")
+        folder = self.directory / "export" / str(number) if directory is None else absolute(directory)
+        with JournalView.read(self.directory) as journal:
+            (row,) = named_trials(journal, [number])
+            best = _best_epoch(row, which)
+            _check_weights(journal, number)
+            from shoal.integrations.model_folder import check_new_folder, export_model, export_program  # imports torch
+
+            check_new_folder(folder)
+            if journal.spec.opaque:
+                if adapter or merged:
+                    raise ShoalError("a program's files are exported as they are, without an adapter")
+                return export_program(journal, row, folder, best)
+            model, weights = _trained(journal, row, best)
+            return export_model(journal, row, model, weights, folder, adapter=adapter, merged=merged)
 
     def rerun(self, number: int, devices: str | Sequence[str] | None = None) -> Rerun:
         """Train a trial again, alone, in this process, and compare its metrics with those recorded.
@@ -337,6 +379,24 @@ class Study(StudyRequests):
         """Return the study for a notebook: its state, the best value over time, and the best trials."""
         with JournalView.read(self.directory) as journal:
             return notebook_html(overview(journal, time.time()))
+
+
+def _best_epoch(row: TrialRow, which: str) -> int | None:
+    """Return the epoch with whose weights a model is wanted; None for the newest."""
+    if which not in ("best", "last"):
+        raise ShoalError(f'`which` must be "best" or "last", got {which!r}')
+    return row.best_epoch if which == "best" else None
+
+
+def _trained(journal: JournalView, row: TrialRow, best: int | None) -> "tuple[nn.Module, Weights]":
+    """Return a trial's model and the checkpoint of its weights; warn if the task was edited since."""
+    if changed := edits(journal.study.get("sources", {})):
+        names = ", ".join(edit.path for edit in changed)
+        _log.warning("the model may not be what was trained, as the task was edited since: %s", names)
+    from shoal.train.trained_model import trained_model  # imports torch, which tables do not need
+
+    with applied(journal.spec.settings):
+        return trained_model(journal.blob("task"), row.trial, journal.directory, best)
 
 
 def _check_weights(journal: JournalView, number: int) -> None:

@@ -1,32 +1,160 @@
-"""`shoal export`: the trained weights of one trial, for use without Shoal."""
+"""`shoal export` and `Study.export`: trained models as folders, to be loaded without the study."""
 
+import importlib.util
 import json
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from finished import Noisy
+from finished import Noisy, X
 from typer.testing import CliRunner, Result
 
 import shoal
 from shoal.cli.app import app
+from shoal.core.errors import CheckpointError, ShoalError
+from shoal.integrations import model_folder
+
+ODD = "<b>a|b</b> `x` [y](z)"
 
 
 def export(study: shoal.Study, *arguments: object) -> Result:
     return CliRunner().invoke(app, ["export", str(study.directory), *map(str, arguments)])
 
 
-def test_weights_load_in_plain_torch(finished: shoal.Study) -> None:
+def loader(folder: Path) -> ModuleType:
+    """The module load.py of a folder."""
+    spec = importlib.util.spec_from_file_location(f"load_{id(folder)}", folder / "load.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "trial.json").read_text())
+    return found
+
+
+def test_another_process_loads_the_same_model(
+    finished: shoal.Study, tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+) -> None:
     best = finished.best_trial.number
     done = export(finished, best, "--json")
     assert done.exit_code == 0, done.output
-    (path,) = json.loads(done.output)["files"][str(best)]
-    model = Noisy().model({})
-    model.load_state_dict(torch.load(path, weights_only=True))
-    torch.testing.assert_close(model.state_dict(), finished.model(best).state_dict())
-    again = export(finished, best)
-    assert again.exit_code != 0
-    assert "is not empty; name another folder by --output" in str(again.exception)
+    files = json.loads(done.output)["files"][str(best)]
+    folder = finished.directory / "export" / str(best)
+    assert {str(Path(each).relative_to(folder)) for each in files} == {
+        *("README.md", "load.py", "model.safetensors", "source/finished.py", "task.pkl", "trial.json")
+    }
+    folder = folder.rename(tmp_path / "handed over")
+    finished.directory.rename(tmp_path / "gone")
+    program = tmp_path / "predict.py"
+    program.write_text(
+        "import runpy, sys, torch\n"
+        "folder, inputs, outputs = sys.argv[1:]\n"
+        "model = runpy.run_path(f'{folder}/load.py')['load']()\n"
+        "assert sys.modules['finished'].__file__ == f'{folder}/source/finished.py'\n"
+        "assert not model.training\n"
+        "torch.save(model(torch.load(inputs)), outputs)\n"
+    )
+    torch.save(X, tmp_path / "x.pt")
+    status, _, errors = script(program, folder, tmp_path / "x.pt", tmp_path / "y.pt", cwd=tmp_path)
+    assert status == 0, errors
+    expected = shoal.Study(tmp_path / "gone").best_model()(X)
+    assert torch.equal(torch.load(tmp_path / "y.pt"), expected)
+
+
+def test_trial_json_says_what_the_weights_are(finished: shoal.Study, tmp_path: Path) -> None:
+    row = finished.best_trial
+    for which, epoch in (("best", row.best_epoch), ("last", row.epoch)):
+        found = facts(finished.export(row.number, tmp_path / which, which=which))
+        curve = finished.history(row.number).set_index("epoch")["valid_loss"]
+        assert (found["epoch"], found["metrics"]) == (epoch, {"valid_loss": curve[epoch]})
+        assert (found["rank"], found["of"]) == (1, 8)
+        assert (found["config"], found["seed"], found["data_seed"]) == (row.config, row.seed, row.data_seed)
+        assert found["best"] == {"epoch": row.best_epoch, "metrics": dict(row.ranked)}
+        assert found["last"] == {"epoch": row.epoch, "metrics": dict(row.metrics)}
+        assert found["versions"]["torch"] == torch.__version__
+        assert found["missing"] == []
+
+
+def test_without_safetensors_the_weights_are_for_plain_torch(
+    finished: shoal.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_folder, "find_spec", lambda name: None)
+    folder = finished.export(3, tmp_path / "out")
+    state = torch.load(folder / "model.pt", weights_only=True)
+    Noisy().model({}).load_state_dict(state)
+    torch.testing.assert_close(state, finished.model(3).state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(loader(folder).load().state_dict(), state, rtol=0, atol=0)
+
+
+def test_the_card_is_one_of_the_hub(finished: shoal.Study, tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    number = finished.best_trial.number
+    card = hub.ModelCard.load(finished.export(number, tmp_path / "out") / "README.md")
+    (result,) = card.data.eval_results
+    assert card.data.library_name == "pytorch"
+    assert (result.metric_type, result.metric_value) == ("valid_loss", finished.best_trial.ranked["valid_loss"])
+    assert f"shoal rerun {finished.directory} {number}" in card.text
+    assert "It ranks 1 of 8 by valid_loss (min)." in card.text
+
+
+def test_of_a_program_the_files_that_it_kept(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for value in (0.5, 0.1, 0.3):
+            (shoal.checkpoint() / "model.txt").write_text(str(value))
+            shoal.report({ODD: value})
+
+    study = shoal.tune(
+        train, {ODD: shoal.grid(["<i>", "|"])}, metric=ODD, mode="min", algorithm=shoal.Grid(epochs=3),
+        backend="inline", devices="cpu:1", directory=tmp_path / "<b>study|</b>", show_progress=False,
+    )  # fmt: skip
+    folder = study.export(1, tmp_path / "out")
+    assert (folder / "checkpoint" / "model.txt").read_text() == "0.1"
+    assert not (folder / "load.py").exists()
+    assert (folder / "source" / "test_export.py").read_text() == Path(__file__).read_text()
+    card = (folder / "README.md").read_text()
+    _, front, *body = card.split("---\n", 2)
+    assert "<b>" not in "".join(body).replace("\\<", "")
+    assert "\\<b\\>a\\|b\\</b\\>" in "".join(body)
+    assert json.loads(front.split("model-index: ")[1])[0]["results"][0]["metrics"][0]["value"] == 0.1
+    with pytest.raises(ShoalError, match="exported as they are"):
+        study.export(0, merged=True)
+
+
+def test_a_program_that_kept_nothing_is_told_how_to(tmp_path: Path) -> None:
+    study = shoal.tune(
+        lambda config: shoal.report({"loss": 1.0}), {"x": 1.0}, metric="loss", mode="min",
+        algorithm=shoal.Random(1, epochs=1), backend="inline", devices="cpu:1",
+        directory=tmp_path / "study", show_progress=False,
+    )  # fmt: skip
+    with pytest.raises(ShoalError, match=r"has kept no files; let the program save its model in shoal.checkpoint\(\)"):
+        study.export(0)
+    assert not (study.directory / "export").exists()
+
+
+def test_load_says_what_it_lacks(finished: shoal.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = finished.export(0, tmp_path / "out")
+    load = loader(folder)
+    described = facts(folder)
+    described |= {"bytecode": True, "missing": ["lost.py"]}
+    described["versions"]["python"] = "3.1.4"
+    (folder / "trial.json").write_text(json.dumps(described))
+    with pytest.raises(RuntimeError, match=r"holds the bytecode of Python 3\.1\.4, and this is"):
+        load.load()
+    (folder / "trial.json").write_text(json.dumps(described | {"bytecode": False}))
+    (folder / "task.pkl").write_bytes(pickle.dumps(Noisy()).replace(b"finished", b"unfounds"))
+    with pytest.raises(ImportError, match=r"No module named 'unfounds'. Missing in .*: lost.py"):
+        load.load()
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="needs Shoal 0"):
+        load.load()
 
 
 def test_another_trial_or_no_adapter_is_refused_and_nothing_is_written(finished: shoal.Study, tmp_path: Path) -> None:
@@ -44,10 +172,13 @@ def test_another_trial_or_no_adapter_is_refused_and_nothing_is_written(finished:
 def test_several_trials_have_a_folder_each(finished: shoal.Study, tmp_path: Path) -> None:
     done = export(finished, 1, 3, "--output", tmp_path / "out")
     assert done.exit_code == 0, done.output
-    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("model.pt")} == {
-        "out/1/model.pt",
-        "out/3/model.pt",
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.safetensors")} == {
+        "out/1/model.safetensors",
+        "out/3/model.safetensors",
     }
+    again = export(finished, 2, 3, "--output", tmp_path / "out")
+    assert "out/3 is not empty; name another folder by --output" in str(again.exception)
+    assert not (tmp_path / "out" / "2").exists()
     both = export(finished, 1, "--adapter", "--merged")
     assert "give one of them" in str(both.exception)
 
@@ -58,3 +189,11 @@ def test_a_folder_that_cannot_be_written_is_named(finished: shoal.Study, tmp_pat
     assert "file/out cannot be written: " in str(done.exception)
     assert "name another folder by --output" in str(done.exception)
     assert done.exit_code != 0
+
+
+def test_a_trial_without_a_checkpoint_leaves_no_folder(finished: shoal.Study, tmp_path: Path) -> None:
+    for file in (finished.directory / "checkpoints").rglob("*.pt"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="trial 2 has no intact checkpoint"):
+        finished.export(2, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -10,7 +10,15 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from shoal.host.sources import edits, files_in_command, project_files, sources
+from shoal.host.sources import (
+    edits,
+    files_in_command,
+    imported_packages,
+    project_files,
+    script_source,
+    sources,
+    unrecorded_files,
+)
 from shoal.task import Task
 
 PROJECT = {
@@ -112,3 +120,27 @@ def test_an_edit_is_told_as_a_difference(tmp_path: Path) -> None:
     assert told["gone.py"] == "cannot be read any more"
     assert told["data.bin"] == "holds something else"
     assert told["ends.py"] == "only the ends of its lines changed"
+
+
+def test_of_what_a_pickle_names_the_unrecorded_files_are_found(project: Path) -> None:
+    content = cloudpickle.dumps(importlib.import_module("mine.task").Mine)
+    files = {project / name for name in ("lone.py", "mine/__init__.py", "mine/base.py", "mine/late.py", "mine/nets.py")}
+    recorded = sources([project / "mine/task.py"])
+    assert unrecorded_files(content, {}) == {project: sorted({project / "mine/task.py", *files})}
+    assert unrecorded_files(content, recorded) == {}
+    assert unrecorded_files(cloudpickle.dumps(Path), {}) == {}
+
+
+def test_the_source_of_a_definition_is_its_file_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local() -> None: ...
+
+    assert script_source(local) == {"name": Path(__file__).name, "text": Path(__file__).read_text()}
+    session = ModuleType("session")
+    monkeypatch.setitem(sys.modules, "session", session)
+    exec("class Typed: pass", vars(session))
+    assert script_source(session.Typed) == {"name": "definition.py", "text": None}
+
+
+def test_packages_are_the_first_parts_of_absolute_imports() -> None:
+    text = "import torch.nn as nn, os\nfrom sklearn.svm import SVC\nfrom .own import x\n"
+    assert imported_packages(text) == {"torch", "os", "sklearn"}

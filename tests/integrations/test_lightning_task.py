@@ -2,6 +2,7 @@
 
 import math
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -368,6 +369,15 @@ def test_settings_of_the_trainer_may_come_from_the_config(tmp_path: Path) -> Non
         torch.testing.assert_close(
             study.model(row.number, "last").state_dict(), model.state_dict(), rtol=1e-9, atol=1e-9
         )
+
+
+def test_an_exported_module_loads_with_its_source(tmp_path: Path) -> None:
+    study = tune(LightningTask(Classifier, Data), {"lr": 0.1, "batch_size": 4}, tmp_path, trials=1, epochs=1)
+    folder = study.export(0)
+    assert (folder / "source" / Path(__file__).name).read_text() == Path(__file__).read_text()
+    loaded = runpy.run_path(str(folder / "load.py"))["load"]()
+    assert type(loaded) is Classifier
+    torch.testing.assert_close(loaded.state_dict(), study.best_model().state_dict(), rtol=0, atol=0)
 
 
 def test_schedules_and_counts_go_on_from_a_checkpoint(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Adapters that `peft` puts on a frozen model: members that differ in what adapter searches vary are one array."""
 
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from shoal.core.trial import TrialState
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.integrations.peft import merged_model
 
 WORDS, LENGTH = 48, 6
 TOKENS = torch.randint(0, WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -215,12 +215,19 @@ def test_a_search_over_ranks_and_alphas_gives_a_peft_model(tmp_path: Path, monke
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    again: Any = PeftModel.from_pretrained(llama(), tmp_path / "adapter").double()
     expected = loss(best.eval(), TOKENS)
+    again = exported(tmp_path / "adapter", base=llama()).double()
     torch.testing.assert_close(loss(again, TOKENS), expected, rtol=1e-6, atol=0)
-    merged = merged_model(study.best_model())
+    with pytest.raises(ValueError, match=r"a LlamaForCausalLM, has no name to load it by"):
+        exported(tmp_path / "adapter")
+    assert 'library_name: "peft"' in (tmp_path / "adapter" / "README.md").read_text()
+    merged = exported(study.export(study.best_trial.number, tmp_path / "merged", merged=True))
     assert isinstance(merged, LlamaForCausalLM)
     torch.testing.assert_close(loss(merged, TOKENS), expected, rtol=1e-9, atol=0)
+
+
+def exported(folder: Path, **arguments: Any) -> Any:
+    return runpy.run_path(str(folder / "load.py"))["load"](**arguments)
 
 
 class Preferred(Adapters):

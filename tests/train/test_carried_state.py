@@ -504,7 +504,7 @@ def test_a_clone_takes_over_the_state_of_the_model_and_keeps_its_own_learning_ra
 def test_a_trained_model_has_what_it_carries(tmp_path: Path) -> None:
     task = Habit(*HABITS["a dataclass"])
     events_of(task, tmp_path, JobControl(prompt=True))
-    model: Any = trained_model(pickled_task(task), member().trial, tmp_path)
+    model: Any = trained_model(pickled_task(task), member().trial, tmp_path)[0]
     assert model.meter.count == EPOCHS * STEPS
     assert len(model.meter.log) == EPOCHS * STEPS
     assert not model.training

@@ -6,10 +6,11 @@ import sys
 import time
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from shoal.cli.export import export
 from shoal.cli.history import history_app
 from shoal.cli.interventions import devices_app, keep, pin, policy, study_app, trial_app
 from shoal.cli.options import (
@@ -33,7 +34,6 @@ from shoal.core.rows import TrialRow
 from shoal.core.trial import numbers_text
 from shoal.host.paths import working_directory
 from shoal.host.remedy import command
-from shoal.journal.check import named_trials
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
@@ -51,10 +51,7 @@ from shoal.look.text import hypervolume_text, request_text
 from shoal.results import Study
 from shoal.train.checkpoint_paths import checkpoint_bytes, checkpoint_files, checkpoint_stem, program_checkpoints
 
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["app", "export", "page", "report", "rerun"]
+__all__ = ["app", "page", "report", "rerun"]
 
 
 def report(
@@ -150,67 +147,6 @@ def _default_file(directory: Path) -> Path:
     except OSError as error:
         raise ShoalError(f"the report cannot be written: {error}; name another file with --html") from error
     return folder / "report.html"
-
-
-def export(
-    directory: StudyDirectory,
-    trials: Annotated[list[int], typer.Argument(help="Numbers of trials, as in `shoal trials` and `shoal best`.")],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            file_okay=False,
-            help="Folder to write, with one in it for each of several trials; by default DIR/export/TRIAL.",
-        ),
-    ] = None,
-    adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter of peft alone.")] = False,
-    merged: Annotated[bool, typer.Option("--merged", help="Merge the adapter of peft into its base model.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Export the trained models of trials for use without Shoal.
-
-    A model of transformers or peft writes a folder that `from_pretrained` reads. Any other model's state dict is
-    written as model.pt, for `torch.load`. With --adapter only the adapter is written, for `PeftModel.from_pretrained`
-    and servers of several adapters on one base; with --merged the model with its adapter merged into the weights.
-    """
-    if adapter and merged:
-        raise ShoalError("--adapter writes the adapter alone, --merged a model without one; give one of them")
-    study = Study(directory)
-    with JournalView.read(directory) as journal:
-        named_trials(journal, trials)
-    folders = {trial: directory / "export" / str(trial) for trial in trials}
-    if output is not None:
-        folders = {trial: output / str(trial) if len(folders) > 1 else output for trial in trials}
-    for folder in folders.values():
-        if folder.exists() and any(folder.iterdir()):
-            raise ShoalError(f"{folder} is not empty; name another folder by --output")
-    files: dict[int, list[str]] = {}
-    for trial, folder in folders.items():
-        try:
-            files[trial] = list(map(str, _write(study.model(trial), folder, adapter, merged)))
-        except OSError as error:
-            raise ShoalError(f"{folder} cannot be written: {error}; name another folder by --output") from error
-        if not as_json:
-            for path in files[trial]:
-                print_message(f"written: {path}")
-    if as_json:
-        print_json({"directory": str(directory), "files": files})
-
-
-def _write(model: "nn.Module", folder: Path, adapter: bool, merged: bool) -> list[Path]:
-    if adapter or merged:
-        from shoal.integrations.peft import merged_model, save_adapter
-
-        if adapter:
-            return save_adapter(model, folder)
-        model = merged_model(model)
-    folder.mkdir(parents=True, exist_ok=True)
-    if callable(save := getattr(model, "save_pretrained", None)):
-        save(str(folder))
-    else:
-        import torch
-
-        torch.save(model.state_dict(), folder / "model.pt")
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def page(

@@ -3,6 +3,7 @@
 import ast
 import difflib
 import hashlib
+import inspect
 import os
 import pickletools
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import psutil
 
@@ -23,9 +24,12 @@ __all__ = [
     "edits",
     "files_in_command",
     "imported_files",
+    "imported_packages",
     "is_importable",
     "project_files",
+    "script_source",
     "sources",
+    "unrecorded_files",
     "written_since_start",
 ]
 
@@ -126,6 +130,42 @@ def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]
     if path is None or is_importable(module):
         return project, imported_files(named, project)
     return project, [file for file in imported_files({path, *named}, project) if file != path]
+
+
+def script_source(defined: type | FunctionType) -> dict[str, str | None]:
+    """Return the "name" and the "text" of the file that defines a class or function.
+
+    Of a definition in a notebook the text is the definition alone; in an interactive session it is None.
+    """
+    path = _file_of(sys.modules.get(defined.__module__))
+    if path is not None and (source := _read_source(path)) is not None:
+        return {"name": path.name, "text": source["text"]}
+    try:
+        return {"name": "definition.py", "text": inspect.getsource(defined)}
+    except (OSError, TypeError):
+        return {"name": "definition.py", "text": None}
+
+
+def unrecorded_files(content: bytes, recorded: Sources) -> dict[Path, list[Path]]:
+    """Return files on which a pickled object depends and that are not among those recorded, by their project.
+
+    These are modules whose classes are attributes of the object. They must have been imported.
+    """
+    found: dict[Path, list[Path]] = {}
+    for name in {text for _, text, _ in pickletools.genops(content) if isinstance(text, str) and text in sys.modules}:
+        path = _file_of(sys.modules[name])
+        if path is None or str(path) in recorded or not is_importable(name):
+            continue
+        project = _project_of(path, name)
+        if not (_INSTALLED & set(project.parts) or project.is_relative_to(_STANDARD) or project == _SHOAL):
+            files = [file for file in imported_files({path}, project) if str(file) not in recorded]
+            found[project] = sorted({*found.get(project, ()), *files})
+    return found
+
+
+def imported_packages(text: str) -> set[str]:
+    """Return the first parts of the names that a source text imports absolutely."""
+    return {parts[0] for level, parts in _imports_of_source(text.encode()) if not level}
 
 
 def imported_files(paths: Iterable[Path], project: Path) -> list[Path]:

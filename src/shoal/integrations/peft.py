@@ -1,6 +1,5 @@
 """Adapters of `peft` in trained models."""
 
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -8,26 +7,7 @@ from torch import nn
 from shoal.core.errors import ShoalError
 from shoal.integrations.optional import check_installed
 
-__all__ = ["merged_model", "save_adapter"]
-
-
-def save_adapter(model: nn.Module, directory: Path) -> list[Path]:
-    """Write the adapter of a model as `peft.PeftModel.save_pretrained` does, for `PeftModel.from_pretrained`.
-
-    Args:
-        model: A `PeftModel`, or a module that holds exactly one.
-        directory: Directory to write; it is made if it does not exist.
-
-    Returns:
-        The files.
-
-    Raises:
-        ShoalError: `peft` is not installed, or the model holds no `PeftModel` or several.
-    """
-    found = _adapted(model)
-    directory.mkdir(parents=True, exist_ok=True)
-    found.save_pretrained(str(directory))
-    return sorted(path for path in directory.rglob("*") if path.is_file())
+__all__ = ["adapted_model", "merged_model"]
 
 
 def merged_model(model: nn.Module) -> nn.Module:
@@ -40,7 +20,7 @@ def merged_model(model: nn.Module) -> nn.Module:
         ShoalError: `peft` is not installed, the model holds no `PeftModel` or several, or its kind of adapter cannot be
             merged.
     """
-    found = _adapted(model)
+    found = adapted_model(model)
     if not callable(merge := getattr(found, "merge_and_unload", None)):
         raise ShoalError(f"an adapter of {type(found.active_peft_config).__name__} cannot be merged; export it alone")
     places = [path for path, module in model.named_modules() if module is found]
@@ -52,7 +32,12 @@ def merged_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def _adapted(model: nn.Module) -> Any:
+def adapted_model(model: nn.Module) -> Any:
+    """Return the `PeftModel` that a model is or holds.
+
+    Raises:
+        ShoalError: `peft` is not installed, or the model holds no `PeftModel` or several.
+    """
     check_installed("peft", "the export of an adapter")
     from peft import PeftModel
 

@@ -67,6 +67,11 @@ class _Source(Struct):
     text: str | None
 
 
+class _Script(Struct):
+    name: str
+    text: str | None
+
+
 class _FleetSpec(Struct):
     devices: str | list[str]
     added: list[str]
@@ -106,6 +111,7 @@ _VALUES: dict[str, tuple[object, str]] = {
     "ended": _FLAG,
     "note": _NAME,
     "sources": (dict[str, _Source], "files and their digests"),
+    "script": (_Script | None, "the name and the text of a script, or null"),
     "paused_trials": _TRIAL_NUMBERS,
     "pins": _TRIAL_NUMBERS,
     "keep": (Annotated[int, Meta(ge=1)] | Literal["best", "all"], 'a number of at least 1, "best" or "all"'),

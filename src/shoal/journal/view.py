@@ -143,9 +143,9 @@ class OpenJournal:
 
     Attributes:
         spec: Specification of the study, which never changes.
-        study: Values that change while the study runs, each but `sources` absent until its first change: `sources` and
-            `edits` of the task's files, `policy` and `fleet` as users have last chosen them, `paused`, `paused_trials`,
-            `note`, `savings`, `time_left` of a timeout, `extensions` with their `totals`, `finished`, and how it ended.
+        study: Values that change while the study runs, each but `sources` and `script` absent until its first change:
+            `sources`, `script` and `edits` of the task, `policy` and `fleet` as users have last chosen them, `paused`,
+            `paused_trials`, `note`, `savings`, `time_left`, `extensions` with their `totals`, `finished`, how it ended.
     """
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:

@@ -13,15 +13,15 @@ from shoal.host.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task
 from shoal.train.bases import Bases, check_base, move
 from shoal.train.carried_state import CarriedState
-from shoal.train.checkpoint import load_weights, mismatch_message
+from shoal.train.checkpoint import Weights, load_weights, mismatch_message
 from shoal.train.failures import user_traceback
 from shoal.train.trial_runtime import check_model
 
 __all__ = ["trained_model"]
 
 
-def trained_model(task: bytes, trial: Trial, directory: Path, best: int | None = None) -> nn.Module:
-    """Return a trial's model, on the CPU in evaluation mode, averaged by `Task.ema`.
+def trained_model(task: bytes, trial: Trial, directory: Path, best: int | None = None) -> tuple[nn.Module, Weights]:
+    """Return a trial's model, on the CPU in evaluation mode, averaged by `Task.ema`, and the checkpoint of its weights.
 
     Args:
         best: Epoch with whose weights; None: those of the newest checkpoint.
@@ -45,4 +45,4 @@ def trained_model(task: bytes, trial: Trial, directory: Path, best: int | None =
     with torch.no_grad():
         for name, average in weights.average.items():  # a tied parameter is listed by one of its names
             model.get_parameter(name).copy_(average)
-    return model.eval()
+    return model.eval(), weights
