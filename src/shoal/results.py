@@ -324,6 +324,8 @@ class Study(StudyRequests):
         """
         if adapter and merged:
             raise ShoalError("`adapter` is the adapter alone, `merged` a model without one; give one of them")
+        if directory is not None:
+            check_path(directory)
         folder = self.directory / "export" / str(number) if directory is None else absolute(directory)
         with JournalView.read(self.directory) as journal:
             (row,) = named_trials(journal, [number])

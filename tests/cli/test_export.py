@@ -69,6 +69,52 @@ def test_another_process_loads_the_same_model(
     assert torch.equal(torch.load(tmp_path / "y.pt"), expected)
 
 
+SCRIPT = """
+import sys, torch, shoal
+from torch import nn
+from torch.utils.data import TensorDataset
+
+X = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        return self.layers(x) + self.calls
+
+class Calls(shoal.Task):
+    def data(self, config): return TensorDataset(X), TensorDataset(X)
+    def model(self, config): return Net(config["width"])
+    def optimizer(self, model, config): return torch.optim.SGD(model.parameters(), 0.1)
+    def loss(self, model, batch): return model(batch[0]).square().mean()
+
+if __name__ == "__main__":
+    study = shoal.tune(Calls(), {"width": 3}, metric="valid_loss", mode="min", algorithm=shoal.Random(1, epochs=2),
+        backend="inline", devices="cpu:1", directory="study", show_progress=False)
+    torch.save((X, study.model(0, "last")(X)), "expected.pt")
+    study.export(0, "out", which="last")
+"""
+
+
+def test_of_a_script_its_text_and_what_its_model_carries(
+    tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+) -> None:
+    (tmp_path / "search.py").write_text(SCRIPT)
+    status, _, errors = script(tmp_path / "search.py", cwd=tmp_path)
+    assert status == 0, errors
+    folder = tmp_path / "out"
+    assert (folder / "source" / "search.py").read_text() == SCRIPT
+    assert facts(folder)["bytecode"]
+    x, expected = torch.load(tmp_path / "expected.pt")
+    model = loader(folder).load()
+    assert model.calls == 2
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
 def test_trial_json_says_what_the_weights_are(finished: shoal.Study, tmp_path: Path) -> None:
     row = finished.best_trial
     for which, epoch in (("best", row.best_epoch), ("last", row.epoch)):
@@ -187,8 +233,13 @@ def test_a_folder_that_cannot_be_written_is_named(finished: shoal.Study, tmp_pat
     (tmp_path / "file").write_text("")
     done = export(finished, finished.best_trial.number, "--output", tmp_path / "file" / "out")
     assert "file/out cannot be written: " in str(done.exception)
-    assert "name another folder by --output" in str(done.exception)
+    assert "name another folder (`directory`, --output)" in str(done.exception)
     assert done.exit_code != 0
+    with pytest.raises(ShoalError, match="file exists and is not empty; name another folder"):
+        finished.export(0, tmp_path / "file")
+    with pytest.raises(ShoalError, match="must be the path of a directory"):
+        finished.export(0, "")
+    assert (tmp_path / "file").read_text() == ""
 
 
 def test_a_trial_without_a_checkpoint_leaves_no_folder(finished: shoal.Study, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ _LOADERS = {"task": load_task, "pretrained": load_pretrained, "adapter": load_ad
 def check_new_folder(folder: Path) -> None:
     """Refuse a folder that holds something."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ShoalError(f"{folder} exists and is not empty; name another folder by --output, or delete it")
+        raise ShoalError(f"{folder} exists and is not empty; name another folder (`directory`, --output), or delete it")
 
 
 def export_model(
@@ -187,7 +187,7 @@ def _write_folder(
         (partial / "README.md").write_text(model_card(facts, names, library), encoding="utf-8")
         partial.rename(folder)
     except OSError as error:
-        raise ShoalError(f"{folder} cannot be written: {error}; name another folder by --output") from error
+        raise ShoalError(f"{folder} cannot be written: {error}; name another folder (`directory`, --output)") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
