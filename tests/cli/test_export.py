@@ -1,5 +1,6 @@
 """`shoal export` and `Study.export`: trained models as folders, to be loaded without the study."""
 
+import errno
 import importlib.util
 import json
 import pickle
@@ -240,6 +241,17 @@ def test_a_folder_that_cannot_be_written_is_named(finished: shoal.Study, tmp_pat
     with pytest.raises(ShoalError, match="must be the path of a directory"):
         finished.export(0, "")
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_full_disk_leaves_no_folder(finished: shoal.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(model: object, place: Path) -> str:
+        (place / "model.pt").write_bytes(b"half of")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(model_folder, "_save", write)
+    with pytest.raises(ShoalError, match=r"out cannot be written: .*No space left on device; name another folder"):
+        finished.export(0, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_trial_without_a_checkpoint_leaves_no_folder(finished: shoal.Study, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import os
 import platform
 import shutil
 import sys
@@ -20,7 +19,7 @@ from shoal.core.ranking import ranked
 from shoal.core.rows import TrialRow, values
 from shoal.core.version import VERSION
 from shoal.host.remedy import command
-from shoal.host.sources import imported_packages, is_importable, unrecorded_files
+from shoal.host.sources import imported_packages, is_importable, sources, unrecorded_files
 from shoal.integrations import load_adapter, load_pretrained, load_task
 from shoal.integrations.peft import adapted_model, merged_model
 from shoal.journal.view import JournalView
@@ -100,11 +99,11 @@ def export_program(journal: JournalView, row: TrialRow, folder: Path, best: int 
     step = int(name) if name.isdecimal() and kept.name == "files" else row.epoch
     metrics = next((report.metrics for report in journal.curve(row.number) if report.epoch == step), {})
     facts = _facts(journal, row, step, metrics) | {"loader": None, "weights": "checkpoint"}
-    return _write_folder(folder, journal, facts, lambda place: _copy(kept, place / "checkpoint"), "pytorch", set())
 
+    def write(place: Path) -> None:
+        shutil.copytree(kept, place / "checkpoint", symlinks=True)
 
-def _copy(kept: Path, target: Path) -> None:
-    shutil.copytree(kept, target, symlinks=True)
+    return _write_folder(folder, journal, facts, write, "pytorch", set())
 
 
 def _facts(journal: JournalView, row: TrialRow, epoch: int, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -174,22 +173,23 @@ def _write_folder(
     library: str,
     classes: set[str],
 ) -> Path:
-    """Write all files beside the folder, which is renamed when it is whole."""
-    partial = folder.with_name(f".{folder.name}-{os.getpid()}.partial")
+    """Write all files; of a failure no folder is left."""
+    made = not folder.exists()
     try:
-        partial.mkdir(parents=True)
-        write(partial)
-        texts, facts["missing"] = _write_sources(journal, partial / "source", facts["loader"])
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder)
+        texts, facts["missing"] = _write_sources(journal, folder / "source", facts["loader"])
         facts["versions"] = _versions(classes.union(*map(imported_packages, texts)))
-        text = json.dumps(facts, indent=2)
-        (partial / "trial.json").write_text(text, encoding="utf-8")
-        names = sorted(path.name + "/" * path.is_dir() for path in partial.iterdir() if path.name != "README.md")
-        (partial / "README.md").write_text(model_card(facts, names, library), encoding="utf-8")
-        partial.rename(folder)
-    except OSError as error:
-        raise ShoalError(f"{folder} cannot be written: {error}; name another folder (`directory`, --output)") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        (folder / "trial.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
+        names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name != "README.md")
+        (folder / "README.md").write_text(model_card(facts, names, library), encoding="utf-8")
+    except BaseException as error:
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            text = f"{folder} cannot be written: {error}; name another folder (`directory`, --output)"
+            raise ShoalError(text) from error
+        raise
     return folder
 
 
@@ -211,8 +211,8 @@ def _write_sources(journal: JournalView, place: Path, loader: str | None) -> tup
             missing.append("the source of the task, which was defined in an interactive session")
     if loader is not None:
         for folder, paths in unrecorded_files(journal.blob("task"), recorded).items():
-            for path in paths:
-                found.setdefault(str(path.relative_to(folder)), path.read_text(encoding="utf-8"))
+            for name, source in sources(paths).items():
+                found.setdefault(str(Path(name).relative_to(folder)), source["text"])
     for name, text in found.items():
         if text is None:
             missing += [] if script is not None and name == script["name"] else [f"{name}: too long, or not UTF-8"]
