@@ -24,14 +24,13 @@ from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.budget_values import budget_values
 from shoal.look.grid import StudyGrid, journal_grid
-from shoal.look.history import history_frame
+from shoal.look.frame import dataframe, history_frame
 from shoal.look.importance import Importance, importance
 from shoal.look.optuna_study import journal_optuna_study
 from shoal.look.overview import notebook_html, overview
 from shoal.look.plots import plot
 from shoal.look.rerun import Rerun, find_rerun
 from shoal.look.snapshot import how_ended, trial_verdicts
-from shoal.look.table import dataframe
 from shoal.study_requests import StudyRequests
 from shoal.train.checkpoint_paths import program_directory
 

@@ -9,7 +9,7 @@ from report_samples import row
 from shoal.core.errors import ShoalError
 from shoal.core.rows import Verdict
 from shoal.core.trial import Trial, TrialState
-from shoal.look.table import dataframe
+from shoal.look.frame import dataframe
 
 pd = pytest.importorskip("pandas")
 

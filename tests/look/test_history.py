@@ -51,7 +51,7 @@ def test_a_metric_may_have_the_name_of_a_column(tmp_path: Path) -> None:
 def test_what_cannot_be_answered(finished: shoal.Study, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ShoalError, match="has no trial 77; its trials are 0-7"):
         finished.history(77)
-    monkeypatch.setattr("shoal.look.history.find_spec", lambda name: None)
+    monkeypatch.setattr("shoal.look.frame.find_spec", lambda name: None)
     for read in (finished.history, finished.dataframe):
         with pytest.raises(ShoalError, match="a data frame needs pandas"):
             read()

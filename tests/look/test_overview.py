@@ -13,7 +13,8 @@ from shoal.core.job import Purpose
 from shoal.core.rows import JobRow, Run
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState, numbers_text
 from shoal.journal.view import JournalView
-from shoal.look.overview import Elapsed, overview, overview_json, structure_names
+from shoal.look.elapsed import Elapsed
+from shoal.look.overview import overview, overview_json, structure_names
 from shoal.look.text import key_text, structure_text
 from shoal.spec import StudySpec
 

@@ -12,6 +12,7 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.look.snapshot import Best, JobUse, snapshot
+from shoal.look.text import time_text
 from shoal.spec import StudySpec
 
 CLUSTER = Cluster((Node("one", 2, tuple(Device(f"cpu:{slot}", "cpu/1", 1000) for slot in range(2))),))
@@ -96,11 +97,16 @@ def test_a_last_report_that_took_no_time_is_left_out_of_the_rate(journal):
     assert [job.rate for use in snapshot(journal, 110.0).devices for job in use.jobs] == [2.0]
 
 
-def test_time_counts_from_the_call(journal, clock, tmp_path):
+def test_time_counts_from_the_call_without_the_gap_between_runs(journal, clock, tmp_path):
+    clock.now = 107.0
+    report(journal, 0, 1, 0.5)
     journal.close()
+    clock.now = 150.0
     with RecordedJournal.open(tmp_path, clock=clock) as again:
-        again.begin_run(97.5)
-        assert snapshot(again, 110.0).elapsed == 12.5
+        again.begin_run(147.5)
+        seen = snapshot(again, 160.0)
+        assert (seen.elapsed, seen.span, seen.runs) == (7.0 + 12.5, 60.0, 2)
+        assert time_text(seen) == "running time 0:00:20 in 2 runs, 0:01:00 since the first start"
     study = StudySpec(metric="accuracy", mode="max")
     with RecordedJournal.create(tmp_path / "other", study, task=b"", algorithm=b"", clock=clock, called=90.0) as new:
         assert snapshot(new, 110.0).elapsed == 20.0
@@ -116,7 +122,7 @@ def test_the_pace_is_that_of_the_process_that_runs_it(journal, clock, tmp_path):
         report(again, 0, 2, 0.5)
         report(again, 0, 3, 0.5)
         seen = snapshot(again, 1010.0)
-        assert seen.elapsed == 10.0
+        assert seen.elapsed == 10.0  # its report at the start is the last event of the first run
         assert seen.seconds_left == pytest.approx(10.0 / 2 * 13)
 
 

@@ -501,6 +501,8 @@ def test_snapshot_json_is_strict_and_complete():
         "epochs_total": 100,
         "totals": None,
         "elapsed": 61.2,
+        "span": 0.0,
+        "runs": 1,
         "seconds_left": 183.6,
         "time_left": None,
         "end": "",

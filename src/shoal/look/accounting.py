@@ -13,7 +13,8 @@ from shoal.core.activity import Activity
 from shoal.core.job import Purpose
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.look.overview import Bar, Elapsed, by_key, timed_jobs
+from shoal.look.elapsed import Elapsed
+from shoal.look.overview import Bar, by_key, timed_jobs
 from shoal.look.text import rounded
 
 __all__ = ["Accounting", "account", "accounting", "accounting_json", "accounting_table"]

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
 from shoal.core.ranking import ranked
-from shoal.core.rows import DeviceRow, JobRow, Reservation, Run, Telemetry, TrialRow
+from shoal.core.rows import DeviceRow, JobRow, Reservation, Telemetry, TrialRow
 from shoal.core.space import flatten
 from shoal.core.trial import TrialState
 from shoal.journal.lock import LockOwner
 from shoal.journal.view import JournalView
+from shoal.look.elapsed import Elapsed
 from shoal.look.failures import failing_json
 from shoal.look.snapshot import Snapshot, snapshot
 from shoal.look.table import verdict_json
@@ -33,12 +34,12 @@ from shoal.look.text import (
     printable,
     state_text,
     states_text,
+    time_text,
     verdict_texts,
 )
 
 __all__ = [
     "Bar",
-    "Elapsed",
     "Overview",
     "Usage",
     "by_key",
@@ -56,27 +57,6 @@ _MAX_BEST = 10
 
 _PARAMETERS = 3
 _MISSING = object()
-
-
-class Elapsed:
-    """Running time of a study at a moment, without the time in which no process ran it.
-
-    A process that died counts as running until its last event. `resumes` are the seconds at which it was resumed. `now`
-    is the present time if the study is running.
-    """
-
-    def __init__(self, runs: Sequence[Run], last_event: float | None, now: float | None) -> None:
-        self._begin = runs[0].started
-        self._gaps = [
-            (min(max(run.before or 0.0, before.started), run.started), run.started) for before, run in pairwise(runs)
-        ]
-        self.resumes = [self(begin) for begin, _ in self._gaps]
-        self.total = max(self(max(runs[-1].started, last_event or 0.0) if now is None else now), 1e-3)
-
-    def __call__(self, moment: float) -> float:
-        """Seconds of running time at a moment, given in seconds since 1970."""
-        stopped = sum(min(moment, end) - begin for begin, end in self._gaps if moment > begin)
-        return max(moment - self._begin - stopped, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +165,7 @@ def overview_json(study: Overview) -> dict[str, Any]:
     return {
         "name": study.name,
         "seconds": study.elapsed.total,
+        "span": study.elapsed.span,
         "jobs": len(study.bars),
         "curve": [{"seconds": seconds, "value": finite_or_none(value)} for seconds, value in study.curve],
         "devices": [
@@ -219,7 +200,7 @@ def by_key(items: Iterable[_T], key: Callable[[_T], str]) -> dict[str, list[_T]]
 
 def timed_jobs(journal: JournalView, now: float) -> tuple[Elapsed, list[Bar]]:
     """Return the running time of a study, and all its jobs on it in the order of their start."""
-    elapsed = Elapsed(journal.runs(), journal.last_moment(), None if journal.writer() is None else now)
+    elapsed = Elapsed.of(journal, now)
     bars = []
     for job in journal.jobs():
         begin = elapsed(job.started)
@@ -389,7 +370,7 @@ def _summary_table(study: Overview) -> str:
             ("compared by", goals),
             ("trials", states_text(state)),
             (state.unit, epochs_text(state)),
-            ("time", f"{duration_text(study.elapsed.total)}{remaining}; {runner}"),
+            ("time", f"{time_text(state)}{remaining}; {runner}"),
             ("device time", _by_purpose(_sum(usage.seconds for usage in study.usage))),
             ("best", best_text(state)),
             *([("constraints", ", ".join(state.constraints))] if state.constraints else []),

@@ -25,6 +25,7 @@ from shoal.look.text import (
     printable,
     savings_text,
     states_text,
+    time_text,
     timeout_text,
     trials_text,
     verdict_text,
@@ -288,7 +289,8 @@ class LineProgress(_ConsoleProgress):
         snapshot = self._take_snapshot()
         self._print_notes(snapshot)
         self._print_causes(snapshot)
-        parts = [timeout_text(snapshot), states_text(snapshot), f"best: {best_text(snapshot)}"]
+        time = time_text(snapshot) if snapshot.runs > 1 else ""
+        parts = [time, timeout_text(snapshot), states_text(snapshot), f"best: {best_text(snapshot)}"]
         self._print(f"{duration_text(snapshot.elapsed)} {'; '.join(filter(None, parts))}")
         if snapshot.savings is not None:
             self._print(f"saved: {savings_text(snapshot.savings, snapshot.unit)}")

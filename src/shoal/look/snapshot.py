@@ -17,6 +17,7 @@ from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_values
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
+from shoal.look.elapsed import Elapsed
 from shoal.look.savings import Savings
 
 __all__ = [
@@ -144,7 +145,7 @@ class Snapshot:
         best: Best trial; None before the first value, and for several metrics.
         epochs_asked: `epochs_done` plus the open epochs of the trials that wait or run. An algorithm may request more
             later.
-        elapsed: Seconds since `tune` or `resume` was called in the process that runs it, or ran it last.
+        elapsed: Running time in seconds, of all runs, without the time in which no process ran the study.
         seconds_left: Seconds until `epochs_total` are done, at the rate so far; None if that is unknown, or the study
             is paused.
         devices: Devices with their jobs; none if no process runs the study.
@@ -171,6 +172,8 @@ class Snapshot:
         arrays: Whether each structure trains as arrays or in plain PyTorch, and what was proven of it.
         end: How it has ended, see `how_ended`.
         time_left: Seconds that are left of its timeout; None without one.
+        span: Seconds from the first start until now or the end: `elapsed`, and the time between the runs.
+        runs: Number of its runs: one, and one for each resume.
     """
 
     metric: str | tuple[str, ...]
@@ -208,6 +211,8 @@ class Snapshot:
     arrays: tuple[Verdict, ...] = ()
     end: str = ""
     time_left: float | None = None
+    span: float = 0.0
+    runs: int = 1
 
     @property
     def all_paused(self) -> bool:
@@ -261,10 +266,10 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     check_values(journal)
     statistics = StudyStatistics(journal)
     done, asked = statistics.epochs()
-    run = journal.runs()[-1]
+    runs = journal.runs()
+    run = runs[-1]
     owner = journal.writer()
-    last_time = now if owner is not None else max(journal.last_moment() or run.started, run.started)
-    elapsed = max(last_time - run.started, 0.0)
+    elapsed = Elapsed.of(journal, now)
     objectives = journal.objectives
     several = len(objectives) > 1
     totals, stopped = announced(journal), journal.study.get("stopped")
@@ -283,7 +288,9 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         best=best,
         epochs_done=done,
         epochs_asked=asked,
-        elapsed=elapsed,
+        elapsed=elapsed.total,
+        span=elapsed.span,
+        runs=len(runs),
         seconds_left=None,
         devices=_devices(journal) if owner is not None else (),
         pid=None if owner is None else owner.pid,
@@ -313,7 +320,8 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         time_left=time_left(journal),
     )
     waits = owner is None or found.paused or found.all_paused
-    left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, elapsed)
+    in_run = elapsed.total - elapsed(run.started)
+    left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, in_run)
     return replace(found, seconds_left=left)
 
 

@@ -1,11 +1,9 @@
-"""Tables of trials and of the study's state: for the terminal, as plain values for `--json`, as a pandas data frame."""
+"""Tables of trials and of the study's state: for the terminal, and as plain values for `--json`."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict
 from itertools import chain
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group
@@ -30,7 +28,6 @@ from shoal.look.failures import (
     failing_lines,
     unmeasured_lines,
 )
-from shoal.look.history import check_pandas
 from shoal.look.snapshot import Best, Snapshot, TaskEdit
 from shoal.look.text import (
     best_texts,
@@ -50,19 +47,15 @@ from shoal.look.text import (
     state_text,
     states_text,
     task_edit_text,
+    time_text,
     timeout_text,
-    trial_verdict_text,
     trials_text,
     verdict_text,
     verdict_texts,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 __all__ = [
     "best_table",
-    "dataframe",
     "snapshot_json",
     "status_table",
     "task_edit_json",
@@ -76,7 +69,6 @@ _COLOURS = {
     TrialState.COMPLETE: "green",
     TrialState.FAILED: "red",
 }
-_LAST_COLUMNS = ("violation", "best_epoch", "epochs", "seconds", "device", "job", "proof", "reason")
 _BAR_WIDTH = 30
 _GAP = 2
 """Spaces between two columns of trials."""
@@ -278,6 +270,8 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_column(overflow="fold")
     table.add_row(snapshot.unit, _progress_row(snapshot))
     table.add_row("trials", states_text(snapshot))
+    if snapshot.runs > 1:
+        table.add_row("time", time_text(snapshot))
     if snapshot.starting:
         table.add_row("workers", "are being started")
     _add_lines(table, "warm start", snapshot.earlier_from)
@@ -333,54 +327,6 @@ def _repeats_json(row: ConfigurationRow, runs: bool) -> dict[str, Any]:
     return {"deviations": row.deviations, "repeats": [trial_json(each, runs=runs) for each in row.repeats]}
 
 
-def dataframe(
-    rows: Sequence[TrialRow],
-    *,
-    runs: bool = True,
-    proof: Mapping[int, Verdict] = MappingProxyType({}),
-    constrained: bool = False,
-) -> "pd.DataFrame":
-    """Return a pandas data frame with a row for each trial.
-
-    Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
-    value) and `<name>.best` (of any epoch), `violation` of the constraints if the study has any, `best_epoch`,
-    `epochs`, `seconds`, `device`, `job`, `proof`, `reason`. A config value that a trial does not have, like a metric it
-    has not reported, is NaN. A metric whose name is that of another column, or of the best of another metric, is called
-    `metric.<name>`. `proof` holds the verdicts of trials that were in an array.
-    """
-    check_pandas()
-    import pandas as pd
-
-    configs = [{f"config.{name}": value for name, value in flatten(row.config).items()} for row in rows]
-    columns: dict[str, list[Any]] = {
-        "trial": [row.number for row in rows],
-        "state": [state_name(row.state, runs) for row in rows],
-    }
-    for name in _names(configs):
-        columns[name] = [config.get(name, math.nan) for config in configs]
-    metrics = _names([row.metrics for row in rows])
-    bests = {f"{name}.best" for name in metrics}
-    for name in metrics:
-        column = name
-        while column in columns or column in _LAST_COLUMNS or column in bests or f"{column}.best" in columns:
-            column = f"metric.{column}"
-        columns[column] = [row.metrics.get(name, math.nan) for row in rows]
-        columns[f"{column}.best"] = [row.best.get(name, math.nan) for row in rows]
-    if constrained:
-        columns["violation"] = [row.violation for row in rows]
-    columns["best_epoch"] = [math.nan if row.best_epoch is None else row.best_epoch for row in rows]
-    columns["epochs"] = [row.epoch for row in rows]
-    for name in ("seconds", "device", "job"):
-        columns[name] = [getattr(row, name) for row in rows]
-    columns["proof"] = [trial_verdict_text(proof[row.number]) if row.number in proof else "" for row in rows]
-    columns["reason"] = [row.reason for row in rows]
-    return pd.DataFrame(columns)
-
-
-def _names(rows: Sequence[Any]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
 def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
     """Return a study at one moment as plain values; None for NaN and the infinities."""
     several: dict[str, Any] = {}
@@ -406,6 +352,8 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "epochs_total": snapshot.epochs_total,
         "totals": None if snapshot.totals is None else asdict(snapshot.totals),
         "elapsed": snapshot.elapsed,
+        "span": snapshot.span,
+        "runs": snapshot.runs,
         "seconds_left": snapshot.seconds_left,
         "time_left": snapshot.time_left,
         "end": snapshot.end,
@@ -491,9 +439,6 @@ def _progress_row(snapshot: Snapshot) -> Table:
     table.add_column(no_wrap=True)
     bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done)
     progress = epochs_text(snapshot)
-    left = left_text(snapshot)
-    if not left:
-        left = timeout_text(snapshot)
-    times = f"{duration_text(snapshot.elapsed)} elapsed{left and f', {left}'}"
-    table.add_row(bar, progress, times)
+    left = left_text(snapshot) or timeout_text(snapshot)
+    table.add_row(bar, progress, f"{duration_text(snapshot.elapsed)} elapsed{left and f', {left}'}")
     return table

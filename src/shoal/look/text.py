@@ -43,6 +43,7 @@ __all__ = [
     "states_text",
     "structure_text",
     "task_edit_text",
+    "time_text",
     "timeout_text",
     "trial_verdict_text",
     "trials_text",
@@ -131,6 +132,15 @@ def duration_text(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def time_text(snapshot: Snapshot) -> str:
+    """Return the running time: "running time 0:04:26"; of a resumed study also "in 2 runs, 0:12:10 since the start"."""
+    running = f"running time {duration_text(snapshot.elapsed)}"
+    if snapshot.runs == 1:
+        return running
+    until = "since the first start" if snapshot.pid is not None else "from the first start to the last event"
+    return f"{running} in {snapshot.runs} runs, {duration_text(snapshot.span)} {until}"
 
 
 def config_text(config: Config) -> str:

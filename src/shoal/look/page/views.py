@@ -35,6 +35,7 @@ from shoal.look.text import (
     request_text,
     savings_text,
     states_text,
+    time_text,
     timeout_text,
     trial_verdict_text,
 )
@@ -101,6 +102,7 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
             "states": states_text(found),
             "epochs": epochs_text(found),
             "elapsed": duration_text(found.elapsed),
+            "time": time_text(found),
             "left": duration_text(found.seconds_left) if runs else "",
             "timeout": timeout_text(found),
             "best": best_text(found),
