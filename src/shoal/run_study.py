@@ -130,6 +130,8 @@ def run_study(
 
         engine = Engine(journal, algorithm, backend, config, observe)
         engine.begin()
+        if journal.study.get("savings"):
+            journal.put("savings", None)  # those until the last end; there are new ones at the next
         try:
             with beside_study(journal.directory, page), following(journal), interruptible(engine.interrupt), display:
                 engine.run()

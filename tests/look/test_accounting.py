@@ -176,10 +176,10 @@ def check_activities(study: Path) -> None:
     assert sum(shown["seconds"].values()) == pytest.approx(total, rel=0.02)
     for slot in shown["devices"].values():
         assert sum(slot.values()) == pytest.approx(shown["wall_seconds"], rel=0.02)
-    assert shown["seconds"]["unreported"] == 0.0
-    for activity in ("start", "data", "signature", "build", "steps", "validation", "checkpoints", "engine"):
+    assert shown["seconds"]["running or killed jobs"] == 0.0
+    for activity in ("start", "data", "comparing models", "build", "steps", "validation", "checkpoints", "planning"):
         assert shown["seconds"][activity] > 0.0, f"no time was spent on {activity}"
     table = CliRunner().invoke(app, ["report", str(study), "--accounting"]).stdout
     assert "validation" in table
-    assert "unreported" not in table
+    assert "running or killed jobs" not in table
     assert not (study / "report").exists()

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from report_samples import row
+from report_samples import device, row
 from support.recorded import RecordedJournal
 from timeline_samples import GB, Clock, machines, pretend, training, trial
 
@@ -14,7 +14,7 @@ from shoal.core.rows import JobRow, Run
 from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState, numbers_text
 from shoal.journal.view import JournalView
 from shoal.look.elapsed import Elapsed
-from shoal.look.overview import overview, overview_json, structure_names
+from shoal.look.overview import Usage, overview, overview_json, structure_names, usage_text
 from shoal.look.text import key_text, structure_text
 from shoal.spec import StudySpec
 
@@ -209,3 +209,21 @@ def test_names_of_structures():
     assert structure_text("opaque train.py 0123456789abcdef") == "opaque train.py 01234567"
     assert key_text("0123456789abcdef x 64") == "01234567, batches of 64"
     assert key_text("a x b x 8") == "a x b, batches of 8"
+
+
+@pytest.mark.parametrize(
+    ("measured", "text"),
+    [
+        pytest.param({}, "what jobs used of it was not measured", id="CPU"),
+        pytest.param({"kernels": 0.25}, "measured: kernels ran 25% of the time", id="kernels"),
+        pytest.param(
+            {"kernels": 0.0, "memory": 3 * 10**9},
+            "measured: kernels ran 0% of the time, at most 3.0 GB in use",
+            id="kernels and memory",
+        ),
+    ],
+)
+def test_the_use_of_a_device_tells_what_was_planned_from_what_was_measured(measured, text):
+    found = Usage(device("cpu:0"), 1.0, 0.551, {}, 2, 0, **measured)
+    planned = "had a job 100% of the time, with 55% of its compute reserved on average"
+    assert usage_text(found) == f"{planned}; {text}"

@@ -204,7 +204,9 @@ def test_the_last_line_says_what_was_saved(study, pipe):
     study.changes["savings"] = Savings(640, 95.0, 412.0, 0.0, 8.0)
     with LineProgress(study.take, pipe, study.clock):
         pass
-    assert lines(pipe)[-1].startswith("shoal: saved: 0:05:09 of device time: 640 epochs took 0:01:35")
+    assert lines(pipe)[-1].startswith(
+        "shoal: gain: faster by 0:05:17, less 0:00:08 of measuring: 0:05:09 of device time saved;"
+    )
 
 
 def test_a_pipe_waits_for_the_first_trials_and_looks_once_a_second(study, pipe):
@@ -300,7 +302,7 @@ def test_a_pipe_gets_a_line_at_once_for_each_thing_that_is_done_for_the_first_ti
             (5, {"devices": at_work(Purpose.SIGNATURE)}),
         )
     assert lines(pipe)[2:-1] == [
-        "shoal: 0:00:02 looking at the models of 17 trials",
+        "shoal: 0:00:02 comparing the models of 17 trials",
         "shoal: 0:00:03 measuring 17 trials",
         "shoal: 0:00:04 training 17 trials",
     ]

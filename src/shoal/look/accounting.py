@@ -22,21 +22,21 @@ __all__ = ["Accounting", "account", "accounting", "accounting_json", "accounting
 _MEANINGS = {
     Activity.START: "processes start: imports, the task, and the wait for the first process",
     Activity.DATA: "data sets are loaded",
-    Activity.SIGNATURE: "models are built for their fusion keys",
-    Activity.PROFILE: "profile jobs measure steps",
+    Activity.SIGNATURE: "models are built and compared, to find those that can train as one array",
+    Activity.PROFILE: "a few steps of new models are measured, and not kept",
     Activity.BUILD: "models and arrays are made, or restored",
     Activity.COMPILE: "steps are traced and compiled",
-    Activity.AUTOTUNE: "the autotuner times lowerings",
-    Activity.TIMED_STEPS: "training steps that find the fastest kind of step",
+    Activity.AUTOTUNE: "kernels of an operation are timed, to choose the fastest",
+    Activity.TIMED_STEPS: "training steps that also find the fastest way of stepping",
     Activity.STEPS: "training steps",
-    Activity.CHECKS: "checks against plain PyTorch",
+    Activity.CHECKS: "some trials train in plain PyTorch beside their array, and are compared with it",
     Activity.VALIDATION: "validation",
     Activity.CHECKPOINTS: "trials are saved",
-    Activity.ENGINE: "the worker or the device waits for the engine",
-    Activity.WAITS_FOR_MEASURING: "no job: other devices find fusion keys or profile",
-    Activity.WAITS_FOR_TRIALS: "no job: other devices train",
+    Activity.ENGINE: "the device waits for the planner: it decides, or messages are on their way",
+    Activity.WAITS_FOR_MEASURING: "no job: models are compared or measured on other devices",
+    Activity.WAITS_FOR_TRIALS: "no job: the next trials depend on results of other devices",
     Activity.FINISHED: "no job any more: other devices finish",
-    Activity.UNREPORTED: "jobs without a report of activities: they run, or were killed",
+    Activity.UNREPORTED: "a job says what its time was spent on when it ends; these still run, or were killed",
 }
 
 _Interval = tuple[float, float]
@@ -189,11 +189,12 @@ def accounting_table(found: Accounting) -> Table:
 
 
 def accounting_json(found: Accounting) -> dict[str, Any]:
-    """Return the accounting as plain values: seconds of all devices and of each one, by activity."""
+    """Return the accounting as plain values: seconds of all devices and of each one by activity, with its meaning."""
     return {
         "wall_seconds": found.wall,
         "slots": len(found.devices),
         "seconds": {str(activity): seconds for activity, seconds in found.seconds.items()},
+        "meanings": {str(activity): meaning for activity, meaning in _MEANINGS.items()},
         "devices": {
             name: {str(activity): seconds for activity, seconds in spent.items()}
             for name, spent in found.devices.items()

@@ -18,7 +18,7 @@ from shoal.look.text import rate_text, trials_text
 __all__ = ["device_json", "device_lines", "devices_json", "devices_table"]
 
 _PURPOSE_VERBS = {
-    Purpose.SIGNATURE: "looks at",
+    Purpose.SIGNATURE: "compares the models of",
     Purpose.PROFILE: "measures",
     Purpose.TRAIN: "trains",
     Purpose.ASSIST: "helps {} with",

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
 from shoal.core.ranking import ranked
+from shoal.core.resources import bytes_text
 from shoal.core.rows import DeviceRow, JobRow, Reservation, Telemetry, TrialRow
 from shoal.core.space import flatten
 from shoal.core.trial import TrialState
@@ -19,7 +20,7 @@ from shoal.journal.view import JournalView
 from shoal.look.elapsed import Elapsed
 from shoal.look.failures import failing_json
 from shoal.look.snapshot import Snapshot, snapshot
-from shoal.look.table import verdict_json
+from shoal.look.table import savings_json, verdict_json
 from shoal.look.text import (
     best_text,
     config_text,
@@ -32,6 +33,7 @@ from shoal.look.text import (
     metric_text,
     number_text,
     printable,
+    savings_text,
     state_text,
     states_text,
     time_text,
@@ -49,6 +51,7 @@ __all__ = [
     "overview_json",
     "structure_names",
     "timed_jobs",
+    "usage_text",
 ]
 
 _T = TypeVar("_T")
@@ -73,7 +76,7 @@ class Usage:
     """How the time of a device was used.
 
     Args:
-        busy: Fraction of the time in which it had a job, "used" in a report.
+        busy: Fraction of the time in which it had a job, whatever the job used of it.
         occupancy: Mean fraction of its compute that was reserved; a job without a profile has all of it.
         seconds: Seconds by the purpose of its jobs; concurrent jobs share them evenly.
         kernels: Mean fraction of the time with a running kernel, by NVML; None if it was not measured.
@@ -179,15 +182,27 @@ def overview_json(study: Overview) -> dict[str, Any]:
                 "seconds": {str(purpose): seconds for purpose, seconds in usage.seconds.items()},
                 "jobs": usage.jobs,
                 "failed": usage.failed,
+                "text": usage_text(usage),
             }
             for usage in study.usage
         ],
         "arrays": list(map(verdict_json, study.state.arrays)),
+        "savings": study.state.savings and savings_json(study.state.savings, study.state.unit),
         "best": [row.number for row in study.best],
         "failing": [failing_json(failing) for failing in study.state.failing],
         "failures": [failed_job_json(study, job) | {"log": job.log or None} for job in study.failures],
         "failed": [{"trial": row.number, "epoch": row.epoch, "reason": row.reason} for row in study.failed_trials],
     }
+
+
+def usage_text(usage: Usage) -> str:
+    """How the time of a device was used, in words: what was planned for it, then what was measured of it."""
+    measured = [] if usage.kernels is None else [f"kernels ran {usage.kernels:.0%} of the time"]
+    measured += [] if usage.memory is None else [f"at most {bytes_text(usage.memory)} in use"]
+    return (
+        f"had a job {usage.busy:.0%} of the time, with {usage.occupancy:.0%} of its compute reserved on average; "
+        + (f"measured: {', '.join(measured)}" if measured else "what jobs used of it was not measured")
+    )
 
 
 def by_key(items: Iterable[_T], key: Callable[[_T], str]) -> dict[str, list[_T]]:
@@ -329,7 +344,7 @@ def _batch_size(key: str) -> str:
 
 _PURPOSE_WORDS = {
     Purpose.TRAIN: "training",
-    Purpose.SIGNATURE: "looking at models",
+    Purpose.SIGNATURE: "comparing models",
     Purpose.PROFILE: "measuring",
     Purpose.ASSIST: "helping jobs of other devices",
 }
@@ -375,6 +390,7 @@ def _summary_table(study: Overview) -> str:
             ("best", best_text(state)),
             *([("constraints", ", ".join(state.constraints))] if state.constraints else []),
             *([("front", hypervolume_text(state.hypervolume, state.metric))] if state.hypervolume else []),
+            *([("gain", savings_text(state.savings, state.unit))] if state.savings else []),
             *([("arrays", "\n".join(verdict_texts(state.arrays)))] if state.arrays else []),
         ],
     )

@@ -44,7 +44,7 @@ _PAUSE = 20
 """Least time between two updates, relative to that of an update: that of a large study reads it whole."""
 
 _PHASES = {
-    Purpose.SIGNATURE: "looking at the models of",
+    Purpose.SIGNATURE: "comparing the models of",
     Purpose.PROFILE: "measuring",
     Purpose.TRAIN: "training",
     Purpose.ASSIST: "training on several devices:",
@@ -293,7 +293,7 @@ class LineProgress(_ConsoleProgress):
         parts = [time, timeout_text(snapshot), states_text(snapshot), f"best: {best_text(snapshot)}"]
         self._print(f"{duration_text(snapshot.elapsed)} {'; '.join(filter(None, parts))}")
         if snapshot.savings is not None:
-            self._print(f"saved: {savings_text(snapshot.savings, snapshot.unit)}")
+            self._print(f"gain: {savings_text(snapshot.savings, snapshot.unit)}")
 
     def _print_phases(self, snapshot: Snapshot) -> None:
         members = Counter[Purpose]()

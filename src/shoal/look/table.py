@@ -28,6 +28,7 @@ from shoal.look.failures import (
     failing_lines,
     unmeasured_lines,
 )
+from shoal.look.savings import Savings
 from shoal.look.snapshot import Best, Snapshot, TaskEdit
 from shoal.look.text import (
     best_texts,
@@ -56,6 +57,7 @@ from shoal.look.text import (
 
 __all__ = [
     "best_table",
+    "savings_json",
     "snapshot_json",
     "status_table",
     "task_edit_json",
@@ -287,7 +289,7 @@ def status_table(snapshot: Snapshot) -> Table:
     if snapshot.hypervolume is not None:
         _add_lines(table, "front", [hypervolume_text(snapshot.hypervolume, snapshot.metric)])
     if snapshot.savings is not None:
-        _add_lines(table, "saved", [savings_text(snapshot.savings, snapshot.unit)])
+        _add_lines(table, "gain", [savings_text(snapshot.savings, snapshot.unit)])
     for use in snapshot.devices:
         _add_lines(table, use.device.name, device_lines(use, snapshot.unit))
     return table
@@ -368,8 +370,13 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
         "devices": [device_json(use) for use in snapshot.devices],
-        "savings": snapshot.savings and {**asdict(snapshot.savings), "saved": snapshot.savings.saved},
+        "savings": snapshot.savings and savings_json(snapshot.savings, snapshot.unit),
     }
+
+
+def savings_json(found: Savings, unit: str) -> dict[str, Any]:
+    """Return what fusing and packing gained as plain values, with its text."""
+    return {**asdict(found), "faster": found.faster, "saved": found.saved, "text": savings_text(found, unit)}
 
 
 def verdict_json(found: Verdict) -> dict[str, Any]:
