@@ -28,7 +28,9 @@ from shoal.look.text import (
     printable,
     rate_text,
     rounded,
+    states_text,
     task_edit_text,
+    trial_state_text,
 )
 
 
@@ -467,11 +469,48 @@ def test_long_texts_stay_within_the_width():
     assert sum(line.count("x") for line in lines) == 3 * 150
 
 
+@pytest.mark.parametrize(
+    ("state", "changes", "status", "actions"),
+    [
+        pytest.param(TrialState.PENDING, {}, "waiting", ("pause", "stop"), id="waits for a device"),
+        pytest.param(TrialState.PENDING, {"paused_by": "ada"}, "paused", ("resume", "stop"), id="paused by a person"),
+        pytest.param(TrialState.RUNNING, {}, "running", ("pause", "stop"), id="runs"),
+        pytest.param(TrialState.RUNNING, {"paused_by": "ada"}, "running", ("resume", "stop"), id="is about to pause"),
+        pytest.param(TrialState.PAUSED, {}, "waiting for others", ("stop",), id="held by its algorithm"),
+        pytest.param(
+            TrialState.PAUSED, {"paused_by": "ada"}, "waiting for others", ("resume", "stop"), id="held, paused"
+        ),
+        pytest.param(TrialState.COMPLETE, {}, "complete", (), id="complete"),
+        pytest.param(TrialState.STOPPED, {"paused_by": "ada"}, "stopped", (), id="stopped"),
+    ],
+)
+def test_a_pause_of_a_person_is_told_from_a_wait_for_the_algorithm(state, changes, status, actions):
+    shown = row(3, state, **changes)
+    assert (trial_state_text(shown, runs=True), shown.actions) == (status, actions)
+
+
+def test_counts_tell_paused_trials_from_waiting_ones():
+    states = {TrialState.PENDING: 4, TrialState.PAUSED: 5, TrialState.RUNNING: 2}
+    waiting = {"paused by ada": [2, 7], "waits for a free device: cpu:0 is busy": [8, 9]}
+    held = {"waiting for others at epoch 9": [10, 11, 12, 13], "waiting for others at epoch 3, then paused by ada": [1]}
+    shown = snapshot(states=states, waiting=waiting, waiting_for_others=held, held=(1, 2, 7))
+    assert states_text(shown) == "2 waiting, 5 waiting for others, 2 running, 2 paused"
+    lines = rendered(status_table(shown))
+    assert "waiting  2 trials (2, 7): paused by ada" in lines
+    assert "         4 trials (10, 11, 12, …): waiting for others at epoch 9" in lines
+    stopped = "\n".join(rendered(status_table(replace(shown, pid=None))))
+    assert "4 trials (2, 7, 8, …): no process runs the study" in stopped
+    assert "4 trials (10, 11, 12, …): waiting for others at epoch 9" in stopped
+
+
 def test_json_is_strict_and_complete():
     shown = row(3, TrialState.FAILED, math.nan, reason="its loss is NaN at step 7")
     assert json.loads(json.dumps(trial_json(shown), allow_nan=False)) == {
         "trial": 3,
         "state": "failed",
+        "status": "failed",
+        "paused_by": None,
+        "actions": ["retry"],
         "config": {"lr": 0.00123456 * 4, "optimizer": {"name": "sgd"}},
         "origin": None,
         "metrics": {"accuracy": None, "valid_loss": 0.25},
@@ -501,6 +540,8 @@ def test_snapshot_json_is_strict_and_complete():
         "interventions": [],
         "paused": {"study": False, "trials": []},
         "trials": {"pending": 15, "running": 8, "paused": 0, "complete": 0, "stopped": 0, "failed": 0},
+        "status": {"waiting": 15, "running": 8},
+        "waiting_for_others": {},
         "waiting": {
             "its model is being measured": {"count": 12, "first": [3, 4, 5]},
             "needs 9.1 GB, cuda:0 has 4.2 GB free": {"count": 3, "first": [0, 1, 2]},

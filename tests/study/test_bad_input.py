@@ -163,7 +163,6 @@ def test_a_directory_that_is_not_a_path_is_refused(directory: Any) -> None:
                 "sources": '"zz"',
                 "stopped": "[]",
                 "common_failure_trials": '"zz"',
-                "paused_trials": "null",
                 "fleet": "5",
                 "edits": "5",
             }.items()

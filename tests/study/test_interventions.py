@@ -35,7 +35,7 @@ from shoal.core.errors import DeviceError, PolicyError, ShoalError
 from shoal.core.job import JobUpdate, Purpose
 from shoal.core.rows import Intervention, JobRow, Proposal, Row, StudyValue, TrialRow
 from shoal.core.trial import Origin, TrialState
-from shoal.journal.requests import pending_requests, write_request
+from shoal.journal.requests import current_user, pending_requests, write_request
 from shoal.journal.view import JournalView
 from shoal.look.snapshot import snapshot
 from shoal.look.text import intervention_text
@@ -48,6 +48,8 @@ from shoal.train.checkpoint_paths import checkpoint_directory, checkpoint_files
 
 Then = tuple[Callable[[Sequence[TrialRow]], bool], Callable[[Study], object]]
 """When something is to be asked, by the trials as they are then; and what."""
+
+PAUSED = f"paused by {current_user()}"
 
 
 @dataclass
@@ -123,7 +125,7 @@ def test_a_trial_that_is_paused_leaves_its_job_and_goes_on_where_it_was(numbers:
     )
     stage.run(carrier)
     assert stage.outcome() == undisturbed(tmp_path, four)
-    assert "paused by a user" in carrier.seen
+    assert PAUSED in carrier.seen
     first, *later = carrier.trained()
     assert [member.trial.number for member in first] == [0, 1, 2, 3]
     assert {(m.trial.number, m.start) for job in later for m in job} == {(number, 1) for number in numbers}
@@ -141,7 +143,7 @@ def test_a_paused_trial_survives_a_kill_and_waits_in_the_next_run(tmp_path: Path
         stage.run(asking(stage, (reached(3, 1), lambda study: study.pause([2])), (nothing_runs, die)))
     assert stage.outcome()[2][2:4] == (TrialState.PENDING, 1)
     with pytest.raises(Killed):
-        stage.run(asking(stage, (lambda rows: rows[2].reason == "paused by a user" and nothing_runs(rows), die)))
+        stage.run(asking(stage, (lambda rows: rows[2].reason == PAUSED and nothing_runs(rows), die)))
     carrier = asking(stage, (nothing_runs, lambda study: study.resume([2])))
     stage.run(carrier)
     assert stage.outcome() == undisturbed(tmp_path, four)
@@ -175,7 +177,7 @@ def test_trials_of_a_rung_wait_for_one_that_is_paused_and_its_reason_says_so(tmp
     )
     stage.run(carrier)
     assert stage.outcome() == undisturbed(tmp_path, Stage)
-    assert "paused by a user; 8 trials wait for it at epoch 1" in carrier.seen
+    assert f"{PAUSED}; 8 trials wait for it at epoch 1" in carrier.seen
 
 
 def test_a_trial_that_is_resumed_before_it_has_left_waits_for_that(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_the_first_that_wait_are_those_that_failed_least_then_by_number() -> Non
     assert [x.number for x in trials.waiting()] == [2, 3, 4, 5]
     trials.requeue("job", {0}, failed=True)
     trials.requeue("job", {1}, failed=False)
-    trials.pause({2})
+    trials.pause({2}, "ada")
     assert [x.number for x in trials.waiting()] == [1, 3, 4, 5, 0]
     trials.release({2})
     assert [x.number for x in trials.in_order({0, 5, 2})] == [2, 5, 0]
@@ -185,7 +185,7 @@ def test_the_classes_are_those_of_all_trials_that_wait(changes: list[tuple[str, 
             case "fails":
                 trials.requeue("job", {number}, failed=True)
             case "is paused":
-                trials.pause({number})
+                trials.pause({number}, "ada")
             case "goes on":
                 trials.release({number})
             case "has a key":
@@ -229,3 +229,20 @@ def test_a_trial_has_waited_since_it_was_first_in_a_class() -> None:
     trials.requeue("job", None, failed=False)
     trials.classes(3.0)
     assert trials.arrived == {0: 3.0, 1: 2.0}
+
+
+def test_a_trial_that_waits_says_for_whom() -> None:
+    """A trial at the end of a budget waits for the algorithm, one that a user has paused for that user."""
+    trials = TrialTable((Objective("accuracy", "max"),))
+    trials.move(TrialRecord(Trial(3, {}, 0, 0), 9), TrialState.PENDING)
+    trials.reported(Report(3, 9, {"accuracy": 0.5}, state=TrialState.PAUSED))
+    record = trials[3]
+    assert record.reason == "waiting for others at epoch 9"
+    trials.pause([3], "ada")
+    assert (record.row.reason, record.row.paused_by) == ("waiting for others at epoch 9, then paused by ada", "ada")
+    assert trials.take_rows() == [record.trial, record.row]
+    trials.release([3])
+    assert (record.row.reason, record.row.paused_by) == ("waiting for others at epoch 9", "")
+    assert trials.take_rows() == [record.row]
+    trials.move(record, TrialState.PENDING)
+    assert record.reason == ""

@@ -91,7 +91,7 @@ class _RandomInterventions:
             return
         used = self.engine.fleet.used
         removed = [name for name in self._devices if name not in used]
-        held = self._journal.study.get("paused_trials", [])
+        held = self._journal.paused_trials()
         if faults.occurs("interrupt"):
             self.engine.interrupt()
         if used and faults.occurs("devices changed"):

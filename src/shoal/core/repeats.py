@@ -197,6 +197,7 @@ class Repeats:
             violation=violation(constraints, ranked) if ranked else 0.0,
             ranked=ranked,
             best_epoch=shown.best_epoch,
+            paused_by=shown.paused_by,
             repeats=tuple(rows),
         )
 

@@ -200,6 +200,7 @@ class TrialRow:
         ranked: Name -> value at the epoch that ranks the trial; empty before the first value.
         best_epoch: Its best epoch, whose weights are kept; None before the first value, and with `rank_by="last"`.
         errors: Name -> standard error of the mean over the validation set that is in `ranked`, where it is known.
+        paused_by: Login name of the user who has paused it; "" if nobody has.
     """
 
     trial: Trial
@@ -218,6 +219,7 @@ class TrialRow:
     ranked: Mapping[str, float] = field(default_factory=dict)
     best_epoch: int | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
+    paused_by: str = ""
 
     @property
     def number(self) -> int:
@@ -233,6 +235,19 @@ class TrialRow:
     def members(self) -> tuple["TrialRow", ...]:
         """The rows of the trials that count as this one: itself, or the repeats of a configuration."""
         return (self,)
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """What a user can request for it: "pause", "resume", "stop", "retry". A trial that its algorithm holds is at
+        the end of its budget, where a pause changes nothing yet.
+        """
+        if self.state is TrialState.FAILED:
+            return ("retry",)
+        if self.state.final:
+            return ()
+        if self.paused_by:
+            return ("resume", "stop")
+        return ("stop",) if self.state is TrialState.PAUSED else ("pause", "stop")
 
     @property
     def deviations(self) -> Mapping[str, float]:

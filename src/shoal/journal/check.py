@@ -112,7 +112,6 @@ _VALUES: dict[str, tuple[object, str]] = {
     "note": _NAME,
     "sources": (dict[str, _Source], "files and their digests"),
     "script": (_Script | None, "the name and the text of a script, or null"),
-    "paused_trials": _TRIAL_NUMBERS,
     "pins": _TRIAL_NUMBERS,
     "keep": (Annotated[int, Meta(ge=1)] | Literal["best", "all"], 'a number of at least 1, "best" or "all"'),
     "common_failure_trials": _TRIAL_NUMBERS,

@@ -238,7 +238,7 @@ def _request_for_study(directory: Path, verb: Literal["pause study", "resume stu
 def _paused_after_requests(directory: Path) -> set[int]:
     """Numbers of the trials that are paused once all pending requests are carried out."""
     with JournalView.read(directory) as journal:
-        numbers = set(journal.study.get("paused_trials", ()))
+        numbers = set(journal.paused_trials())
     for request in pending_requests(directory):
         if request.verb == "pause":
             numbers |= set(request.trials)

@@ -78,7 +78,7 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 def trial_row(row: tuple[Any, ...]) -> TrialRow:
     """Decode a row of the table trials; its columns are in the order of `TrialRow`."""
     number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, *others = row
-    device, job, seconds, last, best, objective, violation, ranked, best_epoch, errors = others
+    device, job, seconds, last, best, objective, violation, ranked, best_epoch, errors, paused_by = others
     if start < 0 or epoch < start or target < 1 or failures < 0:
         least = {"start": (start, 0), "epoch": (epoch, start), "target": (target, 1), "failures": (failures, 0)}
         name, found, minimum = next((name, *pair) for name, pair in least.items() if pair[0] < pair[1])
@@ -87,7 +87,7 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
     trial = Trial(number, _decoded(config, _OBJECT), seed, data_seed, source)
     scores = metrics_of(last), metrics_of(best), objective, violation, metrics_of(ranked), best_epoch
     state, errors = TrialState(state), metrics_of(errors)
-    return TrialRow(trial, state, reason, epoch, target, failures, device, job, seconds, *scores, errors)
+    return TrialRow(trial, state, reason, epoch, target, failures, device, job, seconds, *scores, errors, paused_by)
 
 
 def job_row(row: tuple[Any, ...]) -> JobRow:

@@ -21,7 +21,7 @@ from shoal.core.errors import JournalError
 from shoal.core.request import Request, Verb
 from shoal.journal.schema import require_read_permission, translate_errors
 
-__all__ = ["delete_request", "pending_requests", "write_request"]
+__all__ = ["current_user", "delete_request", "pending_requests", "write_request"]
 
 _NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -44,7 +44,7 @@ def write_request(
             f"the study in {directory} cannot take a request, because {written} cannot be written; ask its owner for "
             "the request, or for permission to write there"
         )
-    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}-{_user()}"
+    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}-{current_user()}"
     partial = folder / f"{name}.partial"
     content = {"verb": verb, "devices": devices, "trials": trials, "given": dict(arguments)}
     with translate_errors(directory):
@@ -76,7 +76,7 @@ def pending_requests(directory: Path) -> list[Request]:
     return requests
 
 
-def _user() -> str:
+def current_user() -> str:
     """Login name of this process's user, in characters of a file name; its number if it has none.
 
     The environment, which any user may set, does not decide it.

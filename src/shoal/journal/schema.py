@@ -103,7 +103,8 @@ _SCHEMA = (
         number INTEGER PRIMARY KEY, config TEXT NOT NULL, seed INTEGER NOT NULL, data_seed INTEGER NOT NULL,
         origin INTEGER, start INTEGER NOT NULL, state TEXT, reason TEXT, epoch INTEGER, target INTEGER,
         failures INTEGER, device TEXT, job TEXT, seconds REAL, metrics TEXT, best TEXT, objective REAL,
-        violation REAL, ranked TEXT, best_epoch INTEGER, errors TEXT)""",
+        violation REAL, ranked TEXT, best_epoch INTEGER, errors TEXT,
+        paused_by TEXT)""",
     "CREATE INDEX trials_of_state ON trials (state, job)",
     # `trials` and `keys`, a JSON object (key of an array -> numbers of its trials), are those of the start of a job.
     # `kill_outcome` is the outcome that it has once its kill, for `kill_reason`, has ended it; "" without a kill.

@@ -31,12 +31,12 @@ class StudyStatistics:
             }
         return {state: counts.get(state, 0) for state in TrialState}
 
-    def waiting(self) -> dict[str, list[int]]:
-        """Waiting reason -> numbers of its PENDING trials, ascending; the most frequent reason first."""
+    def waiting(self, state: TrialState = TrialState.PENDING) -> dict[str, list[int]]:
+        """Waiting reason -> numbers of its trials in a state, ascending; the most frequent reason first."""
         rows = self._tables.rows(
             "SELECT reason, group_concat(number) FROM trials WHERE state = ? "
             "GROUP BY reason ORDER BY count(*) DESC, reason",
-            TrialState.PENDING,
+            state,
         )
         return {reason: sorted(map(int, numbers.split(","))) for reason, numbers in rows}
 

@@ -47,7 +47,7 @@ _NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError)
 
 _TRIAL = (
     "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, job, "
-    "seconds, metrics, best, objective, violation, ranked, best_epoch, errors FROM trials"
+    "seconds, metrics, best, objective, violation, ranked, best_epoch, errors, paused_by FROM trials"
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
 _JOB = (
@@ -70,7 +70,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
         (
             (str,),
             "activities resumes assists kill_outcome kill_reason message keys key value proposed job name node kind "
-            "what newest refusal",
+            "what newest refusal paused_by",
         ),
         ((int, NoneType), "origin memory best_epoch"),
         ((int, float, NoneType), "objective improvement ended time compute cores node_cores difference before"),
@@ -145,7 +145,7 @@ class OpenJournal:
         spec: Specification of the study, which never changes.
         study: Values that change while the study runs, each but `sources` and `script` absent until its first change:
             `sources`, `script` and `edits` of the task, `policy` and `fleet` as users have last chosen them, `paused`,
-            `paused_trials`, `note`, `savings`, `time_left`, `extensions` with their `totals`, `finished`, how it ended.
+            `note`, `savings`, `time_left`, `extensions` with their `totals`, `finished`, how it ended.
     """
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
@@ -414,13 +414,10 @@ class JournalView(OpenJournal):
 
     def paused_trials(self) -> tuple[int, ...]:
         """Numbers of the trials that a user has paused and that have not ended, ascending."""
-        numbers = self.study.get("paused_trials", ())
-        if not numbers:
-            return ()
         rows = self.tables.rows(
-            "SELECT number FROM trials WHERE number IN (SELECT value FROM json_each(?)) "
+            "SELECT number FROM trials WHERE paused_by <> '' "
             f"AND state IN ({', '.join('?' * len(_OPEN))}) ORDER BY number",
-            *(json.dumps(numbers), *_OPEN),
+            *_OPEN,
         )
         return tuple(number for (number,) in rows)
 

@@ -258,7 +258,7 @@ def _trial_row(row: TrialRow) -> tuple[object, ...]:
     return (
         *(row.state, storable(row.reason), row.epoch, row.target, row.failures, row.device, row.job, row.seconds),
         *(metrics, best, row.objective, row.violation, ranked, row.best_epoch, metrics_text(row.errors)),
-        row.trial.number,
+        *(storable(row.paused_by), row.trial.number),
     )
 
 
@@ -312,7 +312,8 @@ _TABLES: Mapping[type[Row], tuple[str, Callable[[Any], tuple[object, ...]]]] = {
     Trial: (_insert("trials", "number config seed data_seed origin start"), _trial),
     TrialRow: (
         "UPDATE trials SET (state, reason, epoch, target, failures, device, job, seconds, metrics, best, objective, "
-        "violation, ranked, best_epoch, errors) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE number = ?",
+        "violation, ranked, best_epoch, errors, paused_by) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        "WHERE number = ?",
         _trial_row,
     ),
     JobRow: (

@@ -34,9 +34,9 @@ from shoal.look.text import (
     number_text,
     printable,
     savings_text,
-    state_text,
     states_text,
     time_text,
+    trial_state_text,
     verdict_texts,
 )
 
@@ -401,7 +401,7 @@ def _best(study: Overview) -> str:
     rows = [
         (
             row.number,
-            state_text(row.state, study.state.pid is not None),
+            trial_state_text(row, study.state.pid is not None),
             *(metric_text(row, name) for name in names),
             row.epoch,
             f"{row.seconds:.1f}",

@@ -141,7 +141,8 @@ class Snapshot:
     Args:
         mode: "min" or "max", or one for each of several metrics.
         states: Number of trials in each state.
-        waiting: Reason -> numbers of the trials that wait for it.
+        waiting: Reason -> numbers of the trials that wait to train, or that a user has paused.
+        waiting_for_others: Reason -> numbers of the trials that their algorithm holds at the end of a budget.
         best: Best trial; None before the first value, and for several metrics.
         epochs_asked: `epochs_done` plus the open epochs of the trials that wait or run. An algorithm may request more
             later.
@@ -211,6 +212,7 @@ class Snapshot:
     arrays: tuple[Verdict, ...] = ()
     end: str = ""
     time_left: float | None = None
+    waiting_for_others: Mapping[str, Sequence[int]] = field(default_factory=dict)
     span: float = 0.0
     runs: int = 1
 
@@ -285,6 +287,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         mode=tuple(goal.mode for goal in objectives) if several else objectives[0].mode,
         states=statistics.states(),
         waiting=statistics.waiting(),
+        waiting_for_others=statistics.waiting(TrialState.PAUSED),
         best=best,
         epochs_done=done,
         epochs_asked=asked,

@@ -1,6 +1,6 @@
 """Tables of trials and of the study's state: for the terminal, and as plain values for `--json`."""
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -45,11 +45,12 @@ from shoal.look.text import (
     numbered_trials,
     printable,
     savings_text,
-    state_text,
+    state_counts,
     states_text,
     task_edit_text,
     time_text,
     timeout_text,
+    trial_state_text,
     trials_text,
     verdict_text,
     verdict_texts,
@@ -177,7 +178,7 @@ def trials_table(
         (
             (
                 _numbers_text(row),
-                state_text(row.state, runs),
+                trial_state_text(row, runs),
                 *["*" if row.number in best else ""] * several,
                 *(
                     text
@@ -246,7 +247,7 @@ def best_table(
     table.add_column(overflow="fold")
     median = f" (the median: {row.number})" if isinstance(row, ConfigurationRow) else ""
     title = "trials" if median else "trial"
-    table.add_row(title, f"{_numbers_text(row)}{median}, {state_text(row.state, runs)}, {row.epoch} epochs")
+    table.add_row(title, f"{_numbers_text(row)}{median}, {trial_state_text(row, runs)}, {row.epoch} epochs")
     if row.violation:
         table.add_row("violation", f"{number_text(row.violation)}: infeasible")
     if row.best_epoch is not None:
@@ -305,6 +306,9 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
     return {
         "trial": row.number,
         "state": state_name(row.state, runs),
+        "status": trial_state_text(row, runs),
+        "paused_by": row.paused_by or None,
+        "actions": list(row.actions),
         "config": dict(row.config),
         "origin": row.trial.origin and {"trial": row.trial.origin.trial, "epoch": row.trial.origin.epoch},
         "metrics": {name: finite_or_none(value) for name, value in row.metrics.items()},
@@ -342,10 +346,9 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "host": snapshot.host or None,
         "finished": snapshot.finished,
         "trials": {state_name(state, snapshot.pid is not None): count for state, count in snapshot.states.items()},
-        "waiting": {
-            reason: {"count": len(numbers), "first": list(numbers[:_MAX_NAMED])}
-            for reason, numbers in snapshot.waiting.items()
-        },
+        "status": state_counts(snapshot),
+        "waiting": _reasons_json(snapshot.waiting),
+        "waiting_for_others": _reasons_json(snapshot.waiting_for_others),
         "best": snapshot.best and _best_json(snapshot.best),
         **several,
         "constraints": list(snapshot.constraints),
@@ -412,11 +415,16 @@ def _best_json(best: Best) -> dict[str, Any]:
     return {"trial": best.trial, "config": dict(best.config), "value": value}
 
 
+def _reasons_json(reasons: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    return {reason: {"count": len(numbers), "first": list(numbers[:_MAX_NAMED])} for reason, numbers in reasons.items()}
+
+
 def _waiting_lines(snapshot: Snapshot) -> list[str]:
     """Return the waiting reasons, a line each; the rarest share the last line."""
-    reasons = list(snapshot.waiting.items())
-    if reasons and snapshot.pid is None:  # the reasons are from before the stop
-        return [f"{numbered_trials(sorted(chain.from_iterable(snapshot.waiting.values())))}: no process runs the study"]
+    reasons = [*snapshot.waiting.items(), *snapshot.waiting_for_others.items()]
+    if snapshot.waiting and snapshot.pid is None:  # the reasons are from before the stop
+        numbers = sorted(chain.from_iterable(snapshot.waiting.values()))
+        reasons = [("no process runs the study", numbers), *snapshot.waiting_for_others.items()]
     lines = [
         f"{numbered_trials(numbers)}: {reason or 'waits for a place in a job'}"
         for reason, numbers in reasons[:_MAX_REASONS]

@@ -39,12 +39,14 @@ __all__ = [
     "savings_text",
     "shortened",
     "spread_text",
+    "state_counts",
     "state_text",
     "states_text",
     "structure_text",
     "task_edit_text",
     "time_text",
     "timeout_text",
+    "trial_state_text",
     "trial_verdict_text",
     "trials_text",
     "verdict_text",
@@ -59,6 +61,7 @@ _MAX_VERDICTS = 6
 """Most structures whose verdicts are shown."""
 _EXACT_SECONDS = 60.0
 """Times of savings up to this one have tenths of seconds, so that they add up."""
+_WAITING, _PAUSED, _HELD = "waiting", "paused", "waiting for others"
 _DIGEST_LENGTH = 8
 _MAX_CAUSE_LENGTH = 80
 """Most characters of a cause in a line."""
@@ -285,16 +288,34 @@ def _line(text: str) -> str:
 
 def states_text(snapshot: Snapshot) -> str:
     """Return the number of trials in each state: "3 waiting, 2 running, 7 complete, 20 to come"."""
-    runs = snapshot.pid is not None
-    parts = [f"{count} {state_text(state, runs)}" for state, count in snapshot.states.items() if count]
+    parts = [f"{count} {state}" for state, count in state_counts(snapshot).items()]
     if snapshot.unproposed:
         parts.append(f"{snapshot.unproposed} to come")
     return ", ".join(parts) or "none yet"
 
 
+def state_counts(snapshot: Snapshot) -> dict[str, int]:
+    """State in words, as of `trial_state_text` -> number of its trials; only states that trials have."""
+    found = {state_text(state, snapshot.pid is not None): count for state, count in snapshot.states.items() if count}
+    held = {number for numbers in snapshot.waiting.values() for number in numbers} & set(snapshot.held)
+    if held:
+        found |= {_WAITING: found[_WAITING] - len(held), _PAUSED: len(held)}
+    return {state: count for state, count in found.items() if count}
+
+
+def trial_state_text(row: TrialRow, runs: bool) -> str:
+    """The state of a trial in words for users: "paused" if a user has paused it, "waiting" for a device, "waiting for
+    others" while its algorithm holds it at the end of a budget.
+
+    Args:
+        runs: Whether a process runs the study.
+    """
+    return _PAUSED if row.state is TrialState.PENDING and row.paused_by else state_text(row.state, runs)
+
+
 def state_text(state: TrialState, runs: bool) -> str:
-    """A state in words for users; `runs`: a process runs the study."""
-    return "waiting" if state is TrialState.PENDING else state_name(state, runs)
+    """A state in words, as of `trial_state_text`, of trials that no user has paused."""
+    return {TrialState.PENDING: _WAITING, TrialState.PAUSED: _HELD}.get(state) or state_name(state, runs)
 
 
 def trials_text(count: int) -> str:

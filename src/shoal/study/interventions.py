@@ -7,7 +7,7 @@ from shoal.core.command import CloseRequest, CopyCheckpoint, ReleaseDevice, Stop
 from shoal.core.errors import AlgorithmError, DeviceError, PolicyError
 from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
-from shoal.core.request import Request
+from shoal.core.request import Request, requester
 from shoal.core.rows import Extension, Intervention, StudyValue
 from shoal.core.trial import Origin, TrialState
 from shoal.study.job_events import dropped, end_study, stop, stop_jobs
@@ -33,9 +33,7 @@ def intervene(state: StudyState, request: Request) -> None:
 
 
 def _release(state: StudyState, numbers: Set[int]) -> None:
-    if state.trials.paused & numbers:
-        state.trials.release(numbers)
-        state.step.write(StudyValue("paused_trials", sorted(state.trials.paused)))
+    state.trials.release(state.trials.paused & numbers)
 
 
 def handle_members_left(state: StudyState, left: MembersLeft) -> None:
@@ -199,8 +197,7 @@ def _pause(state: StudyState, request: Request) -> Intervention:
         state, request, lambda x: _final_state_text(x) or ("is paused already" if x.number in held else "")
     )
     if trials:
-        state.trials.pause([x.number for x in trials])
-        state.step.write(StudyValue("paused_trials", sorted(state.trials.paused)))
+        state.trials.pause([x.number for x in trials], requester(request.name) or "a user")
     _leave(state, trials)
     return Intervention(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 

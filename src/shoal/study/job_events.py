@@ -33,12 +33,13 @@ from shoal.study.improvement import best_value
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
 from shoal.study.teams import end_helper
-from shoal.study.trials import TrialRecord, TrialTable, completed_without_algorithm
+from shoal.study.trials import TrialRecord, TrialTable
 
 __all__ = [
     "OBJECTIVE_ENDED",
     "apply_decisions",
     "complete_reports",
+    "completed_without_algorithm",
     "dropped",
     "end_at_target",
     "end_by_trial",
@@ -218,6 +219,15 @@ def _decide(state: StudyState, report: Report) -> list[Decision]:
     if report.trial in state.trials.without_algorithm:
         return [completed_without_algorithm(report.trial)] if report.state is TrialState.PAUSED else []
     return [x for x in state.config.algorithm.observe(report) if x.trial not in state.trials.without_algorithm]
+
+
+def completed_without_algorithm(number: int) -> Decision:
+    """The decision on a retried or added trial that has reached its target."""
+    if number >= FIRST_ADDED:
+        return Decision(number, TrialState.COMPLETE, "added by a user, and has reached its budget")
+    return Decision(
+        number, TrialState.COMPLETE, "failed before, was retried and has reached the budget at which it failed"
+    )
 
 
 def record_measurement(

@@ -17,7 +17,6 @@ from shoal.host.remedy import command
 from shoal.plan.plan_input import Placement, PlanInput
 from shoal.plan.planner import plan
 from shoal.plan.shares import memory_limit
-from shoal.study.interventions import PAUSED
 from shoal.study.job_events import observe, stop, write_quanta
 from shoal.study.signatures import in_signature_jobs
 from shoal.study.state import StudyState
@@ -107,7 +106,7 @@ def place(state: StudyState, now: float) -> None:
         state.trials.explain(dict.fromkeys(state.trials.unexplained, "waits for the end of a measurement"))
         return
     cluster = state.fleet.cluster
-    held = {x.number: f"{PAUSED}{_group_waiting_text(state, x)}" for x in state.trials.paused_waiting()}
+    held = {x.number: f"paused by {x.paused_by}{_group_waiting_text(state, x)}" for x in state.trials.paused_waiting()}
     version = _plan_version(state), cluster, held
     if version == state.last_plan and now < min(state.last_plan_time + state.config.replan_seconds, state.wake):
         return

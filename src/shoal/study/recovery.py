@@ -26,10 +26,10 @@ from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.plan.job_history import EarlierJob
-from shoal.study.job_events import apply_decisions, end_at_target, stop_overdue
+from shoal.study.job_events import apply_decisions, completed_without_algorithm, end_at_target, stop_overdue
 from shoal.study.jobs import ended_with_engine
 from shoal.study.state import StudyState
-from shoal.study.trials import TrialRecord, completed_without_algorithm
+from shoal.study.trials import TrialRecord
 
 __all__ = ["replay", "restore"]
 
@@ -54,7 +54,7 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     jobs |= ended
     trials.without_algorithm = {*journal.retried, *(row.number for row in rows if row.trial.is_added)}
     trials.common_failures = set(study.get("common_failure_trials", ()))
-    trials.paused = set(study.get("paused_trials", ()))
+    trials.paused = {row.number for row in rows if row.paused_by}
     trials.least_loss = min((config.spec.objectives[0].loss(value) for _, value in journal.improvements()), default=inf)
     trials.restore(
         (TrialRecord.of(row, seen.get(row.number, {}), checkpoints.get(row.number, "")) for row in rows),

@@ -13,10 +13,10 @@ from shoal.core.epoch_order import LAST_EPOCHS, EpochOrder
 from shoal.core.job import Job, Purpose
 from shoal.core.objective import Objective, first_objective, merge_best
 from shoal.core.rows import TrialRow
-from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialGroup, TrialState
+from shoal.core.trial import FIRST_ADDED, Report, Trial, TrialGroup, TrialState
 from shoal.plan.waiting import OutOfMemoryLimit, WaitingClass
 
-__all__ = ["TrialRecord", "TrialTable", "completed_without_algorithm"]
+__all__ = ["TrialRecord", "TrialTable"]
 
 _ClassKey = tuple[int, FusionKey, int, int, bool, OutOfMemoryLimit | None]
 """Properties that the trials of a `WaitingClass` have in common."""
@@ -55,6 +55,7 @@ class TrialRecord:
     ranked: Mapping[str, float] = field(default_factory=dict)
     best_epoch: int | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
+    paused_by: str = ""
     key: FusionKey | None = None
     failure_note: str = ""
     last_cause: tuple[int, str] | None = None
@@ -68,6 +69,7 @@ class TrialRecord:
         return TrialRecord(
             *(row.trial, row.target, row.epoch, row.state, row.failures, row.reason, row.device, row.job, row.seconds),
             *(row.metrics, row.best, row.objective, row.violation, row.ranked, row.best_epoch, row.errors),
+            row.paused_by,
             reported_states=reported_states,
             checkpoint=checkpoint,
         )
@@ -83,8 +85,14 @@ class TrialRecord:
         return TrialRow(
             *(self.trial, self.state, self.reason, self.epoch, self.target, self.failures, self.device, self.job),
             *(self.seconds, self.metrics, self.best, self.objective, self.violation, self.ranked, self.best_epoch),
-            errors=self.errors,
+            *(self.errors, self.paused_by),
         )
+
+    @property
+    def held_reason(self) -> str:
+        """Why it does not train while it is PAUSED."""
+        pause = f", then paused by {self.paused_by}" if self.paused_by else ""
+        return f"waiting for others at epoch {self.epoch}{pause}"
 
     @property
     def has_failed(self) -> bool:
@@ -161,9 +169,7 @@ class TrialTable:
         self._heads: list[tuple[tuple[int, int], _ClassKey]] = []  # rank and first number of each class, ascending
         self._cached_classes: dict[_ClassKey, WaitingClass] = {}  # cache of the classes that have not changed
         self._members: dict[str, set[int]] = {}  # id of a job -> its trials, also ended ones until it lets them go
-        self._present: dict[
-            str, tuple[Job, Job]
-        ] = {}  # cache: id of a job -> the job, and the same job with its present members
+        self._present: dict[str, tuple[Job, Job]] = {}  # cache: id -> the job, and it with its present members
 
     def __getitem__(self, number: int) -> TrialRecord:
         return self._all[number]
@@ -193,7 +199,7 @@ class TrialTable:
         self._present.pop(record.job, None)
         if record.state is not state or state is TrialState.PENDING:
             self.changes += 1
-        record.reason = reason
+        record.reason = reason or (record.held_reason if state is TrialState.PAUSED else "")
         if state is TrialState.RUNNING:  # also after a late report; it waits again when its job ends
             self._members.setdefault(record.job, set()).add(record.number)
         record.state = state
@@ -245,14 +251,21 @@ class TrialTable:
         self.oom_limits[record.number] = limit
         self._reclassify([record.number])
 
-    def pause(self, numbers: Collection[int]) -> None:
+    def pause(self, numbers: Collection[int], user: str) -> None:
         """Let trials wait until they are released."""
         self.paused.update(numbers)
-        self._reclassify(numbers)
+        self._set_paused(numbers, user)
 
     def release(self, numbers: Collection[int]) -> None:
         """Let paused trials go on."""
         self.paused.difference_update(numbers)
+        self._set_paused(numbers, "")
+
+    def _set_paused(self, numbers: Collection[int], user: str) -> None:
+        for record in map(self._all.__getitem__, numbers):
+            record.paused_by = user
+            record.reason = record.held_reason if record.state is TrialState.PAUSED else record.reason
+        self._changed.update(numbers)
         self._reclassify(numbers)
 
     def suspend(self, jobs: Iterable[Job]) -> None:
@@ -457,14 +470,8 @@ class TrialTable:
             if record.key is None or not waits or number in self.paused or number in self._suspended:
                 self.arrived.pop(number, None)
                 continue
-            key = (
-                self._rank(record),
-                record.key,
-                record.epoch,
-                record.target,
-                number in self.own_job_trials,
-                self.oom_limits.get(number),
-            )
+            place = self._rank(record), record.key, record.epoch, record.target
+            key = (*place, number in self.own_job_trials, self.oom_limits.get(number))
             self._class_of[number] = key
             self._new_in_class.add(number)
             self._change(key, partial(insort, x=record.member, key=_number))
@@ -489,12 +496,3 @@ class TrialTable:
 
 def _remove(members: list[Member], number: int) -> None:
     del members[bisect_left(members, number, key=_number)]
-
-
-def completed_without_algorithm(number: int) -> Decision:
-    """The decision on a retried or added trial that has reached its target."""
-    if number >= FIRST_ADDED:
-        return Decision(number, TrialState.COMPLETE, "added by a user, and has reached its budget")
-    return Decision(
-        number, TrialState.COMPLETE, "failed before, was retried and has reached the budget at which it failed"
-    )
