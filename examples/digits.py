@@ -69,7 +69,7 @@ def main():
     study = shoal.tune(Digits(), SPACE, metric="accuracy", mode="max", algorithm=shoal.Random(128, epochs=10))
     seconds = time.perf_counter() - began
     best = study.best_trial
-    print(f"Best: accuracy {best.metrics['accuracy']:.4f} by trial {best.number}")
+    print(f"Best: accuracy {best.ranked['accuracy']:.4f} by trial {best.number}")
     for name, value in best.config.items():
         print(f"  {name} = {value:.4g}" if isinstance(value, float) else f"  {name} = {value}")
     epochs = sum(trial.epoch for trial in study.trials)

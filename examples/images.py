@@ -107,7 +107,7 @@ def main() -> None:
             directory=Path(folder) / "study",
         )
         best = study.best_trial
-        print(f"Best of {len(study.trials)} trials: accuracy {best.metrics['accuracy']:.3f} by trial {best.number}")
+        print(f"Best of {len(study.trials)} trials: accuracy {best.ranked['accuracy']:.3f} by trial {best.number}")
 
 
 if __name__ == "__main__":

@@ -72,4 +72,4 @@ if __name__ == "__main__":
             directory=f"{directory}/study", backend="inline",
         )  # fmt: skip
         best = study.best_trial
-        print(f"Best of {given.trials} trials: accuracy {best.metrics['accuracy']:.3f} with {best.config}")
+        print(f"Best of {given.trials} trials: accuracy {best.ranked['accuracy']:.3f} with {best.config}")

@@ -107,7 +107,7 @@ def main():
             algorithm=shoal.Random(options.trials, epochs=options.epochs),
         )  # fmt: skip
         best = study.best_trial
-        print(f"Best of {len(study.trials)} adapters: loss {best.metrics['valid_loss']:.3f} by trial {best.number}")
+        print(f"Best of {len(study.trials)} adapters: loss {best.ranked['valid_loss']:.3f} by trial {best.number}")
         for name, value in best.config.items():
             print(f"  {name} = {value:.4g}" if isinstance(value, float) else f"  {name} = {value}")
         model = study.best_model()  # a PeftModel

@@ -38,17 +38,17 @@ def test_each_change_of_a_trial_is_returned_once(tmp_path) -> None:
         assert journal.changed_trials({}) == journal.trials()
 
 
-def test_improvements_are_the_reports_that_are_better_than_all_before(tmp_path) -> None:
+def test_best_values_are_those_of_the_best_trial_where_they_have_changed(tmp_path) -> None:
     with create(tmp_path) as journal:
         journal.record_proposal(2, [group(range(2), 9)])
         for epoch, values in enumerate([(0.5, 0.25), (math.nan, 0.5), (0.625, 0.75), (0.625, 0.5)], start=1):
             journal.record_reports("1", [report(number, epoch, value) for number, value in enumerate(values)])
-        assert [value for _, value in journal.improvements()] == [0.5, 0.625, 0.75]
-        times = [time for time, _ in journal.improvements()]
+        assert [value for _, value in journal.best_values()] == [0.5, 0.625, 0.75]
+        times = [time for time, _ in journal.best_values()]
     with create(tmp_path / "min", mode="min") as journal:
         journal.record_proposal(2, [group(range(2), 9)])
         for epoch, value in enumerate([0.5, math.inf, -math.inf, 0.25], start=1):
             journal.record_reports("1", [report(0, epoch, value)])
-        assert [value for _, value in journal.improvements()] == [0.5, -math.inf]
+        assert [value for _, value in journal.best_values()] == [0.5, -math.inf]
     assert times == sorted(times)
     assert times[1] == times[2]

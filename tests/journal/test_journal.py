@@ -67,7 +67,7 @@ def test_a_trial_from_proposal_to_promotion_to_its_end(journal):
     assert (first.device, first.job) == ("cpu:1", "2")
     assert first.metrics == {"accuracy": 0.625, "valid_loss": 0.375}
     assert first.best == {"accuracy": 0.75, "valid_loss": 0.25}
-    assert first.objective == 0.625
+    assert (first.objective, first.best_epoch) == (0.75, 2)
     assert (second.state, second.reason, second.epoch, second.target) == (STOPPED, "rank 2 of 2", 1, 1)
     assert [(seen.epoch, seen.state) for seen in journal.curve(0)] == [(1, PAUSED), (2, RUNNING), (3, PAUSED)]
 

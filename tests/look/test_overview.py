@@ -107,7 +107,7 @@ def test_what_became_of_the_time_of_a_device(journal, clock):
     assert [failing.trial.number for failing in seen.state.failing] == [0, 1]
 
 
-def test_the_best_value_so_far(journal, clock):
+def test_the_best_value_over_time_is_that_of_the_best_trial(journal, clock):
     journal.record_job_start(training("1", range(4)), "cuda:0")
     for number, value in enumerate([0.5, float("nan"), 0.25, 0.75]):
         clock.now += 1.0
@@ -115,7 +115,8 @@ def test_the_best_value_so_far(journal, clock):
     clock.now += 1.0
     journal.record_reports("1", [Report(3, 2, state=TrialState.FAILED, reason="its loss is NaN")])
     seen = overview(journal, clock.now)
-    assert seen.curve == ((1.0, 0.5), (4.0, 0.75))
+    assert seen.curve == ((1.0, 0.5), (4.0, 0.75), (5.0, 0.5))  # the best trial has failed
+    assert seen.state.best.value == 0.5
     assert [row.number for row in seen.best] == [0, 2]
     assert [(row.number, row.reason) for row in seen.failed_trials] == [(3, "its loss is NaN")]
 

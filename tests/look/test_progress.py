@@ -128,10 +128,10 @@ def test_a_pipe_gets_a_line_at_the_start_for_each_new_best_and_at_the_end(study,
     assert lines(pipe) == [
         "shoal: 0:00:00 training 8 trials",
         "shoal: 23 trials (15 waiting, 8 running) on cpu:0, cpu:1",
-        "shoal: 0:00:01 best so far: accuracy 0.5 by trial 7 with lr=0.1",
-        "shoal: 0:00:12 best so far: accuracy 0.7 by trial 7 with lr=0.1",
-        "shoal: 0:00:31 best so far: accuracy 0.8 by trial 7 with lr=0.1",
-        "shoal: 0:00:31 15 waiting, 8 running; best: accuracy 0.8 by trial 7 with lr=0.1",
+        "shoal: 0:00:01 best so far: accuracy 0.5 (trial 7) with lr=0.1",
+        "shoal: 0:00:12 best so far: accuracy 0.7 (trial 7) with lr=0.1",
+        "shoal: 0:00:31 best so far: accuracy 0.8 (trial 7) with lr=0.1",
+        "shoal: 0:00:31 15 waiting, 8 running; best: accuracy 0.8 (trial 7) with lr=0.1",
     ]
 
 
@@ -142,7 +142,7 @@ def test_lower_is_better_when_the_study_says_so(study, pipe):
             study.now = float(second)
             study.improve(value)
             line.update()
-        assert [text.split()[-6] for text in lines(pipe)[2:]] == ["0.5", "0.4"]
+        assert [text.split()[-5] for text in lines(pipe)[2:]] == ["0.5", "0.4"]
 
 
 def test_of_several_metrics_a_change_of_the_front_is_news(study, pipe):
@@ -153,7 +153,7 @@ def test_of_several_metrics_a_change_of_the_front_is_news(study, pipe):
             study.now = float(second)
             study.changes["front"] = front
             line.update()
-        first = "best so far: accuracy 0.5 latency 2 by trial 7 with lr=0.1"
+        first = "best so far: accuracy 0.5 latency 2 (trial 7) with lr=0.1"
         assert lines(pipe)[2:] == [
             f"shoal: 0:00:20 {first}",
             f"shoal: 0:00:50 {first}, and 1 more that nothing dominates",

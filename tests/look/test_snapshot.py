@@ -66,7 +66,7 @@ def test_time_left_follows_the_pace(journal):
     assert seen.seconds_left == pytest.approx(10.0 / 2 * 14)
     journal.put("paused", True)
     assert snapshot(journal, 110.0).seconds_left is None, "while it is paused nobody knows"
-    assert seen.best == Best(1, {"lr": 1}, 0.75)
+    assert seen.best == Best(1, {"lr": 1}, 0.75, epoch=1)
 
 
 def test_time_left_is_that_of_all_rungs(journal):

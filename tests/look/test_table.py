@@ -200,7 +200,7 @@ def test_status():
         "trials   15 waiting, 8 running",
         "waiting  12 trials (3, 4, 5, …): its model is being measured",
         "         3 trials (0, 1, 2): needs 9.1 GB, cuda:0 has 4.2 GB free",
-        "best     accuracy 0.9812 by trial 7 with lr=0.003123 width=128",
+        "best     accuracy 0.9812 (trial 7) with lr=0.003123 width=128",
         "cpu:0    cpu/1, 95% of it and 120 MB of 8.0 GB reserved: job-00012 trains 8 trials",
         "cpu:1    cpu/1, idle",
     ]
@@ -503,6 +503,35 @@ def test_counts_tell_paused_trials_from_waiting_ones():
     assert "4 trials (10, 11, 12, …): waiting for others at epoch 9" in stopped
 
 
+@pytest.mark.parametrize(
+    ("changes", "constants", "text"),
+    [
+        pytest.param(
+            {"epoch": 8}, {}, "accuracy 0.9725 (trial 2, epoch 8) with lr=0.1 width=64", id="last is the best"
+        ),
+        pytest.param(
+            {"epoch": 8, "last": 0.966},
+            {"width": 64},
+            "accuracy 0.9725 (trial 2, epoch 8; last 0.966) with lr=0.1",
+            id="got worse, and a constant",
+        ),
+        pytest.param(
+            {"epoch": 8}, {"width": 32}, "accuracy 0.9725 (trial 2, epoch 8) with lr=0.1 width=64", id="cloned"
+        ),
+        pytest.param({"epoch": 8}, {"width": 64, "lr": 0.1}, "accuracy 0.9725 (trial 2, epoch 8)", id="all constant"),
+        pytest.param(
+            {"repeats": 3, "spreads": {"accuracy": 0.01}, "last": 0.95},
+            {"width": 64},
+            "accuracy 0.9725 ± 0.01 (n=3) (median trial 2; last 0.95) with lr=0.1",
+            id="repeats",
+        ),
+    ],
+)
+def test_the_best_trial_with_the_epoch_of_its_value_and_its_last_one(changes, constants, text):
+    best = Best(2, {"lr": 0.1, "width": 64}, 0.9725, **changes)
+    assert best_texts(snapshot(best=best, constants=constants)) == [text]
+
+
 def test_json_is_strict_and_complete():
     shown = row(3, TrialState.FAILED, math.nan, reason="its loss is NaN at step 7")
     assert json.loads(json.dumps(trial_json(shown), allow_nan=False)) == {
@@ -546,7 +575,13 @@ def test_snapshot_json_is_strict_and_complete():
             "its model is being measured": {"count": 12, "first": [3, 4, 5]},
             "needs 9.1 GB, cuda:0 has 4.2 GB free": {"count": 3, "first": [0, 1, 2]},
         },
-        "best": {"trial": 7, "config": {"lr": 0.0031234, "width": 128}, "value": 0.98125},
+        "best": {
+            "trial": 7,
+            "config": {"lr": 0.0031234, "width": 128},
+            "value": 0.98125,
+            "epoch": None,
+            "last": 0.98125,
+        },
         "constraints": [],
         "epochs_done": 25,
         "epochs_asked": 100,
@@ -616,11 +651,11 @@ def several(**changes):
     ("size", "expected"),
     [
         (0, ["–"]),
-        (1, ["accuracy 0.9 latency 2 by trial 0 with lr=0.1"]),
+        (1, ["accuracy 0.9 latency 2 (trial 0) with lr=0.1"]),
         (
             6,
             [
-                *(f"accuracy 0.{9 - k} latency {2 - k / 10:.4g} by trial {k} with lr=0.1" for k in range(4)),
+                *(f"accuracy 0.{9 - k} latency {2 - k / 10:.4g} (trial {k}) with lr=0.1" for k in range(4)),
                 "and 2 more",
             ],
         ),

@@ -92,7 +92,7 @@ def test_what_the_command_line_says(study: shoal.Study) -> None:
     rows = lines[: len(study.trials)]
     assert [line.split()[2] == "*" for line in rows] == [True] * len(numbers) + [False] * (12 - len(numbers))
     assert said("best").count("config.lr") == len(numbers)
-    assert f"by trial {numbers[0]} with" in said("status")
+    assert f"(trial {numbers[0]}, epoch " in said("status")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.study.checks import Checks
 from shoal.study.devices import device_row
+from shoal.study.improvement import BestTracker
 from shoal.study.job_events import dropped
 from shoal.study.jobs import RunningJobs, ended_with_engine
 from shoal.study.lifecycle import Lifecycle
@@ -40,11 +41,11 @@ class RecordedJournal(Journal):
         self._devices: dict[str, DeviceRow] = {}
         self._usage: dict[str, tuple[int | None, int | None]] = {}
         self._seq = self.last_seq()
-        self.table = TrialTable(self.objectives)
-        self.table.least_loss = min((self.objectives[0].loss(x) for _, x in self.improvements()), default=float("inf"))
+        self.table = TrialTable(self.objectives, self.spec.bounds, self.spec.of_best)
         for record in self._records():
             self.table.move(record, record.state, record.reason)
         self.table.take_rows()
+        self._follow_best()
 
     def record_proposal(self, free: int, groups: Sequence[TrialGroup]) -> None:
         if not groups:
@@ -63,11 +64,8 @@ class RecordedJournal(Journal):
     def record_reports(self, job: str, reports: Iterable[Report]) -> list[Report]:
         new = [report for report in reports if self.table.reported(report)]
         now = self.clock()
-        self._write(*(ReportRow(self._next(), now, job, x, self._improvement(x)) for x in new))
+        self._write(*(ReportRow(self._next(), now, job, x, self.best_tracker.after(x.trial)) for x in new))
         return new
-
-    def _improvement(self, report: Report) -> float | None:
-        return self.table.improvement(report.metrics.get(self.objectives[0].metric))
 
     def record_decisions(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -164,10 +162,15 @@ class RecordedJournal(Journal):
     def requeue_running(self) -> None:
         """As a resume after a kill does: all jobs have ended, and their trials wait again."""
         rows = [ended_with_engine(row, self.clock()) for row in self.jobs(running=True)]
-        self.table = TrialTable(self.objectives)
+        self.table = TrialTable(self.objectives, self.spec.bounds, self.spec.of_best)
         self.table.restore(self._records(), {row.id for row in rows if row.outcome not in NOT_TRIAL_FAILURES})
+        self._follow_best()
         self.running = RunningJobs()
         self._write(*rows)
+
+    def _follow_best(self) -> None:
+        self.best_tracker = BestTracker(self.spec, self.table)
+        self.best_tracker.restore([value for _, value in self.best_values()])
 
     def _records(self) -> list[TrialRecord]:
         seen, checkpoints = self.reported_states(), self.checkpoints()

@@ -89,14 +89,14 @@ class ReportRow:
 
     Args:
         job: Id of the job; "" if the study itself has failed the trial.
-        improvement: Value of the first metric if it is better than all before, else None.
+        best_value: Value of the best trial by the first metric after the report, if it has changed; else None.
     """
 
     seq: int
     time: float
     job: str
     report: Report
-    improvement: float | None
+    best_value: float | None
 
 
 @dataclass(frozen=True)

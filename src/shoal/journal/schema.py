@@ -93,10 +93,10 @@ _SCHEMA = (
     """CREATE TABLE reports (
         seq INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, trial INTEGER NOT NULL, epoch INTEGER NOT NULL,
         state TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, metrics TEXT NOT NULL,
-        checkpoint TEXT NOT NULL, improvement REAL)""",
+        checkpoint TEXT NOT NULL, best_value REAL)""",
     "CREATE UNIQUE INDEX reports_of_trial ON reports (trial, epoch, state)",
-    # Reports whose value of the first metric is better than all before.
-    "CREATE INDEX improvements ON reports (seq) WHERE improvement IS NOT NULL",
+    # Reports that have changed the value of the best trial.
+    "CREATE INDEX best_values ON reports (seq) WHERE best_value IS NOT NULL",
     *_INTERVENTIONS,
     # State derived from the events, and actions of the engine. A new trial gets its state in the same transaction.
     """CREATE TABLE trials (

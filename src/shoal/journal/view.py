@@ -73,7 +73,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
             "what newest refusal paused_by",
         ),
         ((int, NoneType), "origin memory best_epoch"),
-        ((int, float, NoneType), "objective improvement ended time compute cores node_cores difference before"),
+        ((int, float, NoneType), "objective best_value ended time compute cores node_cores difference before"),
         ((bytes,), "data"),
     )
     for name in names.split()
@@ -297,9 +297,9 @@ class JournalView(OpenJournal):
         )
         return [(row[0], row[1], self.tables.decoded("report", report_of, (row[0], *row[2:]))) for row in rows]
 
-    def improvements(self) -> list[tuple[float, float]]:
-        """Time in seconds since 1970 and value of each report whose value of the first metric was the best so far."""
-        return self.tables.rows("SELECT time, improvement FROM reports WHERE improvement IS NOT NULL ORDER BY seq")
+    def best_values(self) -> list[tuple[float, float]]:
+        """Time in seconds since 1970, and the value of the best trial by the first metric from then on."""
+        return self.tables.rows("SELECT time, best_value FROM reports WHERE best_value IS NOT NULL ORDER BY seq")
 
     def begun_states(self) -> dict[int, TrialState]:
         """Number of each trial that has begun to train or has ended -> its state, by number."""

@@ -242,7 +242,7 @@ def _report(row: ReportRow) -> tuple[object, ...]:
     report, metrics = row.report, metrics_text(row.report.metrics)
     return (
         *(row.seq, row.time, row.job, report.trial, report.epoch, report.state, storable(report.reason)),
-        *(report.seconds, metrics, report.checkpoint, row.improvement),
+        *(report.seconds, metrics, report.checkpoint, row.best_value),
     )
 
 
@@ -304,7 +304,7 @@ _TABLES: Mapping[type[Row], tuple[str, Callable[[Any], tuple[object, ...]]]] = {
     ReportRow: (
         _insert(
             "reports",
-            "seq time job trial epoch state reason seconds metrics checkpoint improvement",
+            "seq time job trial epoch state reason seconds metrics checkpoint best_value",
             or_ignore=True,
         ),
         _report,

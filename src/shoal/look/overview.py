@@ -99,7 +99,7 @@ class Overview:
 
     Args:
         bars: All jobs, in the order of their start.
-        curve: (seconds, best value so far of the first metric) at each improvement.
+        curve: (seconds, value of the best trial by the first metric) where it has changed; the last is that of `state`.
         failed_trials: Trials that have failed and are not retried.
         structures: Name of each fusion key of its jobs, see `structure_names`.
     """
@@ -136,7 +136,7 @@ def overview(journal: JournalView, now: float) -> Overview:
         state=state,
         elapsed=elapsed,
         bars=tuple(bars),
-        curve=tuple((elapsed(time), value) for time, value in journal.improvements()),
+        curve=_best_over_time(journal, state, elapsed),
         usage=tuple(
             replace(
                 _usage(device, of_devices.get(device.name, []), reservations, elapsed),
@@ -149,6 +149,16 @@ def overview(journal: JournalView, now: float) -> Overview:
         failed_trials=tuple(row for row in rows if row.state is TrialState.FAILED),
         structures=structure_names([bar.job for bar in bars], rows),
     )
+
+
+def _best_over_time(journal: JournalView, state: Snapshot, elapsed: Elapsed) -> tuple[tuple[float, float], ...]:
+    """The values that the journal has recorded, and the present one, which differs after a retry of the best trial."""
+    best = state.best or next(iter(state.front), None)
+    if best is None:
+        return ()
+    now = best.value[0] if isinstance(best.value, tuple) else best.value
+    curve = [(elapsed(time), value) for time, value in journal.best_values()]
+    return tuple(curve if curve and curve[-1][1] == now else [*curve, (elapsed.total, now)])
 
 
 def failed_job_json(study: Overview, job: JobRow) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The state of a study at one moment, read from its journal for the display and `shoal status`."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,11 +9,14 @@ from msgspec import convert
 
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
+from shoal.core.domain import Domain
 from shoal.core.hypervolume import MAX_METRICS, Hypervolume
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
 from shoal.core.ranking import all_nan, front, front_volume, least_violating, ranked
+from shoal.core.reference import Dependent, Expression
 from shoal.core.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict, values
+from shoal.core.space import Space
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_values
 from shoal.journal.statistics import StudyStatistics
@@ -41,7 +45,13 @@ __all__ = [
 class Best:
     """The best trial so far, with the metric's value that ranks it; or one trial of the front of several metrics.
 
+    Every place that shows a best trial shows this one.
+
     Args:
+        value: Value of the metric that ranks it, that of its best epoch, or its last with `rank_by="last"`; of several
+            metrics, that of each.
+        epoch: Epoch of that value; None where it is an aggregate of repeats, each at its own epoch.
+        last: Value of the metric at its newest epoch; of several metrics, that of each. None if it is the same.
         spreads: Standard errors by metric; for a repeated configuration, sample standard deviations.
         repeats: Number of its trials; 1 where nothing is repeated.
     """
@@ -51,11 +61,21 @@ class Best:
     value: float | tuple[float, ...]
     spreads: Mapping[str, float] = field(default_factory=dict)
     repeats: int = 1
+    epoch: int | None = None
+    last: float | tuple[float, ...] | None = None
 
     @staticmethod
-    def of(row: TrialRow, value: float | tuple[float, ...]) -> "Best":
-        """The best of its row, of a trial or of a configuration."""
-        return Best(row.number, row.config, value, row.spreads, len(row.members))
+    def of(row: TrialRow, objectives: Sequence[Objective]) -> "Best | None":
+        """The best of its row, of a trial or of a configuration; None without values."""
+        if (shown := values(row, objectives)) is None:
+            return None
+        newest = tuple(row.metrics.get(goal.metric, math.nan) for goal in objectives)
+        several, repeats = len(objectives) > 1, len(row.members)
+        return Best(
+            *(row.number, row.config, shown if several else shown[0], row.spreads, repeats),
+            epoch=None if repeats > 1 else row.best_epoch or row.epoch,
+            last=None if newest == shown else newest if several else newest[0],
+        )
 
 
 @dataclass(frozen=True)
@@ -175,6 +195,7 @@ class Snapshot:
         time_left: Seconds that are left of its timeout; None without one.
         span: Seconds from the first start until now or the end: `elapsed`, and the time between the runs.
         runs: Number of its runs: one, and one for each resume.
+        constants: Names of the parameters that the space fixes -> their values; a line on the best trial omits them.
     """
 
     metric: str | tuple[str, ...]
@@ -215,6 +236,7 @@ class Snapshot:
     waiting_for_others: Mapping[str, Sequence[int]] = field(default_factory=dict)
     span: float = 0.0
     runs: int = 1
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def all_paused(self) -> bool:
@@ -294,6 +316,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         elapsed=elapsed.total,
         span=elapsed.span,
         runs=len(runs),
+        constants=_constants(journal.space),
         seconds_left=None,
         devices=_devices(journal) if owner is not None else (),
         pid=None if owner is None else owner.pid,
@@ -367,21 +390,28 @@ def _best_and_least_violating(journal: JournalView, rows: Sequence[TrialRow]) ->
     """
     objectives = journal.objectives
     if not rows:
-        if (row := journal.best()) is not None and row.objective is not None:
-            return Best.of(row, row.objective), None
+        if (row := journal.best()) is not None:
+            return Best.of(row, objectives), None
         return None, journal.least_violating()
     least = least_violating(rows, objectives)
     if len(objectives) > 1 or least is not None:
         return None, least
-    first = ranked(rows, objectives)[0]
-    shown = values(first, objectives)
-    return (None if shown is None else Best.of(first, shown[0])), None
+    return Best.of(ranked(rows, objectives)[0], objectives), None
+
+
+def _constants(space: Space) -> dict[str, Any]:
+    """The parameters with one plain value in all configurations that have them, by their names in flattened ones."""
+    return {
+        name: leaf.values[0]
+        for name, leaf in space.leaves().items()
+        if len(leaf.values) == 1 and not isinstance(leaf.values[0], Domain | Dependent | Expression)
+    }
 
 
 def _front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tuple[Best, ...]:
     best = front(rows, objectives)
-    shown = [(row, values(row, objectives)) for row in ranked([row for row in rows if row.number in best], objectives)]
-    return tuple(Best.of(row, value) for row, value in shown if value is not None)
+    shown = ranked([row for row in rows if row.number in best], objectives)
+    return tuple(filter(None, (Best.of(row, objectives) for row in shown)))
 
 
 def _seconds_left(done: int, left: int, elapsed: float) -> float | None:

@@ -411,8 +411,11 @@ def _intervention_json(each: Intervention) -> dict[str, Any]:
 
 
 def _best_json(best: Best) -> dict[str, Any]:
-    value = list(map(finite_or_none, best.value)) if isinstance(best.value, tuple) else finite_or_none(best.value)
-    return {"trial": best.trial, "config": dict(best.config), "value": value}
+    value, last = (
+        list(map(finite_or_none, each)) if isinstance(each, tuple) else finite_or_none(each)
+        for each in (best.value, best.value if best.last is None else best.last)
+    )
+    return {"trial": best.trial, "config": dict(best.config), "value": value, "epoch": best.epoch, "last": last}
 
 
 def _reasons_json(reasons: Mapping[str, Sequence[int]]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def config_text(config: Config) -> str:
 
 
 def best_text(snapshot: Snapshot) -> str:
-    """The best trial on one line, "accuracy 0.9812 by trial 7 with lr=0.001", or the front's first and their number."""
+    """The best trial on a line, "accuracy 0.98 (trial 7, epoch 3) with lr=0.1", or the front's first and its size."""
     lines = best_texts(snapshot)
     more = len(snapshot.front) - 1
     return f"{lines[0]}, and {more} more that nothing dominates" if more > 0 else lines[0]
@@ -190,7 +190,23 @@ def _best_line(snapshot: Snapshot, best: Best) -> str:
         f"{printable(name)} {spread_text(value, best.spreads.get(name), best.repeats)}"
         for name, value in zip(names, values, strict=True)
     )
-    return f"{reached} by trial {best.trial} with {config_text(best.config)}"
+    varied = {
+        name: value
+        for name, value in flatten(best.config).items()
+        if name not in snapshot.constants or value != snapshot.constants[name]
+    }
+    chosen = f" with {config_text(varied)}" if varied else ""
+    return f"{reached} ({_place_text(best)}){chosen}"
+
+
+def _place_text(best: Best) -> str:
+    """Return where the best values were reached: "trial 2, epoch 8; last 0.966", the last ones if they differ."""
+    trial = f"trial {best.trial}" if best.repeats == 1 else f"median trial {best.trial}"
+    epoch = "" if best.epoch is None else f", epoch {best.epoch}"
+    if best.last is None:
+        return f"{trial}{epoch}"
+    last = best.last if isinstance(best.last, tuple) else (best.last,)
+    return f"{trial}{epoch}; last {' '.join(map(number_text, last))}"
 
 
 def epochs_text(snapshot: Snapshot) -> str:

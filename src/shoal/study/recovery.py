@@ -14,7 +14,6 @@ study, for three reasons:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
 
 from shoal.algorithms.base import Algorithm
 from shoal.core.command import CopyCheckpoint, Step
@@ -55,11 +54,11 @@ def restore(state: StudyState, journal: JournalView, time: float) -> Step:
     trials.without_algorithm = {*journal.retried, *(row.number for row in rows if row.trial.is_added)}
     trials.common_failures = set(study.get("common_failure_trials", ()))
     trials.paused = {row.number for row in rows if row.paused_by}
-    trials.least_loss = min((config.spec.objectives[0].loss(value) for _, value in journal.improvements()), default=inf)
     trials.restore(
         (TrialRecord.of(row, seen.get(row.number, {}), checkpoints.get(row.number, "")) for row in rows),
         {row.id for row in ended.values() if row.outcome not in NOT_TRIAL_FAILURES},
     )
+    state.best.restore([value for _, value in journal.best_values()])
     state.requests = {x.request for x in journal.interventions()}
     state.checks.restore(journal.verdicts(), statistics.checked())
     kinds = {row.name: row.kind for row in journal.devices(all_runs=True)}

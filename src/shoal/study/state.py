@@ -9,7 +9,6 @@ from typing import Any
 from shoal.algorithms.base import Algorithm
 from shoal.core.array import FusionKey
 from shoal.core.command import Step
-from shoal.core.constraint import violation
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
 from shoal.core.hypervolume import REFERENCE_KEY
@@ -28,7 +27,7 @@ from shoal.spec import StudySpec
 from shoal.study.checks import Checks
 from shoal.study.devices import DeviceTracker
 from shoal.study.hypervolume_reference import ReferenceTracker
-from shoal.study.improvement import ImprovementTracker, best_value
+from shoal.study.improvement import BestTracker, ImprovementTracker
 from shoal.study.jobs import RunningJobs
 from shoal.study.lifecycle import Lifecycle
 from shoal.study.retention import Retention
@@ -99,6 +98,7 @@ class StudyState:
         self.trials = TrialTable(config.spec.objectives, config.spec.bounds, config.spec.of_best)
         self.running = RunningJobs(config.jobs + 1)
         self.lifecycle = Lifecycle(config.study, config.spec.timeout if config.trains else None)
+        self.best = BestTracker(config.spec, self.trials)
         self.improvement = ImprovementTracker(config.spec)
         self.checks = Checks()
         self.signatures = SignatureRegistry(self.trials, {device.kind for _, device in self.fleet.found})
@@ -177,17 +177,8 @@ class StudyState:
     def write_reports(self, job: str, reports: Collection[Report]) -> None:
         """Write new reports of a job; `job` is "" if the study itself fails a trial."""
         for report in reports:
-            improvement = self.trials.improvement(self._value(report))
-            self.step.write(ReportRow(self.next_seq(), self.step.time, job, report, improvement))
+            self.step.write(ReportRow(self.next_seq(), self.step.time, job, report, self.best.after(report.trial)))
         self.step.write(*self._reference.rows({report.trial for report in reports}))
-
-    def _value(self, report: Report) -> float | None:
-        """The value of the first metric in a report, if feasible; of a repeated trial that of its configuration."""
-        spec = self.config.spec
-        if spec.repetition.size > 1:
-            return best_value(self.trials, spec.repetition.configuration(report.trial), spec)
-        value = report.metrics.get(spec.objectives[0].metric)
-        return None if value is None or violation(spec.bounds, report.metrics) else value
 
     def write_changes(self) -> None:
         """Write the rows that the step has changed."""

@@ -4,7 +4,6 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from operator import attrgetter, itemgetter
 
 from shoal.core.array import FusionKey, Member
@@ -151,8 +150,6 @@ class TrialTable:
         """Numbers of waiting trials with a reason of their own, instead of that others are ahead in the queue."""
         self.without_key: set[int] = set()
         """Numbers of waiting trials without a fusion key."""
-        self.least_loss = inf
-        """Least loss, by the first objective, of all reports."""
         self._objectives = objectives
         self._constraints = constraints
         self._directions = of_best.directions(objectives, constraints)
@@ -318,14 +315,6 @@ class TrialTable:
         if report.state is TrialState.PAUSED:
             self.clear_failures(record)
         return True
-
-    def improvement(self, value: float | None) -> float | None:
-        """A value of the first metric if it is better than all before, else None."""
-        first = self._objectives[0]
-        if value is None or not first.loss(value) < self.least_loss:  # NaN is not less
-            return None
-        self.least_loss = first.loss(value)
-        return value
 
     def requeue(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
         """Record that a job has let trials (None: all) go; make those RUNNING wait again, and return their numbers."""
