@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import shoal
 
-__all__ = ["Noisy", "made_once"]
+__all__ = ["Noisy", "made_once", "search"]
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -38,8 +38,21 @@ class Noisy(shoal.Task):
         return 8
 
 
+def search(directory: Path, kind: type[Any] = shoal.SuccessiveHalving) -> shoal.Study:
+    """A study of 8 trials on 2 slots, of which the best train 4 epochs, in this process.
+
+    Args:
+        kind: Class of an algorithm with rungs.
+    """
+    return shoal.tune(
+        Noisy(), {"lr": shoal.loguniform(1e-3, 1e-1)}, metric="valid_loss", mode="min", backend="inline",
+        algorithm=kind(n=8, max_epochs=4, eta=2), devices="cpu:2",
+        directory=directory, show_progress=False,
+    )  # fmt: skip
+
+
 def made_once(folder: Path) -> Path:
-    """The directory of a study of 8 trials on 2 slots, of which the best train 4 epochs.
+    """The directory of a study of `search` that has ended.
 
     Args:
         folder: of all processes of this run of pytest; the first one makes the study.
@@ -49,10 +62,6 @@ def made_once(folder: Path) -> Path:
         if not (folder / "finished").exists():
             patch.setenv("SHOAL_CACHE", str(folder / "cache of finished"))
             patch.setattr(torch, "set_num_threads", lambda threads: None)
-            study = shoal.tune(
-                Noisy(), {"lr": shoal.loguniform(1e-3, 1e-1)}, metric="valid_loss", mode="min", backend="inline",
-                algorithm=shoal.SuccessiveHalving(n=8, max_epochs=4, eta=2), devices="cpu:2",
-                directory=folder / "finishing", show_progress=False,
-            )  # fmt: skip
+            study = search(folder / "finishing")
             study.directory.rename(folder / "finished")
     return folder / "finished"
