@@ -205,7 +205,7 @@ def test_the_last_line_says_what_was_saved(study, pipe):
     with LineProgress(study.take, pipe, study.clock):
         pass
     assert lines(pipe)[-1].startswith(
-        "shoal: gain: faster by 0:05:17, less 0:00:08 of measuring: 0:05:09 of device time saved;"
+        "shoal: fusing: faster by 0:05:17, less 0:00:08 of measuring: 0:05:09 of device time saved;"
     )
 
 

@@ -211,25 +211,25 @@ def test_status():
     [
         pytest.param(
             Savings(640, 95.0, 412.0, 0.0, 8.0),
-            "gain     faster by 0:05:17, less 0:00:08 of measuring: 0:05:09 of device time saved; "
+            "fusing   faster by 0:05:17, less 0:00:08 of measuring: 0:05:09 of device time saved; "
             "640 epochs took 0:01:35, one trial at a time 0:06:52",
             id="fused",
         ),
         pytest.param(
             Savings(640, 95.0, 412.0, 12.0, 8.0),
-            "gain     faster by 0:05:17 (0:00:12 of it by packing), less 0:00:08 of measuring: 0:05:09 of device time "
+            "fusing   faster by 0:05:17 (0:00:12 of it by packing), less 0:00:08 of measuring: 0:05:09 of device time "
             "saved; 640 epochs took 0:01:35, one trial at a time 0:06:52",
             id="packed",
         ),
         pytest.param(
             Savings(8, 27.8, 32.2, 0.0, 5.5),
-            "gain     faster by 4.4 s, less 5.5 s of measuring: no net gain; 8 epochs took 27.8 s, one trial at a time "
+            "fusing   faster by 4.4 s, less 5.5 s of measuring: no net gain; 8 epochs took 27.8 s, one trial at a time "
             "32.2 s",
             id="measuring cost more",
         ),
         pytest.param(
             Savings(64, 95.0, 90.0, 0.0, 8.0),
-            "gain     no gain: 64 epochs took 0:01:35, one trial at a time 0:01:30; measuring took 0:00:08",
+            "fusing   no gain: 64 epochs took 0:01:35, one trial at a time 0:01:30; measuring took 0:00:08",
             id="slower",
         ),
     ],

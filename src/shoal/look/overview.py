@@ -400,7 +400,7 @@ def _summary_table(study: Overview) -> str:
             ("best", best_text(state)),
             *([("constraints", ", ".join(state.constraints))] if state.constraints else []),
             *([("front", hypervolume_text(state.hypervolume, state.metric))] if state.hypervolume else []),
-            *([("gain", savings_text(state.savings, state.unit))] if state.savings else []),
+            *([("fusing", savings_text(state.savings, state.unit))] if state.savings else []),
             *([("arrays", "\n".join(verdict_texts(state.arrays)))] if state.arrays else []),
         ],
     )

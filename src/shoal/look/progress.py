@@ -293,7 +293,7 @@ class LineProgress(_ConsoleProgress):
         parts = [time, timeout_text(snapshot), states_text(snapshot), f"best: {best_text(snapshot)}"]
         self._print(f"{duration_text(snapshot.elapsed)} {'; '.join(filter(None, parts))}")
         if snapshot.savings is not None:
-            self._print(f"gain: {savings_text(snapshot.savings, snapshot.unit)}")
+            self._print(f"fusing: {savings_text(snapshot.savings, snapshot.unit)}")
 
     def _print_phases(self, snapshot: Snapshot) -> None:
         members = Counter[Purpose]()

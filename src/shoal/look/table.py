@@ -290,7 +290,7 @@ def status_table(snapshot: Snapshot) -> Table:
     if snapshot.hypervolume is not None:
         _add_lines(table, "front", [hypervolume_text(snapshot.hypervolume, snapshot.metric)])
     if snapshot.savings is not None:
-        _add_lines(table, "gain", [savings_text(snapshot.savings, snapshot.unit)])
+        _add_lines(table, "fusing", [savings_text(snapshot.savings, snapshot.unit)])
     for use in snapshot.devices:
         _add_lines(table, use.device.name, device_lines(use, snapshot.unit))
     return table
