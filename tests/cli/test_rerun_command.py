@@ -56,6 +56,7 @@ def test_the_command_prints_a_line_for_each_metric(finished: shoal.Study) -> Non
     ]
     assert row.split()[0] == "valid_loss"
     assert float(row.split()[1]) < 1e-9
+    assert "at every epoch" in done.stderr
     assert "4 epochs on cpu:0" in done.stderr
 
 
@@ -65,6 +66,11 @@ def test_a_task_that_was_changed_is_as_far_off_as_it_is(finished: shoal.Study, m
     assert shown["trial"] == finished.best_trial.number
     assert shown["largest"] == shown["metrics"]["valid_loss"]["relative"] > 0.3
     assert len(shown["metrics"]["valid_loss"]["recorded"]) == len(shown["metrics"]["valid_loss"]["found"]) == 4
+    assert not shown["expected"]
+    assert shown["verdict"][0].startswith("differs from the first epoch on: valid_loss by ")
+    first, second = (curve["valid_loss"] for curve in shown["perturbed"])
+    assert (len(first), len(second)) == (4, 1), "the second is trained up to the epoch in question"
+    assert 0 < abs(first[0] - second[0]) < 1e-9 * first[0], "each with signs of its own"
 
 
 def test_a_loss_that_becomes_no_number_ends_it(finished: shoal.Study, monkeypatch: pytest.MonkeyPatch) -> None:

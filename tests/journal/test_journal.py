@@ -315,6 +315,16 @@ def test_epochs_count_what_is_done_and_what_is_still_asked_for(journal):
     assert StudyStatistics(journal).epochs() == (7, 7 + 3 + 4)
 
 
+def test_an_epoch_is_continued_if_another_job_reported_the_epoch_before(journal):
+    journal.record_proposal(2, [group([0, 1], 4)])
+    journal.record_job_start(job("1", [0, 1]), "cpu:0")
+    journal.record_reports("1", [report(0, 1), report(1, 1), report(0, 2, state=PAUSED)])
+    journal.record_reports("2", [report(0, 2)])
+    journal.record_reports("3", [report(0, 3), report(0, 4)])
+    statistics = StudyStatistics(journal)
+    assert [statistics.continued_epochs(number) for number in (0, 1, 9)] == [{3}, set(), set()]
+
+
 @pytest.mark.parametrize(("mode", "best"), [("max", 2), ("min", 1)])
 def test_the_best_is_finite_and_has_not_failed_and_is_the_oldest_of_equals(tmp_path, mode, best):
     with create(tmp_path, mode=mode) as journal:

@@ -6,17 +6,20 @@ from dataclasses import replace
 import pytest
 
 from shoal.core.errors import ShoalError
-from shoal.core.rows import TrialRow
+from shoal.core.rows import TrialRow, Verdict
 from shoal.core.trial import Origin, Report, Trial, TrialState
-from shoal.look.rerun import Difference, Rerun, check_rerun, rerun_json
+from shoal.look.rerun import Difference, Rerun, check_rerun, rerun_json, rerun_notes, rerun_verdict
 
 TRIAL = Trial(2, {"lr": 0.1}, seed=1, data_seed=2)
 ROW = TrialRow(TRIAL, TrialState.COMPLETE, "", 3, 3, 0, "cpu:0", "job", 1.0, {"loss": 1.0}, {"loss": 1.0}, 1.0)
 
 
+def reports(metrics: list[dict[str, float]]) -> list[Report]:
+    return [Report(2, epoch, each) for epoch, each in enumerate(metrics, 1)]
+
+
 def compared(recorded: list[dict[str, float]], found: list[dict[str, float]]) -> Rerun:
-    sides = ([Report(2, epoch, metrics) for epoch, metrics in enumerate(side, 1)] for side in (recorded, found))
-    return Rerun.of(TRIAL, "cpu:0", *sides)
+    return Rerun.of(TRIAL, "cpu:0", reports(recorded), reports(found), tolerance=1e-4, perturbation=4e-6)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,7 @@ def test_differences(recorded: list[float], found: list[float], largest: float, 
 
 def test_each_metric_has_its_own_difference_and_one_that_is_missing_is_not_a_number() -> None:
     rerun = compared([{"loss": 2.0, "old": 1.0}], [{"loss": 1.0, "new": 1.0}])
-    assert rerun.differences["loss"] == Difference(0.5, 1, 2.0, 1.0)
+    assert rerun.differences["loss"] == Difference("loss", 0.5, 1, 2.0, 1.0)
     assert {name: each.relative for name, each in rerun.differences.items()} == {
         "loss": 0.5,
         "old": math.inf,
@@ -71,3 +74,120 @@ def test_what_cannot_be_compared_is_refused(row: TrialRow, opaque: str, words: s
 def test_other_trials_can_be_trained_again() -> None:
     for state in (TrialState.COMPLETE, TrialState.STOPPED, TrialState.PAUSED, TrialState.RUNNING, TrialState.PENDING):
         check_rerun(replace(ROW, state=state), "")
+
+
+def losses(*values: float) -> list[dict[str, float]]:
+    return [{"loss": value} for value in values]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "found", "perturbed", "expected", "words"),
+    [
+        pytest.param(losses(1, 1), losses(1, 1), [], True, ["equal to the last bit at every epoch"], id="equal"),
+        pytest.param(
+            losses(1, 1),
+            losses(1, 1 + 5e-5),
+            [],
+            True,
+            ["equal but for rounding at every epoch: the largest difference is 5e-5"],
+            id="rounding of a step",
+        ),
+        pytest.param(
+            losses(1, 1, 1, 1),
+            losses(1, 1, 0.999, 0.9),
+            [losses(1, 1, 0.9985, 0.94)],
+            True,
+            [
+                "equal but for rounding up to epoch 2; differs from epoch 3 on: loss by 0.1 % at epoch 3; the largest "
+                "difference is loss by 10 % at epoch 4",
+                "expected, as training amplifies rounding: a change of its initial weights by 4e-6 moves the trial by "
+                "4.3 %",
+            ],
+            id="amplified",
+        ),
+        pytest.param(
+            losses(1, 1),
+            losses(0.7, 0.7),
+            [losses(0.7007, 0.3), losses(0.7014)],
+            False,
+            [
+                "differs from the first epoch on: loss by 30 % at epoch 1",
+                "not expected, as rounding does not explain loss by 30 % at epoch 1: a change of its initial weights "
+                "by 4e-6 moves the trial by 0.2 % by then",
+                "possible causes: an edit",
+            ],
+            id="a jump at once",
+        ),
+        pytest.param(
+            losses(1, 1, 1),
+            losses(1, 1, 0.5),
+            [losses(1, 1, 0.5)],
+            False,
+            [
+                "equal but for rounding up to epoch 2; differs from epoch 3",
+                "not expected, as rounding does not explain loss by 50 % at epoch 3: a change of its initial weights "
+                "by 4e-6 does not move the trial by then",
+                "possible causes: state that its checkpoints lack, as another job continued it in epoch 3; an edit",
+            ],
+            id="a jump where another job continued",
+        ),
+        pytest.param(
+            losses(1, 1),
+            losses(1),
+            [losses(1)],
+            False,
+            [
+                "equal but for rounding up to epoch 1; differs from epoch 2 on: loss at epoch 2, which only one",
+                "not expected, as rounding does not explain loss at epoch 2, which only one",
+                "possible causes",
+            ],
+            id="all reruns diverge",
+        ),
+        pytest.param(
+            losses(1, 1),
+            losses(1),
+            [losses(1, 0.9)],
+            True,
+            [
+                "equal but for rounding up to epoch 1; differs from epoch 2 on: loss at epoch 2, which only one",
+                "expected, as training amplifies rounding: a change of its initial weights by 4e-6 makes a metric NaN",
+            ],
+            id="rounding decides about a divergence",
+        ),
+        pytest.param(
+            [{"loss": 1.0, "accuracy": 0.5}],
+            [{"loss": 1.001, "accuracy": 0.501}],
+            [[{"loss": 1.002, "accuracy": 0.501}]],
+            True,
+            ["differs from the first epoch on: accuracy by 0.2 % at epoch 1", "expected"],
+            id="a count of samples that has not moved yet",
+        ),
+    ],
+)
+def test_rounding_explains_what_a_change_of_the_initial_weights_does(
+    recorded: list[dict[str, float]],
+    found: list[dict[str, float]],
+    perturbed: list[list[dict[str, float]]],
+    expected: bool,
+    words: list[str],
+) -> None:
+    rerun = replace(compared(recorded, found), continued=frozenset({3}))
+    for number, curve in enumerate(perturbed):
+        rerun = rerun.with_perturbed(reports(curve), 1 if number else len(recorded))
+    verdict = rerun_verdict(rerun)
+    assert len(verdict) == len(words)
+    assert [line[: len(start)] for line, start in zip(verdict, words, strict=True)] == words
+    shown = rerun_json(rerun)
+    assert (shown["expected"], shown["verdict"]) == (expected, verdict)
+    assert len(shown["perturbed"]) == len(perturbed)
+
+
+def test_a_long_name_of_control_characters_stays_a_short_line() -> None:
+    (first, *_) = rerun_verdict(compared([{"\x1b" * 200: 1.0}], [{"\x1b" * 200: 2.0}]))
+    assert len(first) < 200
+    assert "\x1b" not in first
+
+
+def test_what_was_proven_while_the_study_trained_it_is_a_note() -> None:
+    rerun = replace(compared(losses(1), losses(1)), proof=Verdict("k", (2,), 4, 3, 2e-7, "step, eager"))
+    assert rerun_notes(rerun) == ["while the study trained it: fused: equal at 3 checks, largest difference 2e-7"]

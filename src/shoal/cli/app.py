@@ -44,7 +44,7 @@ from shoal.look.importance import METHODS, importance_json
 from shoal.look.overview import overview, overview_json
 from shoal.look.page.files import check_page_file, frozen_page, write_page
 from shoal.look.page.server import serve
-from shoal.look.rerun import find_rerun, rerun_json, rerun_notes, rerun_table
+from shoal.look.rerun import find_rerun, rerun_json, rerun_notes, rerun_table, rerun_verdict
 from shoal.look.snapshot import snapshot
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.look.text import hypervolume_text, request_text
@@ -105,23 +105,26 @@ def rerun(
     runs code from the study's directory, the pickled task: rerun only trials of people you trust. A class of a module
     is imported as it is now; files of the task that were edited since the last run of the study are named.
 
-    For each metric the largest relative difference over the epochs is shown. In float64 it comes from rounding. In
-    float32, on another device or with another number of threads rounding is coarser or different, and chaotic training
-    amplifies it: see docs/fusion.md. With --json both curves are printed, and the output of the task goes to standard
-    error.
+    For each metric the largest relative difference over the epochs is shown, and then from which epoch on there is one
+    beyond the rounding of a step, and whether it is expected. Training amplifies rounding, mostly in float32; where the
+    difference is larger, the trial is trained up to twice more from initial weights that are changed by a few
+    roundings, to measure by how much: see docs/fusion.md. The exit status is 0 in either case. With --json all curves
+    are printed, and the output of the task goes to standard error.
     """
     working_directory()  # for the reason in `run_script`
     with JournalView.read(directory) as journal:
         _, device = find_rerun(journal, trial, device_list(devices))
-    print_message(f"training trial {trial} again, alone, on {device.name}")
+    print_message(
+        f"training trial {trial} again, alone, on {device.name}; up to twice more if the difference is not clear"
+    )
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         done = Study(directory).rerun(trial, device_list(devices))
     if as_json:
         print_json(rerun_json(done))
         return
     print_table(rerun_table(done))
-    for note in rerun_notes(done):
-        print_message(note)
+    for line in (*rerun_verdict(done), *rerun_notes(done)):
+        print_message(line)
     if len(done.found) < len(done.recorded):
         print_message(f"it ended after {len(done.found)} of {len(done.recorded)} epochs, as its loss was not a number")
     print_message(f"{len(done.found)} epochs on {done.device}")

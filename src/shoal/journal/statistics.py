@@ -1,5 +1,7 @@
 """Aggregates over a whole study, computed by SQL, for progress displays and reports."""
 
+from itertools import pairwise
+
 from shoal.core.job import Purpose
 from shoal.core.rows import NOT_FAILED
 from shoal.core.trial import FIRST_ADDED, TrialState
@@ -63,6 +65,15 @@ class StudyStatistics:
             TrialState.RUNNING,
         )
         return done, done + open_
+
+    def continued_epochs(self, trial: int) -> frozenset[int]:
+        """Epochs that a trial reported from another job than the epoch before, as after a resume or a suspension."""
+        rows = self._tables.rows(
+            "SELECT epoch, job, min(seq) FROM reports WHERE trial = ? AND state <> ? GROUP BY epoch ORDER BY epoch",
+            trial,
+            TrialState.FAILED,
+        )
+        return frozenset(epoch for (_, before, _), (epoch, job, _) in pairwise(rows) if job != before)
 
     def array_epochs(self) -> list[tuple[str, int, int, float]]:
         """(Id of a job, one of its trials, number of trials, seconds) for each epoch that an array of the job trained.

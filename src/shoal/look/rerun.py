@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from shoal.core.device import Device
 from shoal.core.errors import ShoalError
-from shoal.core.rows import TrialRow
+from shoal.core.rows import TrialRow, Verdict
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.host.discover import discover
 from shoal.host.sources import edits
@@ -19,9 +19,32 @@ from shoal.journal.check import named_trials
 from shoal.journal.view import JournalView
 from shoal.look.snapshot import TaskEdit, task_edits
 from shoal.look.table import task_edit_json
-from shoal.look.text import finite_or_none, number_text, rounded, task_edit_text
+from shoal.look.text import (
+    finite_or_none,
+    number_text,
+    printable,
+    rounded,
+    shortened,
+    task_edit_text,
+    trial_verdict_text,
+)
 
-__all__ = ["Difference", "Rerun", "check_rerun", "find_rerun", "rerun_json", "rerun_notes", "rerun_table"]
+__all__ = [
+    "Difference",
+    "Rerun",
+    "check_rerun",
+    "find_rerun",
+    "rerun_json",
+    "rerun_notes",
+    "rerun_table",
+    "rerun_verdict",
+]
+
+Curve = Mapping[int, Mapping[str, float]]
+"""Epoch -> metrics."""
+
+_CHANCE = 4.0
+"""Factor by which two trainings that rounding has driven apart may differ more than two others."""
 
 
 def find_rerun(
@@ -54,8 +77,9 @@ def check_rerun(row: TrialRow, opaque: object) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest difference of two curves: |a - b| / max(|a|, |b|), 0 for two NaN, infinite for one."""
+    """A difference of a metric at an epoch: |a - b| / max(|a|, |b|), 0 for two NaN, infinite for one."""
 
+    metric: str
     relative: float
     epoch: int
     recorded: float
@@ -69,14 +93,25 @@ class Rerun:
     Args:
         recorded: Epoch -> metrics in the journal.
         found: Epoch -> metrics of the rerun; it has fewer epochs if a loss was not finite.
+        tolerance: Relative difference that the rounding of one training step explains.
+        perturbation: Relative change of the initial weights that stands for the rounding of a whole training.
+        perturbed: Curves of further reruns with so changed initial weights, of as many epochs as `found` or fewer; none
+            if `recorded` and `found` differ by at most `tolerance`.
+        proof: Comparison with plain PyTorch while the trial was trained; None if it was in no array.
+        continued: Epochs that another job reported than the epoch before.
         changed: Paths of files of the task that were edited since the study last ran.
         edits: Resumes of the study with an edited task after the trial had been proposed.
     """
 
     trial: Trial
     device: str
-    recorded: Mapping[int, Mapping[str, float]]
-    found: Mapping[int, Mapping[str, float]]
+    recorded: Curve
+    found: Curve
+    tolerance: float
+    perturbation: float
+    perturbed: tuple[Curve, ...] = ()
+    proof: Verdict | None = None
+    continued: frozenset[int] = frozenset()
     changed: tuple[str, ...] = ()
     edits: tuple[TaskEdit, ...] = ()
 
@@ -86,35 +121,82 @@ class Rerun:
         device: str,
         recorded: Sequence[Report],
         found: Sequence[Report],
+        tolerance: float,
+        perturbation: float,
         study: Mapping[str, Any] = MappingProxyType({}),
+        proof: Verdict | None = None,
+        continued: frozenset[int] = frozenset(),
     ) -> "Rerun":
         """Compare reports; `study` is the description of the study, as of `JournalView.study`."""
-        first, second = ({report.epoch: report.metrics for report in side} for side in (recorded, found))
-        changed = tuple(edit.path for edit in edits(study.get("sources", {})))
         return Rerun(
-            trial, device, first, second, changed, tuple(x for x in task_edits(study) if trial.number < x.next)
+            trial,
+            device,
+            {report.epoch: report.metrics for report in recorded},
+            {report.epoch: report.metrics for report in found},
+            tolerance,
+            perturbation,
+            proof=proof,
+            continued=continued,
+            changed=tuple(edit.path for edit in edits(study.get("sources", {}))),
+            edits=tuple(each for each in task_edits(study) if trial.number < each.next),
         )
+
+    def with_perturbed(self, reports: Sequence[Report], epochs: int) -> "Rerun":
+        """Add a rerun of so many epochs with changed initial weights; it has fewer if a loss was not finite."""
+        metrics = {report.epoch: report.metrics for report in reports}
+        curve = {epoch: metrics.get(epoch, {}) for epoch in self.recorded if epoch <= epochs}
+        return replace(self, perturbed=(*self.perturbed, curve))
 
     @cached_property
     def differences(self) -> Mapping[str, Difference]:
         """Metric -> largest difference; an epoch or a metric that only one side has counts as NaN on the other."""
         found: dict[str, Difference] = {}
-        for name, difference in self._all_differences():
-            if name not in found or difference.relative > found[name].relative:
-                found[name] = difference
+        for each in _differences(self.recorded, self.found):
+            if each.metric not in found or each.relative > found[each.metric].relative:
+                found[each.metric] = each
         return found
+
+    @cached_property
+    def by_epoch(self) -> Mapping[int, Difference]:
+        """Epoch -> its largest difference of any metric."""
+        found: dict[int, Difference] = {}
+        for each in _differences(self.recorded, self.found):
+            if each.epoch not in found or each.relative > found[each.epoch].relative:
+                found[each.epoch] = each
+        return found
+
+    @property
+    def first(self) -> Difference | None:
+        """The largest difference of the first epoch with one beyond `tolerance`; None without one."""
+        return next((each for each in self.by_epoch.values() if each.relative > self.tolerance), None)
+
+    @cached_property
+    def unexplained(self) -> Difference | None:
+        """The first difference that rounding does not explain; None without one.
+
+        Rounding explains `tolerance`, and a few times as much as the metric has moved, up to the same epoch, in a rerun
+        with changed initial weights. A metric that counts samples may not have moved yet; those that have moved then
+        stand for it.
+        """
+        for each in _differences(self.recorded, self.found):
+            if each.relative > max(self.tolerance, _CHANCE * self.carried(each.epoch, each.metric)):
+                return each
+        return None
+
+    def carried(self, epoch: int, metric: str) -> float:
+        """The largest difference that the change of the initial weights has made up to an epoch, of a metric."""
+        until = [each for each in self._carried if each.epoch <= epoch]
+        own = max((each.relative for each in until if each.metric == metric), default=0.0)
+        return own or max((each.relative for each in until), default=0.0)
+
+    @cached_property
+    def _carried(self) -> list[Difference]:
+        return [each for curve in self.perturbed for each in _differences(curve, self.found)]
 
     @property
     def largest(self) -> float:
         """The largest relative difference of any metric at any epoch."""
         return max(difference.relative for difference in self.differences.values())
-
-    def _all_differences(self) -> Iterator[tuple[str, Difference]]:
-        for epoch, metrics in self.recorded.items():
-            found_metrics = self.found.get(epoch, {})
-            for name in {**metrics, **found_metrics}:
-                recorded, found = metrics.get(name, math.nan), found_metrics.get(name, math.nan)
-                yield name, Difference(_relative(recorded, found), epoch, recorded, found)
 
 
 def rerun_table(rerun: Rerun) -> Table:
@@ -133,9 +215,40 @@ def rerun_table(rerun: Rerun) -> Table:
     return table
 
 
+def rerun_verdict(rerun: Rerun) -> list[str]:
+    """Return in sentences from which epoch on the two trainings differ, and whether rounding explains it."""
+    first, wrong = rerun.first, rerun.unexplained
+    if first is None:
+        if rerun.largest == 0:
+            return ["equal to the last bit at every epoch"]
+        return [f"equal but for rounding at every epoch: the largest difference is {_share(rerun.largest)}"]
+    largest = max(rerun.by_epoch.values(), key=lambda each: each.relative)
+    line = f"differs from the first epoch on: {_text(first)}"
+    if first.epoch > 1:
+        line = (
+            f"equal but for rounding up to epoch {first.epoch - 1}; differs from epoch {first.epoch} on: {_text(first)}"
+        )
+    if largest is not first:
+        line += f"; the largest difference is {_text(largest)}"
+    changed = f"a change of its initial weights by {_share(rerun.perturbation)}"
+    if wrong is None:
+        carried = max(rerun.carried(each.epoch, each.metric) for each in (first, largest))
+        return [line, f"expected, as training amplifies rounding: {changed} {_moves(carried)}"]
+    carried = rerun.carried(wrong.epoch, wrong.metric)
+    causes = "an edit of the task or its data, another device or version, random numbers that Shoal does not seed"
+    if wrong.epoch in rerun.continued:
+        causes = f"state that its checkpoints lack, as another job continued it in epoch {wrong.epoch}; {causes}"
+    return [
+        line,
+        f"not expected, as rounding does not explain {_text(wrong)}: {changed} {_moves(carried)} by then",
+        f"possible causes: {causes}",
+    ]
+
+
 def rerun_notes(rerun: Rerun) -> list[str]:
-    """Return the reasons why the record, or a part of it, may come from another task than the rerun."""
-    notes = [
+    """Return what was proven of the recorded training, and why a part of it may come from another task."""
+    notes = [] if rerun.proof is None else [f"while the study trained it: {trial_verdict_text(rerun.proof)}"]
+    notes += [
         f"{task_edit_text(edit)}; what trial {rerun.trial.number} had reported by then is of the task before"
         for edit in rerun.edits
     ]
@@ -151,6 +264,16 @@ def rerun_json(rerun: Rerun) -> dict[str, Any]:
         "device": rerun.device,
         "epochs": max(rerun.recorded),
         "largest": finite_or_none(rerun.largest),
+        "expected": rerun.unexplained is None,
+        "verdict": rerun_verdict(rerun),
+        "first_epoch": None if rerun.first is None else rerun.first.epoch,
+        "by_epoch": [finite_or_none(each.relative) for each in rerun.by_epoch.values()],
+        "tolerance": rerun.tolerance,
+        "perturbation": rerun.perturbation,
+        "perturbed": [
+            {name: [finite_or_none(curve[epoch].get(name)) for epoch in sorted(curve)] for name in rerun.differences}
+            for curve in rerun.perturbed
+        ],
         "changed": list(rerun.changed),
         "edits": [task_edit_json(edit) for edit in rerun.edits],
         "metrics": {
@@ -163,6 +286,33 @@ def rerun_json(rerun: Rerun) -> dict[str, Any]:
             for name, difference in rerun.differences.items()
         },
     }
+
+
+def _differences(first: Curve, second: Curve) -> Iterator[Difference]:
+    """Compare the epochs of the first curve; an epoch or a metric that only one side has is NaN on the other."""
+    for epoch, metrics in first.items():
+        others = second.get(epoch, {})
+        for name in {**metrics, **others}:
+            recorded, found = metrics.get(name, math.nan), others.get(name, math.nan)
+            yield Difference(name, _relative(recorded, found), epoch, recorded, found)
+
+
+def _text(difference: Difference) -> str:
+    name = shortened(printable(difference.metric))
+    if difference.relative == math.inf:
+        return f"{name} at epoch {difference.epoch}, which only one of them has as a finite number"
+    return f"{name} by {_share(difference.relative)} at epoch {difference.epoch}"
+
+
+def _moves(relative: float) -> str:
+    if relative == math.inf:
+        return "makes a metric NaN or infinite"
+    return f"moves the trial by {_share(relative)}" if relative else "does not move the trial"
+
+
+def _share(relative: float) -> str:
+    """Return a relative difference in percent, or, if it is tiny, as a power of ten."""
+    return f"{rounded(100 * relative, 2)} %" if relative >= 1e-3 else rounded(relative, 2)
 
 
 def _relative(first: float, second: float) -> float:

@@ -181,11 +181,11 @@ def _real(tensor: Tensor) -> Tensor:
     return dense.double() if exact else (dense.float() if dense.element_size() < 4 else dense)
 
 
-def compute_dtype(runtime: TrialRuntime, loss: Tensor) -> torch.dtype:
-    """Return the dtype whose rounding bounds that of a training step."""
+def compute_dtype(runtime: TrialRuntime, loss: Tensor | None = None) -> torch.dtype:
+    """Return the dtype whose rounding bounds that of a training step with this loss, if it is known."""
     precision = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(runtime.settings.precision)
     held = [each for each in runtime.model.parameters() if not is_packed(each)]
-    found = {each.dtype for each in (*held, loss)} | rounding_of_layers(runtime.model)
+    found = {each.dtype for each in (*held, loss) if each is not None} | rounding_of_layers(runtime.model)
     found &= EPSILON.keys()
     if precision is not None:
         found.add(precision)

@@ -42,7 +42,16 @@ from shoal.train.outside import OutsideState
 from shoal.train.stepper import PlainStepper, StepRefusedError
 from shoal.train.trial_runtime import TrialRuntime, optimizers_in
 
-__all__ = ["BuildSnapshot", "MemberCheck", "PlainCopy", "copied_bytes", "copy_trial", "without_trace"]
+__all__ = [
+    "MARGIN",
+    "BuildSnapshot",
+    "MemberCheck",
+    "PlainCopy",
+    "copied_bytes",
+    "copy_trial",
+    "perturb",
+    "without_trace",
+]
 
 MARGIN = 32.0
 """A member may be off by this factor over what a perturbation of its parameters by one rounding unit changes. Sums in
@@ -131,20 +140,12 @@ class PlainCopy:
                 grad = grad if theirs[name].grad is None else theirs[name].grad
                 own[name].grad = None if grad is None else grad.detach().clone()
 
-    @torch.no_grad()
-    def _perturbed(self, relative: float) -> "PlainCopy":
-        other = PlainCopy(self._task, self.runtime)
-        generator = torch.Generator().manual_seed(0)
-        for each in other.runtime.model.parameters():
-            if (each.is_floating_point() or each.is_complex()) and not is_shared(each):
-                signs = torch.randint(0, 2, each.shape, generator=generator).to(each.device) * 2 - 1
-                each.add_(each * signs * relative)
-        return other
-
     def twins(self, relative: float) -> "Iterator[PlainCopy]":
         """Yield a copy of this copy, and one whose parameters are off by a relative change of random sign."""
         yield PlainCopy(self._task, self.runtime)
-        yield self._perturbed(relative)
+        perturbed = PlainCopy(self._task, self.runtime)
+        perturb(perturbed.runtime.model, relative)
+        yield perturbed
 
     def repeat_in(self, other: "PlainCopy") -> "PlainCopy":
         """Let another copy take a step as the last one was; return it."""
@@ -155,6 +156,16 @@ class PlainCopy:
     def tensors(self) -> dict[TensorKey, Tensor | None]:
         """Return the loss of the last step, and the tensors of the trial."""
         return {("loss", ""): self.loss, **tensors_of(self.runtime)}
+
+
+@torch.no_grad()
+def perturb(model: nn.Module, relative: float, seed: int = 0) -> None:
+    """Change the parameters by a relative difference of random sign, except those shared or without values so far."""
+    generator = torch.Generator().manual_seed(seed)
+    for each in model.parameters():
+        if (each.is_floating_point() or each.is_complex()) and not (is_lazy(each) or is_shared(each)):
+            signs = torch.randint(0, 2, each.shape, generator=generator).to(each.device) * 2 - 1
+            each.add_(each * signs * relative)
 
 
 def copied_bytes(runtime: TrialRuntime) -> int:

@@ -4,10 +4,12 @@ The arrays of a job that trains take turns and share one data stream.
 """
 
 import logging
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -41,11 +43,13 @@ from shoal.host.process_settings import ProcessSettings, applied, thread_limit
 from shoal.task import Task
 from shoal.train.array_trainer import ArrayTrainer
 from shoal.train.bases import bases_of
+from shoal.train.comparison import EPSILON, TOLERANCE, compute_dtype
 from shoal.train.control import JobControl
 from shoal.train.data.datasets import DataSets
 from shoal.train.failures import outcome_of, record_failure
 from shoal.train.lane_scheduler import LaneFailure, LaneScheduler
 from shoal.train.memory import MemoryTracker, limit_memory, release_cached_memory
+from shoal.train.plain_copy import MARGIN, perturb
 from shoal.train.postponed_compiler import postpone_compiler
 from shoal.train.profile import FREE_SECONDS, PREVIEW_SECONDS, measure
 from shoal.train.signature_builder import SignatureBuilder
@@ -53,13 +57,16 @@ from shoal.train.team.helper import assist
 from shoal.train.team.leader import TeamLeader
 from shoal.train.worker_state import TrialCache, WorkerState
 
-__all__ = ["Trainer", "prepare", "retrain", "run"]
+__all__ = ["Retrained", "Trainer", "prepare", "retrain", "run"]
 
 _log = logging.getLogger("shoal.train")
 
 MAX_JOIN_WAIT_SECONDS = 0.05
 """Maximum seconds to wait for trials to join, after the reports of the trials that they replace are sent, and for
 those."""
+
+MAX_PERTURBATION = 0.01
+"""Largest relative change of weights that stands for rounding, which that of coarse dtypes would exceed."""
 
 
 class Trainer:
@@ -341,13 +348,44 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
             assist(job, worker_state, control, worker_context.host)
 
 
-def retrain(task: bytes, trial: Trial, epochs: int, device: Device, settings: ProcessSettings) -> list[Report]:
-    """Train one trial alone in this process from its start, up to a loss that is not finite; return its reports."""
-    array = Array(FusionKey(f"trial {trial.number}", "", 1, trial.data_seed), (Member(trial, 0, epochs),))
+@dataclass(frozen=True)
+class Retrained:
+    """A trial that was trained alone from its start, up to a loss that was not finite.
+
+    Args:
+        tolerance: Relative difference of a metric that the rounding of one training step explains.
+        perturbation: Relative change of the initial weights that stands for the rounding of a whole training.
+    """
+
+    reports: list[Report]
+    tolerance: float
+    perturbation: float
+
+
+def retrain(
+    task: bytes, trial: Trial, epochs: int, device: Device, settings: ProcessSettings, perturbed: int | None = None
+) -> Retrained:
+    """Train one trial alone in this process from its start.
+
+    Args:
+        perturbed: Seed of the signs by which its initial weights are changed by `perturbation`; None for no change.
+    """
+    member = Member(trial, 0, epochs)
+    array = Array(FusionKey(f"trial {trial.number}", "", 1, trial.data_seed), (member,))
     with TemporaryFolder() as folder, applied(settings):
         worker_context = WorkerContext(folder.path, task, settings=settings)
+        worker_state, _ = prepare(device, worker_context)
+        worker_state.sets.of(trial.config)  # before the build, as in training
+        runtime = worker_state.build(member)
+        dtype = compute_dtype(runtime)
+        perturbation = min(MARGIN * EPSILON[dtype], MAX_PERTURBATION)
+        if perturbed is not None:
+            perturb(runtime.model, perturbation, perturbed)
+        worker_state.built.keep([runtime], math.inf)
+        del runtime  # the job drops it, so that its memory is free at the end
         events = run(Job("rerun", (array,)), device, worker_context, JobControl(prompt=True))
-        return [report for event in events if isinstance(event, Reported) for report in event.reports]
+        reports = [report for event in events if isinstance(event, Reported) for report in event.reports]
+        return Retrained(reports, TOLERANCE[dtype], perturbation)
 
 
 def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState, SignatureBuilder]:

@@ -102,10 +102,10 @@ class BuiltTrials:
         """Bytes of their tensors, without memory that they share with other trials."""
         return sum(size for _, size in self._built.values())
 
-    def keep(self, runtimes: Iterable[TrialRuntime]) -> None:
-        """Add trials that were just built."""
+    def keep(self, runtimes: Iterable[TrialRuntime], limit: float | None = None) -> None:
+        """Add trials that were just built, up to a limit in bytes, by default that of the cache."""
         for runtime in runtimes:
-            limit = _limit(runtime.device)
+            limit = _limit(runtime.device) if limit is None else limit
             size = bytes_of(tensor for tensor in _tensors(runtime) if not is_shared(tensor))
             self._built[runtime.trial.number] = runtime, size
             while self.bytes > limit:
