@@ -89,7 +89,7 @@ def losses(*values: float) -> list[dict[str, float]]:
             losses(1, 1 + 5e-5),
             [],
             True,
-            ["equal but for rounding at every epoch: the largest difference is 5e-5"],
+            ["equal to 5e-5 at every epoch, which rounding explains"],
             id="rounding of a step",
         ),
         pytest.param(
@@ -98,7 +98,7 @@ def losses(*values: float) -> list[dict[str, float]]:
             [losses(1, 1, 0.9985, 0.94)],
             True,
             [
-                "equal but for rounding up to epoch 2; differs from epoch 3 on: loss by 0.1 % at epoch 3; the largest "
+                "equal to 1e-4 up to epoch 2; differs from epoch 3 on: loss by 0.1 % at epoch 3; the largest "
                 "difference is loss by 10 % at epoch 4",
                 "expected, as training amplifies rounding: a change of its initial weights by 4e-6 moves the trial by "
                 "4.3 %",
@@ -124,7 +124,7 @@ def losses(*values: float) -> list[dict[str, float]]:
             [losses(1, 1, 0.5)],
             False,
             [
-                "equal but for rounding up to epoch 2; differs from epoch 3",
+                "equal to 1e-4 up to epoch 2; differs from epoch 3",
                 "not expected, as rounding does not explain loss by 50 % at epoch 3: a change of its initial weights "
                 "by 4e-6 does not move the trial by then",
                 "possible causes: state that its checkpoints lack, as another job continued it in epoch 3; an edit",
@@ -137,7 +137,7 @@ def losses(*values: float) -> list[dict[str, float]]:
             [losses(1)],
             False,
             [
-                "equal but for rounding up to epoch 1; differs from epoch 2 on: loss at epoch 2, which only one",
+                "equal to 1e-4 up to epoch 1; differs from epoch 2 on: loss at epoch 2, which only one",
                 "not expected, as rounding does not explain loss at epoch 2, which only one",
                 "possible causes",
             ],
@@ -149,7 +149,7 @@ def losses(*values: float) -> list[dict[str, float]]:
             [losses(1, 0.9)],
             True,
             [
-                "equal but for rounding up to epoch 1; differs from epoch 2 on: loss at epoch 2, which only one",
+                "equal to 1e-4 up to epoch 1; differs from epoch 2 on: loss at epoch 2, which only one",
                 "expected, as training amplifies rounding: a change of its initial weights by 4e-6 makes a metric NaN",
             ],
             id="rounding decides about a divergence",

@@ -221,13 +221,12 @@ def rerun_verdict(rerun: Rerun) -> list[str]:
     if first is None:
         if rerun.largest == 0:
             return ["equal to the last bit at every epoch"]
-        return [f"equal but for rounding at every epoch: the largest difference is {_share(rerun.largest)}"]
+        return [f"equal to {_share(rerun.largest)} at every epoch, which rounding explains"]
     largest = max(rerun.by_epoch.values(), key=lambda each: each.relative)
     line = f"differs from the first epoch on: {_text(first)}"
     if first.epoch > 1:
-        line = (
-            f"equal but for rounding up to epoch {first.epoch - 1}; differs from epoch {first.epoch} on: {_text(first)}"
-        )
+        agree = f"equal to {_share(rerun.tolerance)} up to epoch {first.epoch - 1}"
+        line = f"{agree}; differs from epoch {first.epoch} on: {_text(first)}"
     if largest is not first:
         line += f"; the largest difference is {_text(largest)}"
     changed = f"a change of its initial weights by {_share(rerun.perturbation)}"
