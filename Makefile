@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := .venv-demo
+DEMO_READY := $(DEMO)/.ready
 
 BENCHMARKS := search_vs_peers scheduling simulated_makespan groups auto time_sharing algorithms engine_overhead start \
 	regret repeats simulation_fuzz simulated_scale clusters trackers searches page demo teams mutations launches growth loss_trend
@@ -16,8 +18,8 @@ TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEAT
 .PHONY: demo test test-thorough test-steps test-thorough-steps format lint types docs docs-check tests \
 	tests-thorough benchmarks-quick benchmarks-thorough gpu gpu-dry-run versions wheel shape clean
 
-demo: $(READY)  ## search hyper-parameters of two models on handwritten digits, then the same by two plain ways
-	$(BIN)/python benchmarks/demo.py
+demo: $(DEMO_READY)  ## a first search of handwritten digits, then a larger one by Shoal and by two plain ways in turn
+	@$(DEMO)/bin/python benchmarks/demo.py
 
 # test: everything CI checks, in at most 900 CPU seconds; they are those of all that it starts, which other load hardly
 # changes. test-thorough: every case of the tests' products.
@@ -111,12 +113,20 @@ shape:  ## files, lines, names and lengths of src/shoal against their limits; fa
 	$(PYTHON) tools/shape.py
 
 # torch comes first and pinned, so that nothing after it asks for another, with gigabytes of CUDA packages.
+define ENVIRONMENT
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or newer; name one: make PYTHON=python3.11 ...")'
+@echo "Installing $(2) in $(1); torch takes most of the time"
+test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+$(1)/bin/pip install --quiet --constraint constraints.txt torch
+$(1)/bin/pip install --quiet --constraint constraints.txt --editable $(3)
+touch $@
+endef
+
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or newer; name one: make PYTHON=python3.11 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	$(call ENVIRONMENT,$(VENV),all that the tests need,'.[dev]')
+
+$(DEMO_READY): pyproject.toml constraints.txt
+	$(call ENVIRONMENT,$(DEMO),torch with Shoal and scikit-learn,'.[page]' scikit-learn)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,17 +12,62 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import demo
 
+ROOT = Path(__file__).parents[1]
+ANSWER = SimpleNamespace(seconds=1.0, best=0.9)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways of the comparison, in the order in which they took turns."""
+    ways: list[str] = []
+    study = SimpleNamespace(best_trial=SimpleNamespace(objective=0.9, number=3), directory=ROOT / "runs" / "a study")
+
+    def run(function: Any, search: Any, task: Any, quick: bool, way: str) -> SimpleNamespace:
+        ways.append(way)
+        return SimpleNamespace(seconds=2.0 if way == "pool" else 1.0, best=0.9)
+
+    monkeypatch.setattr(demo.shoal, "tune", lambda *args, **others: study)
+    monkeypatch.setattr(demo, "in_a_fork", run)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("SHOAL_CACHE", "before")
+    return ways
+
 
 @pytest.mark.parametrize(
-    ("seconds", "check", "status"), [(0.0, False, 0), (0.0, True, 1), (1e9, True, 0)], ids=["shown", "checked", "met"]
+    ("least", "check", "status"), [(4.0, False, 0), (4.0, True, 1), (1.0, True, 0)], ids=["shown", "checked", "met"]
 )
 def test_a_missed_figure_fails_only_a_check(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: float, check: bool, status: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    asked: list[str],
+    least: float,
+    check: bool,
+    status: int,
 ) -> None:
-    study = SimpleNamespace(best_trial=SimpleNamespace(objective=0.9))
-    monkeypatch.setattr(demo.shoal, "tune", lambda *args, **others: study)
-    monkeypatch.setattr(demo, "in_a_fork", lambda *args: SimpleNamespace(seconds=seconds))
+    monkeypatch.setitem(demo.ASKED, demo.LOOP, least)
     monkeypatch.setattr(sys, "argv", ["demo.py", *["--check"] * check])
-    monkeypatch.setattr(sys, "path", [*sys.path])
     assert demo.main() == status
-    assert ("asked 1.3" in capsys.readouterr().out) is (seconds == 0)
+    out = capsys.readouterr().out
+    assert f"{demo.POOL}: 4.0 s, 2.0 times as long" in out
+    assert ("asked 4.0" in out) is (check and bool(status))
+
+
+def test_ways_take_turns_in_both_orders_and_the_next_commands_come_last(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["demo.py"])
+    demo.main()
+    assert asked == ["empty", "pool", "plain", "plain", "pool", "empty"]
+    first, *_, last = lines = capsys.readouterr().out.splitlines()[-4:]
+    assert first.endswith(f"shoal status '{ROOT}/runs/a study'")
+    assert last.endswith(f"shoal export '{ROOT}/runs/a study' 3")
+    assert all(Path(line.split("/shoal ")[0].strip()).is_dir() for line in lines)
+
+
+def test_the_histories_that_it_deletes_are_its_own(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
+    seen = []
+    monkeypatch.setattr(demo, "in_a_fork", lambda *given: seen.append(demo.os.environ["SHOAL_CACHE"]) or ANSWER)
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--quick"])
+    demo.main()
+    assert len(set(seen)) == 1
+    assert not Path(seen[0]).parent.exists(), "in a temporary folder"
