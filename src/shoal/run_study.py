@@ -111,10 +111,11 @@ def run_study(
     with closing(backend_class(spec.backend)(worker_context)) as backend:
 
         def take() -> Snapshot:
-            return snapshot(journal, time.time(), starting=backend.starting)
+            running = engine.state.running.progress
+            return snapshot(journal, time.time(), starting=backend.starting, progress=running)
 
         display = progress(take, silent=not show_progress)
-        begun = f"{epochs_text(take())} {spec.unit}" if len(journal.runs()) > 1 else ""
+        begun = f"{epochs_text(snapshot(journal, time.time()))} {spec.unit}" if len(journal.runs()) > 1 else ""
         if config.trains:
             names = [device.name for _, device in config.fleet.found]
             now = replace(spec, totals=announced(journal))

@@ -8,12 +8,14 @@ from report_samples import device, failed_job, row, snapshot
 from rich.console import Console
 
 from shoal.core.cause import causes
+from shoal.core.event import EpochProgress
 from shoal.core.job import Purpose
 from shoal.core.rows import Verdict
 from shoal.core.trial import TrialState
 from shoal.look.progress import LineProgress, LiveProgress, SilentProgress, progress
 from shoal.look.savings import Savings
 from shoal.look.snapshot import Best, DeviceUse, Failing, JobUse
+from shoal.look.table import status_table
 
 
 class Study:
@@ -198,6 +200,58 @@ def test_a_pipe_gets_a_line_each_minute(study, pipe, changes, words):
             f"shoal: 0:01:00 {words}",
             f"shoal: 0:02:00 {words}",
         ]
+
+
+def steps(step, trials=(0, 1), **changes):
+    return replace(EpochProgress(trials, 1, step, 469, 0.4321, 9.2), **changes)
+
+
+def in_epoch(*progress):
+    job = JobUse("job-00012", Purpose.TRAIN, 8, 0.5, progress=progress)
+    return {"best": None, "epochs_done": 0, "waiting": {}, "devices": (DeviceUse(device("cpu:0"), (job,)),)}
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        pytest.param(
+            (steps(120),), "2 trials at step 120 of 469 of epoch 1, lowest loss 0.4321, 9.2 steps/s", id="an array"
+        ),
+        pytest.param((steps(1, (3,)),), "1 trial at step 1 of 469 of epoch 1, loss 0.4321, 9.2 steps/s", id="a trial"),
+        pytest.param(
+            (steps(1, loss=None, steps_per_second=0.5),),
+            "2 trials at step 1 of 469 of epoch 1, 30 steps/min",
+            id="no finite loss",
+        ),
+        pytest.param(
+            (steps(5, (7,)), steps(7), steps(9, (8, 9, 6))),
+            "3 trials at step 9 of 469 of epoch 1, lowest loss 0.4321, 9.2 steps/s, "
+            "and 3 more in 2 other jobs or arrays",
+            id="several arrays",
+        ),
+    ],
+)
+def test_a_pipe_gets_a_line_for_the_first_steps_of_a_long_epoch_and_one_each_minute(study, pipe, progress, words):
+    with LineProgress(study.take, pipe, study.clock) as line:
+        for second in range(62):
+            study.now = float(second)
+            study.changes |= in_epoch(*(progress if second else ()))
+            line.update()
+    assert [text for text in lines(pipe) if "step" in text] == [
+        f"shoal: 0:00:04 {words}; 0:03:04 left",
+        f"shoal: 0:01:00 0 of 100 epochs, 0:03:04 left; {words}; cpu:0 50% reserved",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_a_terminal_shows_the_steps_of_an_epoch_and_moves_its_bar(study, width):
+    study.changes |= in_epoch(steps(234), steps(1, (7,)), steps(2, (8,)), steps(3, (9,)), steps(4, (10,)))
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(status_table(study.take()))
+    shown = " ".join(console.file.getvalue().split())
+    assert "now 2 trials at step 234 of 469 of epoch 1, lowest loss 0.4321, 9.2 steps/s" in shown
+    assert "2 more in 2 other jobs or arrays" in shown
+    assert study.take().epochs_begun == pytest.approx((2 * 234 + 10) / 469)
 
 
 def test_the_last_line_says_what_was_saved(study, pipe):

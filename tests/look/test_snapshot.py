@@ -1,6 +1,6 @@
 """A snapshot says what the journal says."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from support.recorded import RecordedJournal
@@ -9,6 +9,7 @@ from shoal.algorithms.base import Totals
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
+from shoal.core.event import EpochProgress
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.look.snapshot import Best, JobUse, snapshot
@@ -82,6 +83,32 @@ def test_time_left_is_that_of_all_rungs(journal):
     seen = snapshot(journal, 110.0)
     assert (seen.epochs_total, seen.epochs_most) == (37, 57)
     assert seen.seconds_left == pytest.approx(10.0 / 3 * 34)
+
+
+STEPS = EpochProgress((0, 1), 1, 30, 120, 0.5, 2.0)
+"""Two trials are through a quarter of their epoch, and do an epoch a minute each."""
+
+
+@pytest.mark.parametrize(
+    ("progress", "reports", "begun", "left"),
+    [
+        pytest.param({}, 0, 0.0, None, id="nothing yet"),
+        pytest.param({"1": (STEPS,)}, 0, 0.5, 15.5 * 30, id="by the steps of the first epoch"),
+        pytest.param({"2": (STEPS,)}, 0, 0.0, None, id="of a job that has ended"),
+        pytest.param({"1": (STEPS,)}, 2, 0.5, 10.0 / 2.5 * 13.5, id="by the run once epochs are done"),
+        pytest.param({"1": (replace(STEPS, steps_per_second=0.0),)}, 0, 0.5, None, id="no rate"),
+    ],
+)
+@pytest.mark.parametrize("live", [True, False], ids=["of the engine", "of the journal"])
+def test_steps_within_an_epoch_count(journal, progress, reports, begun, left, live):
+    for number in range(reports):
+        report(journal, number, 1, 0.5)
+    if not live:
+        journal.put("progress", {job: [asdict(each) for each in some] for job, some in progress.items()})
+    seen = snapshot(journal, 110.0, progress=progress if live else None)
+    assert seen.epochs_begun == begun
+    assert seen.epochs_done == reports
+    assert seen.seconds_left == (None if left is None else pytest.approx(left))
 
 
 def test_the_rate_of_a_job_is_that_of_all_its_trials_by_its_last_reports(journal):

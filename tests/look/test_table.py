@@ -613,6 +613,7 @@ def test_snapshot_json_is_strict_and_complete():
                         "cores": 1.0,
                         "epochs_per_second": None,
                         "assists": None,
+                        "progress": [],
                     }
                 ],
             },

@@ -101,6 +101,10 @@ def test_losses_are_told_in_the_middle_of_long_epochs(tmp_path: Path, monkeypatc
     events = train(tmp_path / "study", TrialCache(), JobControl(prompt=True), 0)
     assert sum(event.losses.steps for event in events if event.losses) == 7 * EPOCHS
     assert sum(not event.reports for event in events) == 7 * EPOCHS
+    told = [event.progress for event in events if event.progress is not None]
+    assert [(each.epoch, each.step) for each in told] == [(e, s) for e in range(1, EPOCHS + 1) for s in range(1, 8)]
+    assert {(each.trials, each.steps) for each in told} == {((0,), 7)}
+    assert [each.loss for each in told] == [event.losses.last for event in events if not event.reports]
 
 
 def test_quanta_add_up() -> None:

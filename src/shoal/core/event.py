@@ -14,6 +14,7 @@ __all__ = [
     "NOT_TRIAL_FAILURES",
     "ArrayFailed",
     "Ended",
+    "EpochProgress",
     "Event",
     "Heartbeat",
     "MembersLeft",
@@ -99,6 +100,37 @@ class TurnStats:
 
 
 @dataclass(frozen=True)
+class EpochProgress:
+    """Steps that trials of an array have taken of the epoch that they train now.
+
+    Args:
+        trials: Their numbers.
+        epoch: Number of the epoch, from 1 on; the least, if they are at different ones.
+        step: Steps that each trial has taken; batches, if their steps have different numbers of these.
+        steps: Steps of the epoch.
+        loss: Newest training loss, the least of the trials; None if none is finite.
+        steps_per_second: Recent mean.
+    """
+
+    trials: tuple[int, ...]
+    epoch: int
+    step: int
+    steps: int
+    loss: float | None
+    steps_per_second: float
+
+    @property
+    def epochs(self) -> float:
+        """Epochs of the trials together, as a part of each is done."""
+        return len(self.trials) * self.step / self.steps
+
+    @property
+    def epochs_per_second(self) -> float:
+        """Epochs of the trials together that are trained in a second."""
+        return len(self.trials) * self.steps_per_second / self.steps
+
+
+@dataclass(frozen=True)
 class Reported:
     """Reports of trials that finished an epoch or failed; without reports, only training losses.
 
@@ -106,12 +138,14 @@ class Reported:
         losses: Training losses of the array since the last event with losses, or None. Of several members, each
             step counts the least loss, because the value of a job is that of its best trial.
         ended_by: Number of the trial whose program ends the study: no trial begins after the running ones.
+        progress: How far an array is in an epoch, once a second while it trains.
     """
 
     job: str
     reports: tuple[Report, ...]
     losses: TurnStats | None = None
     ended_by: int | None = None
+    progress: EpochProgress | None = None
 
 
 @dataclass(frozen=True)

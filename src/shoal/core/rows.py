@@ -19,6 +19,7 @@ from shoal.core.trial import Config, Report, Trial, TrialGroup, TrialState
 
 __all__ = [
     "NOT_FAILED",
+    "PROGRESS",
     "REFUSED",
     "CheckRow",
     "Deletion",
@@ -44,6 +45,8 @@ __all__ = [
 NOT_FAILED = ("", Outcome.SUSPENDED, *NOT_TRIAL_FAILURES)
 """Outcomes of jobs that have not failed; "" is that of a running job."""
 
+PROGRESS = "progress"
+"""`StudyValue.key` of the progress within epochs: id of a running job -> `EpochProgress` of each of its arrays."""
 REFUSED = "refused"
 """`CheckRow.what` of a trial that trains in plain PyTorch."""
 _PLAIN_STEP = "step, plain"

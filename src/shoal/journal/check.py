@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause
 from shoal.core.errors import JournalError, ShoalError
-from shoal.core.rows import TrialRow
+from shoal.core.rows import PROGRESS, TrialRow
 from shoal.core.trial import numbers_text
 from shoal.host.remedy import command
 from shoal.journal.view import JournalView
@@ -93,6 +93,15 @@ class _SavingsSpec(Struct):
     measuring: _NotNegative
 
 
+class _ProgressSpec(Struct):
+    trials: list[int]
+    epoch: int
+    step: Annotated[int, Meta(ge=0)]
+    steps: Annotated[int, Meta(ge=1)]
+    loss: float | None
+    steps_per_second: _NotNegative
+
+
 class _ExtensionSpec(Struct):
     trials: int
     seq: int
@@ -118,6 +127,7 @@ _VALUES: dict[str, tuple[object, str]] = {
     "fleet": (_FleetSpec, "devices, with those that were added and removed"),
     "edits": (list[_EditSpec], "a list of edits of the task"),
     "savings": (_SavingsSpec | None, "epochs and seconds, or null"),
+    PROGRESS: (dict[str, list[_ProgressSpec]], "the progress of running jobs"),
     "extensions": (list[_ExtensionSpec], "a list of numbers of trials"),
     "totals": (Totals | None, "numbers of trials and epochs, or null"),
     "time_left": (_NotNegative | None, "seconds, or null"),

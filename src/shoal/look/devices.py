@@ -7,13 +7,14 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.core.device import Device
+from shoal.core.event import EpochProgress
 from shoal.core.job import Purpose
 from shoal.core.resources import bytes_text
 from shoal.host.discover import Inventory
 from shoal.host.monitor import DeviceProcess
 from shoal.host.nvml import Gpu
 from shoal.look.snapshot import DeviceUse, JobUse
-from shoal.look.text import rate_text, trials_text
+from shoal.look.text import progress_text, rate_text, trials_text
 
 __all__ = ["device_json", "device_lines", "devices_json", "devices_table"]
 
@@ -58,10 +59,16 @@ def device_json(use: DeviceUse) -> dict[str, Any]:
                 "cores": job.cores,
                 "epochs_per_second": job.rate,
                 "assists": job.assists or None,
+                "progress": [progress_json(each) for each in job.progress],
             }
             for job in use.jobs
         ],
     }
+
+
+def progress_json(found: EpochProgress) -> dict[str, Any]:
+    """Return the progress of an array within its epoch as plain values, with its text."""
+    return {**asdict(found), "trials": list(found.trials), "text": progress_text(found)}
 
 
 def devices_table(inventory: Inventory) -> Table:

@@ -3,6 +3,7 @@
 Rich is imported where it is used, as the first worker starts meanwhile, and a silent study needs none of it.
 """
 
+import math
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -23,6 +24,7 @@ from shoal.look.text import (
     epochs_text,
     left_text,
     printable,
+    progress_texts,
     savings_text,
     states_text,
     time_text,
@@ -239,16 +241,17 @@ class LineProgress(_ConsoleProgress):
     """Prints plain lines to a file or a pipe, at most once a second, of a large study less often; for the arguments see
     the base class.
 
-    It prints one line at the start, one for each kind of job when it first runs, one for a new best at most every ten
-    seconds, one each minute for the time left, the use of the devices and the waiting trials, one for each new cause of
-    failures, one for each note on the task, one for each structure that cannot be an array, and at the end one for the
-    states and one for what fusing saved.
+    It prints one line at the start, one for each kind of job when it first runs, one for the first steps of a long
+    epoch, one for a new best at most every ten seconds, one each minute for the time left, the steps of a long epoch,
+    the use of the devices and the waiting trials, one for each new cause of failures, one for each note on the task,
+    one for each structure that cannot be an array, and at the end one for the states and one for what fusing saved.
     """
 
     _PERIOD = 1.0
     _SOFT_WRAP = True
     _BEST_PERIOD = 10.0
     _STATUS_PERIOD = 60.0
+    _STEPS_DELAY = 3.0  # the first steps are slower than the others
     _MAX_CAUSES = 10
     _MAX_PLAIN = 10
 
@@ -260,6 +263,7 @@ class LineProgress(_ConsoleProgress):
         self._status_due = clock() + self._STATUS_PERIOD
         self._best: float | None = None
         self._front: tuple[Best, ...] = ()
+        self._steps_due: float | None = None  # inf once they are printed
         self._started = False
         self._devices = ""
         self._causes: set[str] = set()
@@ -281,6 +285,8 @@ class LineProgress(_ConsoleProgress):
         if now >= self._best_due and self._improved(snapshot):
             self._best_due = now + self._BEST_PERIOD
             self._print(f"{duration_text(snapshot.elapsed)} best so far: {best_text(snapshot)}")
+        if snapshot.progress:
+            self._print_first_steps(snapshot, now)
         if now >= self._status_due and self._started:
             self._status_due = now + self._STATUS_PERIOD
             self._print(f"{duration_text(snapshot.elapsed)} {_status_text(snapshot)}")
@@ -294,6 +300,14 @@ class LineProgress(_ConsoleProgress):
         self._print(f"{duration_text(snapshot.elapsed)} {'; '.join(filter(None, parts))}")
         if snapshot.savings is not None:
             self._print(f"fusing: {savings_text(snapshot.savings, snapshot.unit)}")
+
+    def _print_first_steps(self, snapshot: Snapshot, now: float) -> None:
+        if self._steps_due is None:
+            self._steps_due = now + self._STEPS_DELAY
+        if now >= self._steps_due:
+            self._steps_due = math.inf
+            steps = ", and ".join(progress_texts(snapshot, most=1))
+            self._print(f"{duration_text(snapshot.elapsed)} {'; '.join(filter(None, [steps, left_text(snapshot)]))}")
 
     def _print_phases(self, snapshot: Snapshot) -> None:
         members = Counter[Purpose]()
@@ -403,9 +417,11 @@ def _totals_text(totals: Totals, unit: str) -> str:
 
 
 def _status_text(snapshot: Snapshot) -> str:
-    """Return epochs, time left, use of the devices and the most frequent waiting reason on a line."""
+    """Return epochs, time left, steps, use of the devices and the most frequent waiting reason on a line."""
     left = left_text(snapshot)
     parts = [f"{epochs_text(snapshot)} {snapshot.unit}{left and f', {left}'}"]
+    if snapshot.progress:
+        parts.append(", and ".join(progress_texts(snapshot, most=1)))
     uses = [use for use in snapshot.devices if use.device.healthy]
     if len(uses) > _MAX_DEVICES:
         parts.append(f"{len(uses)} devices, {sum(use.occupancy for use in uses) / len(uses):.0%} reserved")

@@ -10,12 +10,13 @@ from msgspec import convert
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
 from shoal.core.domain import Domain
+from shoal.core.event import EpochProgress
 from shoal.core.hypervolume import MAX_METRICS, Hypervolume
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
 from shoal.core.ranking import all_nan, front, front_volume, least_violating, ranked
 from shoal.core.reference import Dependent, Expression
-from shoal.core.rows import DeviceRow, Intervention, JobRow, TrialRow, Verdict, values
+from shoal.core.rows import PROGRESS, DeviceRow, Intervention, JobRow, TrialRow, Verdict, values
 from shoal.core.space import Space
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_values
@@ -87,6 +88,7 @@ class JobUse:
         memory: Reserved bytes.
         rate: Recent epochs, or reports, per second of all its trials together.
         assists: Id of the job for which it computes gradients, or "".
+        progress: Progress of its arrays within their epochs; of short epochs there is none.
     """
 
     job: str
@@ -97,6 +99,7 @@ class JobUse:
     cores: float | None = None
     rate: float | None = None
     assists: str = ""
+    progress: tuple[EpochProgress, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,8 +170,8 @@ class Snapshot:
         epochs_asked: `epochs_done` plus the open epochs of the trials that wait or run. An algorithm may request more
             later.
         elapsed: Running time in seconds, of all runs, without the time in which no process ran the study.
-        seconds_left: Seconds until `epochs_total` are done, at the rate so far; None if that is unknown, or the study
-            is paused.
+        seconds_left: Seconds until `epochs_total` are done, at the rate so far, before the first epoch of this run at
+            that of the steps; None if that is unknown, or the study is paused.
         devices: Devices with their jobs; none if no process runs the study.
         host: Name of its machine, if that is another one; else "".
         front: Feasible trials that no other dominates, for several metrics; see `shoal.core.score.order`.
@@ -264,6 +267,16 @@ class Snapshot:
         return 0 if self.totals is None or self.finished else max(0, self.totals.trials - self.trials)
 
     @property
+    def progress(self) -> tuple[EpochProgress, ...]:
+        """Progress of all arrays within their epochs."""
+        return tuple(each for use in self.devices for job in use.jobs for each in job.progress)
+
+    @property
+    def epochs_begun(self) -> float:
+        """The done parts of the epochs that trials train now, in epochs."""
+        return sum(each.epochs for each in self.progress)
+
+    @property
     def trials(self) -> int:
         """Number of all trials."""
         return sum(self.states.values())
@@ -279,13 +292,22 @@ class Snapshot:
         return 0 < self.trials == self.ended
 
 
-def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Snapshot:
+def snapshot(
+    journal: JournalView,
+    now: float,
+    *,
+    starting: bool = False,
+    progress: Mapping[str, tuple[EpochProgress, ...]] | None = None,
+) -> Snapshot:
     """Read a study's state from its journal: a few queries, a few milliseconds at 10,000 trials.
 
     All trials are decoded, which takes some tenths of a second at 10,000, where all of them decide what is best: with
     several metrics, with repeats, and while the study has reports but no value.
 
-    `now` is in seconds since 1970; `starting` is that of `Snapshot`.
+    Args:
+        now: Seconds since 1970.
+        starting: As in `Snapshot`.
+        progress: Id of a job -> that of `JobUse`; None: as the journal has it, which may be some seconds old.
     """
     check_values(journal)
     statistics = StudyStatistics(journal)
@@ -318,7 +340,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         runs=len(runs),
         constants=_constants(journal.space),
         seconds_left=None,
-        devices=_devices(journal) if owner is not None else (),
+        devices=_devices(journal, progress) if owner is not None else (),
         pid=None if owner is None else owner.pid,
         host="" if owner is None or owner.is_here else owner.host,
         front=_front(rows, objectives) if several else (),
@@ -347,7 +369,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     )
     waits = owner is None or found.paused or found.all_paused
     in_run = elapsed.total - elapsed(run.started)
-    left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, in_run)
+    left = None if waits else _seconds_left(found, done - run.epochs, in_run)
     return replace(found, seconds_left=left)
 
 
@@ -414,11 +436,19 @@ def _front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tuple[B
     return tuple(filter(None, (Best.of(row, objectives) for row in shown)))
 
 
-def _seconds_left(done: int, left: int, elapsed: float) -> float | None:
-    return elapsed * left / done if done else None
+def _seconds_left(found: Snapshot, done: int, in_run: float) -> float | None:
+    """See `Snapshot`; `done` and `in_run` are the epochs and the seconds of this run."""
+    begun = found.epochs_begun
+    left = max(found.epochs_total - found.epochs_done - begun, 0.0)
+    if done:
+        return in_run * left / (done + begun)
+    rate = sum(each.epochs_per_second for each in found.progress)
+    return left / rate if rate else None
 
 
-def _devices(journal: JournalView) -> tuple[DeviceUse, ...]:
+def _devices(journal: JournalView, progress: Mapping[str, tuple[EpochProgress, ...]] | None) -> tuple[DeviceUse, ...]:
+    if progress is None:
+        progress = convert(journal.study.get(PROGRESS, {}), dict[str, tuple[EpochProgress, ...]])
     statistics = StudyStatistics(journal)
     members, rates = statistics.training(), statistics.rates()
     uses: dict[str, list[JobUse]] = {}
@@ -429,7 +459,7 @@ def _devices(journal: JournalView) -> tuple[DeviceUse, ...]:
             (None, None, None) if reservation is None else (reservation.compute, reservation.memory, reservation.cores)
         )
         uses.setdefault(job.device, []).append(
-            JobUse(job.id, job.purpose, count, *known, rates.get(job.id), job.assists)
+            JobUse(job.id, job.purpose, count, *known, rates.get(job.id), job.assists, progress.get(job.id, ()))
         )
     return tuple(DeviceUse(device, tuple(uses.get(device.name, ()))) for device in journal.devices())
 

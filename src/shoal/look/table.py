@@ -44,6 +44,7 @@ from shoal.look.text import (
     number_text,
     numbered_trials,
     printable,
+    progress_texts,
     savings_text,
     state_counts,
     states_text,
@@ -272,6 +273,7 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row(snapshot.unit, _progress_row(snapshot))
+    _add_lines(table, "now", progress_texts(snapshot))
     table.add_row("trials", states_text(snapshot))
     if snapshot.runs > 1:
         table.add_row("time", time_text(snapshot))
@@ -455,8 +457,9 @@ def _progress_row(snapshot: Snapshot) -> Table:
     table.add_column(max_width=_BAR_WIDTH)  # shrinks where the line does not fit
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
-    bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done)
+    bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done + snapshot.epochs_begun)
     progress = epochs_text(snapshot)
     left = left_text(snapshot) or timeout_text(snapshot)
-    table.add_row(bar, progress, f"{duration_text(snapshot.elapsed)} elapsed{left and f', {left}'}")
+    times = f"{duration_text(snapshot.elapsed)} elapsed{left and f', {left}'}"
+    table.add_row(bar, progress, times)
     return table

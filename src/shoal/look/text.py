@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.core.event import EpochProgress
 from shoal.core.hypervolume import Hypervolume
 from shoal.core.request import Request
 from shoal.core.rows import Intervention, TrialRow, Verdict
@@ -33,6 +34,8 @@ __all__ = [
     "number_text",
     "numbered_trials",
     "printable",
+    "progress_text",
+    "progress_texts",
     "rate_text",
     "request_text",
     "rounded",
@@ -213,6 +216,23 @@ def epochs_text(snapshot: Snapshot) -> str:
     """Return the epochs done of all epochs: "25 of 69"; if results decide how many there are, "25 of 184 to 1728"."""
     least, most = snapshot.epochs_total, snapshot.epochs_most
     return f"{snapshot.epochs_done} of {least}" + (f" to {most}" if most > least else "")
+
+
+def progress_text(found: EpochProgress) -> str:
+    """Return how far trials are in an epoch: "2 trials at step 120 of 469 of epoch 1, loss 0.43, 9.2 steps/s"."""
+    loss = "" if found.loss is None else f", {'lowest ' * (len(found.trials) > 1)}loss {number_text(found.loss)}"
+    step = f"step {found.step} of {found.steps} of epoch {found.epoch}"
+    return f"{trials_text(len(found.trials))} at {step}{loss}, {rate_text(found.steps_per_second, 'steps')}"
+
+
+def progress_texts(snapshot: Snapshot, most: int = 3) -> list[str]:
+    """Return how far arrays are in their epochs, a line each, at most `most` and one for the others; those of most
+    trials first.
+    """
+    ordered = sorted(snapshot.progress, key=lambda each: -len(each.trials))
+    lines = [progress_text(each) for each in ordered[:most]]
+    others = f"{sum(len(each.trials) for each in ordered[most:])} more in {len(ordered[most:])} other jobs or arrays"
+    return lines + [others] * (len(ordered) > most)
 
 
 def left_text(snapshot: Snapshot) -> str:

@@ -135,6 +135,8 @@ def _without_numbers(line: str) -> str:
 
 
 def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
+    if isinstance(event, Reported | MembersLeft | ArrayFailed):
+        state.running.set_progress(event, state.step.time)
     match event:
         case Reported():
             handle_reports(state, event, now)

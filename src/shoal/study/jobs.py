@@ -2,16 +2,21 @@
 
 from collections import Counter
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
-from dataclasses import replace
+from dataclasses import asdict, replace
+from math import inf
+from typing import Any
 
 from shoal.core.array import Array
 from shoal.core.demand import Demand
 from shoal.core.device import Device
-from shoal.core.event import Ended, Outcome
+from shoal.core.event import ArrayFailed, Ended, EpochProgress, MembersLeft, Outcome, Reported
 from shoal.core.job import Job, Purpose, job_id
-from shoal.core.rows import JobRow, Joined, Kill, Reservation, Row
+from shoal.core.rows import PROGRESS, JobRow, Joined, Kill, Reservation, Row, StudyValue
 
 __all__ = ["RunningJobs", "ended_with_engine"]
+
+RECORD_SECONDS = 5.0
+"""Least seconds between two records of the progress within epochs, which is one row of a study."""
 
 
 class RunningJobs(Mapping[str, tuple[Job, Device]]):
@@ -32,6 +37,10 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
         """Id of each job on several devices -> ids of the helpers that it was told to train with."""
         self.dismissed: set[str] = set()
         """Ids of the running helpers that were asked to stop."""
+        self.progress: dict[str, tuple[EpochProgress, ...]] = {}
+        """Id of a job -> progress of each of its arrays within its epoch, of arrays that have reported any."""
+        self._recorded_progress: dict[str, list[dict[str, Any]]] = {}
+        self._progress_time = -inf  # when it was recorded
         self._all: dict[str, tuple[Job, Device]] = {}
         self._on: Counter[str] = Counter()
         self._rows: dict[str, JobRow] = {}
@@ -102,6 +111,28 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
         """Add a text to the message of a running job."""
         self._write(_with_text(self._rows[job], text))
 
+    def set_progress(self, event: Reported | MembersLeft | ArrayFailed, time: float) -> None:
+        """Set the progress of an array within its epoch; remove that of trials which have ended it or left the job.
+
+        It is written when trials end a long epoch, and within one at most every `RECORD_SECONDS`.
+        """
+        new = event.progress if isinstance(event, Reported) else None
+        gone = {report.trial for report in event.reports} if isinstance(event, Reported) else set(event.trials)
+        if new is not None:
+            gone |= set(new.trials)
+        others = [each for each in self.progress.get(event.job, ()) if gone.isdisjoint(each.trials)]
+        self.progress[event.job] = (*others, *filter(None, [new]))
+        if not self.progress[event.job]:
+            del self.progress[event.job]
+        if new is None or time - self._progress_time >= RECORD_SECONDS:
+            self._record_progress(time)
+
+    def _record_progress(self, time: float) -> None:
+        value = {job: list(map(asdict, some)) for job, some in self.progress.items()}
+        if value != self._recorded_progress:
+            self._recorded_progress, self._progress_time = value, time
+            self._added.append(StudyValue(PROGRESS, value))
+
     def kill(self, job: str, kill: Kill) -> None:
         """Write that a job is about to be killed."""
         self._write(replace(self._rows[job], kill=kill))
@@ -126,6 +157,8 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
         row = _with_text(self._rows[job.id], ended.message)
         self._write(replace(row, ended=time, outcome=outcome, activities=ended.activities))
         del self._rows[job.id]
+        self.progress.pop(job.id, None)
+        self._record_progress(time)
         return job, device
 
     def on(self, device: str) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import compress
+from math import isfinite
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from shoal.core.activity import Activity
 from shoal.core.array import Member
 from shoal.core.errors import FusionError
-from shoal.core.event import Event, Reported, TurnStats
+from shoal.core.event import EpochProgress, Event, Reported, TurnStats
 from shoal.core.trial import Report, TrialState, derive_seed
 from shoal.fuse.frozen import is_shared, large_frozen, share_frozen
 from shoal.fuse.generators import seed_all
@@ -37,6 +38,9 @@ READ_STEPS, READ_SECONDS = 64, 1.0
 """Steps or seconds after which losses are read from the device, unless they were read before. The engine gets a summary
 each READ_SECONDS at the latest, however long an epoch is."""
 
+RATE_MEMORY = 0.6
+"""Weight of the steps before the last READ_SECONDS in the rate of steps, for each of these seconds."""
+
 MIN_SCALE_EXPONENT = -14
 """Exponent of the smallest loss scale, the smallest normal float16. A trial fails if its scale, at first 2**16, is
 lower."""
@@ -46,7 +50,8 @@ class LossTracker:
     """Collects losses on the device, and reads several at once, since each read waits for the device.
 
     A read sets the failure of trials with a loss that is not finite, unless their loss scale skipped the step, and of
-    those with a scale below 2**`MIN_SCALE_EXPONENT`. The next report contains a summary of the losses.
+    those with a scale below 2**`MIN_SCALE_EXPONENT`. The next report contains a summary of the losses, and within an
+    epoch how far it is.
     """
 
     def __init__(self, job: str, events: list[Event]) -> None:
@@ -57,11 +62,16 @@ class LossTracker:
         self._skipped: list[list[bool]] = []  # whether an overflow skipped the step, [B] each
         self._began = self._reported = time.perf_counter()
         self._summary: TurnStats | None = None  # of the best member at each step, since the last report
+        self._taken, self._taken_since = 0, 0.0  # steps since the last report, and when the first of them began
+        self._steps, self._seconds = 0.0, 0.0  # of all reports so far, the older ones counting less
 
     def begin_step(self) -> None:
-        """Start the clock, if all losses so far have been read."""
+        """Start the clocks, of the losses if all so far have been read, of the steps if all so far are reported."""
+        now = time.perf_counter()
         if not self._losses:
-            self._began = time.perf_counter()
+            self._began = now
+        if not self._taken:
+            self._taken_since = now
 
     def add(self, runtimes: Sequence[TrialRuntime], losses: Tensor) -> None:
         """Add the losses of a step, [B]. The runtimes must stay the same until the next `flush`."""
@@ -74,13 +84,23 @@ class LossTracker:
         self._losses.append(losses)
         self._skipped.append([scale is not None and scale.overflowed for scale in scales])
 
-    def end_step(self) -> None:
-        """Read the losses, and report their summary, if due. Call it after the runtimes have counted the step."""
+    def end_step(self, cohort: Sequence[TrialRuntime], step: int, steps: int) -> None:
+        """Read the losses, and report their summary, if due. Call it after the runtimes have counted the step.
+
+        Args:
+            step: Steps, or batches, that the trials of the cohort have taken of their epoch, of `steps` in all.
+        """
         now = time.perf_counter()
+        self._taken += 1
         if len(self._losses) == READ_STEPS or now - self._began >= READ_SECONDS:
             self.flush()
-        if now - self._reported >= READ_SECONDS:
-            self.report_summary()
+        if now - self._reported >= READ_SECONDS and (losses := self._summary) is not None:
+            self._steps = RATE_MEMORY * self._steps + self._taken
+            self._seconds = RATE_MEMORY * self._seconds + now - self._taken_since
+            numbers = tuple(runtime.trial.number for runtime in cohort)
+            epoch = 1 + min(runtime.epoch for runtime in cohort)
+            last = losses.last if isfinite(losses.last) else None
+            self.report((), EpochProgress(numbers, epoch, step, steps, last, self._steps / self._seconds))
 
     def flush(self) -> None:
         """Read all losses from the device."""
@@ -115,10 +135,10 @@ class LossTracker:
                     "`precision`, or scale inputs and loss down"
                 )
 
-    def report(self, reports: Iterable[Report]) -> None:
-        """Append an event with these reports and the summary of the losses since the last event."""
-        self._events.append(Reported(self._job, tuple(reports), self._summary))
-        self._summary, self._reported = None, time.perf_counter()
+    def report(self, reports: Iterable[Report], progress: EpochProgress | None = None) -> None:
+        """Append an event with these reports, or progress, and the summary of the losses since the last event."""
+        self._events.append(Reported(self._job, tuple(reports), self._summary, progress=progress))
+        self._summary, self._reported, self._taken = None, time.perf_counter(), 0
 
     def report_summary(self) -> None:
         """Append an event with the summary alone, if there is one."""

@@ -322,7 +322,7 @@ class ArrayTrainer:
                 for runtime in self._cohort:
                     runtime.end_step()
                 self.position += plan.samples(self._cohort[0].epoch, step)
-                self._losses.end_step()
+                self._losses.end_step(self._cohort, step + 1, steps)
         finally:
             self._losses.flush()
 
@@ -350,18 +350,19 @@ class ArrayTrainer:
                     runs = plan.parts(position, members, order, augmentation_seed(seed, lead.epoch))
                 stepper = self._stepper_for(plan)
                 for part in next(runs):
+                    self._losses.begin_step()
                     losses = stepper.train_part(part, first_tick)
                     self._heartbeat()
                     ended = [self._cohort[b] for b in part.steps]
                     if ended:
                         update_averages(ended)
-                        self._losses.begin_step()
                         self._losses.add(ended, losses[[*part.steps]])
                         for runtime in ended:
                             runtime.end_step()
                         self._losses.flush()  # the next steps may be those of others
                     self.position += min(size, plan.train.samples - part.number * size)
                     position = part.number + 1
+                    self._losses.end_step(self._cohort, position, plan.pass_batches)
         finally:
             self._losses.flush()
 

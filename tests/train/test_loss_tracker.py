@@ -1,0 +1,55 @@
+"""Losses are summed up once a second, with the steps that an array has taken of its epoch and their rate."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.core.event import EpochProgress, Event, Reported
+from shoal.train import array_members
+from shoal.train.array_members import LossTracker
+
+
+def runtime(number: int, epoch: int) -> Any:
+    return SimpleNamespace(trial=SimpleNamespace(number=number), epoch=epoch, step=0, loss_scale=None, failure="")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "found"),
+    [
+        pytest.param([0.5] * 8, [(2, 2.0), (4, 2.0), (6, 2.0), (8, 2.0)], id="steady"),
+        pytest.param([3.0, 3.0], [(1, 1 / 3), (2, 1 / 3)], id="steps of seconds"),
+        pytest.param(
+            [4.0, *[0.5] * 4], [(1, 0.25), (3, 2.6 / 3.4), (5, 3.56 / 3.04)], id="a slow first step is forgotten"
+        ),
+        pytest.param([0.125] * 7, [], id="a short epoch"),
+    ],
+)
+def test_progress_is_reported_once_a_second(
+    seconds: list[float], found: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(array_members, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    events: list[Event] = []
+    tracker, cohort = LossTracker("1", events), [runtime(7, 2), runtime(8, 1)]
+    for step, took in enumerate(seconds, start=1):
+        tracker.begin_step()
+        now[0] += took
+        tracker.add(cohort, torch.tensor([0.5 / step, torch.nan if step > 3 else 9.0], dtype=torch.float64))
+        tracker.end_step(cohort, step, 100)
+    told = [event.progress for event in events if isinstance(event, Reported)]
+    assert told == [EpochProgress((7, 8), 2, step, 100, 0.5 / step, pytest.approx(rate)) for step, rate in found]
+
+
+def test_without_a_finite_loss_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_members, "READ_SECONDS", 0.0)
+    events: list[Event] = []
+    tracker, cohort = LossTracker("1", events), [runtime(7, 0)]
+    tracker.begin_step()
+    tracker.add(cohort, torch.tensor([torch.nan]))
+    tracker.end_step(cohort, 1, 100)
+    (event,) = events
+    assert isinstance(event, Reported)
+    assert event.progress is not None
+    assert event.progress.loss is None
