@@ -23,7 +23,7 @@ from shoal.look.disk import DiskWatch
 from shoal.look.failures import check_results, first_failed
 from shoal.look.page.beside import beside_study
 from shoal.look.progress import progress, summary
-from shoal.look.savings import savings
+from shoal.look.savings import SpeedupWatch, savings
 from shoal.look.snapshot import Snapshot, announced, how_ended, snapshot, time_left
 from shoal.look.text import epochs_text
 from shoal.plan.array_packer import ArrayPacker
@@ -123,11 +123,12 @@ def run_study(
         if journal.study.get("paused"):
             display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         config = replace(config, find=backend.find, monitor=backend.monitor)
-        disk = DiskWatch(journal)
+        disk, speed = DiskWatch(journal), SpeedupWatch(journal, config.history)
 
         def observe() -> None:
             display.update()
             disk.update()
+            speed.update()
 
         engine = Engine(journal, algorithm, backend, config, observe)
         engine.begin()
@@ -140,6 +141,7 @@ def run_study(
                     display.print_lines([TIMED_OUT.format(command("resume", as_given(journal.directory)))])
                 found = savings(journal, config.history)
                 journal.put("savings", found and asdict(found))
+                speed.record()
         except StudyFailedError as failure:
             if (cause := engine.state.lifecycle.stopped) is None:
                 raise

@@ -13,7 +13,7 @@ from shoal.core.job import Purpose
 from shoal.core.rows import Verdict
 from shoal.core.trial import TrialState
 from shoal.look.progress import LineProgress, LiveProgress, SilentProgress, progress
-from shoal.look.savings import Savings
+from shoal.look.savings import Savings, Speedup
 from shoal.look.snapshot import Best, DeviceUse, Failing, JobUse
 from shoal.look.table import status_table
 
@@ -252,6 +252,20 @@ def test_a_terminal_shows_the_steps_of_an_epoch_and_moves_its_bar(study, width):
     assert "now 2 trials at step 234 of 469 of epoch 1, lowest loss 0.4321, 9.2 steps/s" in shown
     assert "2 more in 2 other jobs or arrays" in shown
     assert study.take().epochs_begun == pytest.approx((2 * 234 + 10) / 469)
+
+
+def test_a_pipe_gets_a_line_for_the_measured_speedup_once(study, pipe):
+    with LineProgress(study.take, pipe, study.clock) as line:
+        for second in range(4):
+            study.now = float(second)
+            study.changes["speedup"] = None if second < 2 else Speedup(1.0, 1.04, 8, "core")
+            line.update()
+        study.changes["speedup"] = Speedup(1.0, 1.05, 16, "core")
+    told = "these models fill a core each: expect 1.0 to 1.1 times the speed of one trial at a time, as measured"
+    assert [text for text in lines(pipe) if "times the speed" in text] == [f"shoal: 0:00:02 {told}"]
+    console = Console(file=io.StringIO(), width=40, color_system=None)
+    console.print(status_table(study.take()))
+    assert f"speed {told}" in " ".join(console.file.getvalue().split())
 
 
 def test_the_last_line_says_what_was_saved(study, pipe):

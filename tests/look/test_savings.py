@@ -13,11 +13,13 @@ from timeline_samples import Clock, machines, training, trial
 import shoal
 from shoal.core.activity import Activity
 from shoal.core.demand import Profile
+from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.journal.view import JournalView
-from shoal.look.savings import Savings, savings
+from shoal.look.savings import Savings, Speedup, SpeedupWatch, savings, speedup
 from shoal.look.snapshot import snapshot
+from shoal.look.text import speedup_text
 from shoal.plan.cost.history import History
 from shoal.spec import StudySpec
 
@@ -150,6 +152,108 @@ def test_a_repeated_report_is_one_epoch(journal: RecordedJournal, history: Histo
     found = savings(journal, history)
     assert found is not None
     assert found.epochs == 4
+
+
+FULL = "these models fill a GPU each: expect 1.0 to 1.1 times the speed of one trial at a time, as measured"
+
+
+@pytest.mark.parametrize(
+    ("measured", "jobs", "relative", "text"),
+    [
+        pytest.param(
+            {"fused_gain": {4: 3.04}},
+            [("a", 4)],
+            None,
+            "arrays of 4 train 3.0 times as fast as one trial at a time, as measured",
+            id="an array",
+        ),
+        pytest.param({"fused_gain": {4: 1.04}}, [("a", 4)], None, FULL, id="an array that gains nothing"),
+        pytest.param({"fused_gain": {4: 0.7}}, [("a", 4)], None, FULL, id="an array that takes plain steps"),
+        pytest.param({}, [("a", 1), ("a", 1)], None, FULL, id="not fused since that is no faster"),
+        pytest.param(
+            {"compute": 0.3},
+            [("a", 1), ("a", 1)],
+            None,
+            "training these models together gains little: expect 1.0 to 1.1 times the speed of one trial at a time, "
+            "as measured",
+            id="for another reason",
+        ),
+        pytest.param(
+            {},
+            [("ab", 5), ("b", 2)],
+            0.5,
+            "arrays of 4 train 2.0 to 4.0 times as fast as one trial at a time, as measured",
+            id="arrays in packs",
+        ),
+        pytest.param(
+            {"step_seconds": {1: 0.1}},
+            [("ab", 2)],
+            0.8,
+            "trials packed into one process train 1.2 times as fast as one trial at a time, as measured",
+            id="a pack",
+        ),
+        pytest.param({"step_seconds": {1: 0.1}}, [("a", 4)], None, None, id="only one member was timed"),
+        pytest.param({}, [("a", 8)], None, None, id="a larger array than was measured"),
+        pytest.param({}, [("a", 1)], None, None, id="one trial"),
+        pytest.param({}, [("c", 4)], None, None, id="never measured"),
+    ],
+)
+def test_the_speedup_to_expect_is_told_once_it_is_measured(
+    measured: dict[str, Any],
+    jobs: list[tuple[str, int]],
+    relative: float | None,
+    text: str | None,
+    journal: RecordedJournal,
+    history: History,
+) -> None:
+    history.put("a", "d", 32, KIND, replace(PROFILE, **measured))
+    if relative is not None:
+        history.put_relative_time(("a x 32", "b x 32"), KIND, relative)
+    free = iter(range(8))
+    for name, (structures, trials) in enumerate(jobs):
+        journal.record_job_start(training(str(name), [next(free) for _ in range(trials)], structures), "cuda:0")
+    found = speedup(journal, history)
+    assert (found and speedup_text(found)) == text
+
+
+@pytest.mark.parametrize(
+    ("cores", "compute", "fills"), [(1.0, 0.99, "core"), (1.9, 0.95, "CPU"), (0.5, 0.5, "")], ids=str
+)
+def test_what_models_fill_on_a_cpu(
+    cores: float, compute: float, fills: str, journal: RecordedJournal, history: History
+) -> None:
+    profile = replace(PROFILE, cores=cores, compute=compute, fused_gain={4: 1.0})
+    history.put("a", "d", 32, "cpu/1", profile)
+    journal.record_devices(Cluster((Node("one", 2, (Device("cpu:0", "cpu/1", 1000),)),)))
+    journal.record_job_start(training("1", [0, 1, 2, 3], "a"), "cpu:0")
+    assert speedup(journal, history) == Speedup(1.0, 1.0, 4, fills)
+
+
+@pytest.mark.parametrize("spec", [{"opaque": "opaque train 0123456789abcdef"}, {"fuse": False}], ids=str)
+def test_no_speedup_is_told_of_trials_that_are_not_to_be_fused(
+    spec: dict[str, Any], journal: RecordedJournal, history: History
+) -> None:
+    journal.spec = replace(journal.spec, **spec)
+    train(journal, "a", 4, 0.25)
+    assert speedup(journal, history) is None
+
+
+def test_a_study_records_its_speedup_as_soon_as_it_is_measured_and_looks_ever_more_rarely(
+    journal: RecordedJournal, history: History
+) -> None:
+    now, looks = [0.0], []
+    watch = SpeedupWatch(journal, history, clock=lambda: now[0])
+    for tenth in range(100):
+        now[0] = tenth / 10
+        if tenth == 20:
+            journal.record_job_start(training("1", [0, 1, 2, 3], "a"), "cuda:0")
+        watch.update()
+        looks.append("speedup" in journal.study)
+    assert looks.index(True) == 35, "after looks at 0, 0.5 and 1.5 seconds"
+    assert snapshot(journal, 0.0).speedup == Speedup(2.0, 2.0, 4, "GPU")
+    journal.put("speedup", None)
+    watch.record()
+    assert journal.study["speedup"]["most"] == 2.0, "once more at the end, with what training has measured"
 
 
 def test_a_study_that_has_ended_keeps_it(finished: shoal.Study) -> None:

@@ -634,6 +634,7 @@ def test_snapshot_json_is_strict_and_complete():
         "arrays": [],
         "note": "",
         "warm_start": [],
+        "speedup": None,
         "savings": None,
         "edits": [],
         "failing": [],

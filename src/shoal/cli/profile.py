@@ -26,7 +26,7 @@ from shoal.cli.options import (
 from shoal.core.errors import ShoalError
 from shoal.core.resources import bytes_text
 from shoal.core.space import flatten
-from shoal.look.text import leaf_text, rounded
+from shoal.look.text import SMALL_SPEEDUP, leaf_text, rounded
 from shoal.run_study import measured
 from shoal.study.preview import PLANS, PlannedArray, Preview, percent
 
@@ -55,8 +55,9 @@ def profile(
     """Measure what a search would cost, and whether sharing pays, before it runs.
 
     Runs a Python file up to its call of shoal.tune, which does not return: a study in a temporary directory measures a
-    few configurations of the space as a search does at its beginning, plans their jobs, and trains none. A row for each
-    array has seconds of a step, peak memory, the part of preprocessing, the seconds of an epoch, and the deciding rule.
+    few configurations of the space as a search does at its beginning, plans their jobs, and trains none. The first
+    sentence says what speed-up to expect. A row for each array has seconds of a step, peak memory, the part of
+    preprocessing, the seconds of an epoch, and the deciding rule.
     IMPV is the part of the time that sharing saves.
 
     Options replace the arguments that the file gives to shoal.tune. The measurements go into the job history, so a
@@ -83,7 +84,7 @@ def profile(
 
 @dataclass(frozen=True)
 class PreviewTable:
-    """Rich output: a row for each array, arrays of a job together; the totals; and whether sharing pays."""
+    """Rich output: whether sharing pays, in a sentence; then a row for each array, arrays of a job together."""
 
     result: Preview
 
@@ -99,13 +100,13 @@ class PreviewTable:
         for cells, text in self._rows(" " if wide else "\n"):
             table.add_row(*map(Text, (*cells, text) if wide else cells))
             texts.append((cells[0] or f"trials {cells[1]}", text))
+        if self.result.arrays:
+            yield Text(verdict(self.result), style="bold green" if self.result.pays else "bold")
+            yield ""
         yield table
         if not wide:
             yield ""
             yield from (Text(f"{number}: {text}") for number, text in texts)
-        if self.result.arrays:
-            yield ""
-            yield Text(verdict(self.result), style="bold green" if self.result.pays else "bold")
 
     def _rows(self, separator: str) -> Iterator[tuple[tuple[str, ...], str]]:
         """Figures of each array and the reason for its size; figures of a job stand in the row of its first array."""
@@ -123,7 +124,7 @@ class PreviewTable:
 
 
 def verdict(result: Preview) -> str:
-    """Return whether sharing pays, in a sentence."""
+    """Return what speed to expect of sharing, in a sentence."""
     if result.trials == 1:
         return "Sharing does not pay here: there is but one configuration."
     apart, chosen = result.totals["apart"], result.totals["chosen"]
@@ -134,9 +135,10 @@ def verdict(result: Preview) -> str:
     parts = (
         f"fusing alone saves {percent(result.saves('fused'))}, packing alone saves {percent(result.saves('packed'))}"
     )
+    one = "the speed of one trial at a time"
     if result.pays:
-        return f"Sharing pays: {times}, {percent(result.saves('chosen'))} less ({parts})."
-    return f"Sharing does not pay here: {times} ({parts})."
+        return f"Sharing pays: expect {apart / chosen:.1f} times {one}; {times} ({parts})."
+    return f"Sharing does not pay here: expect 1.0 to {SMALL_SPEEDUP:.1f} times {one}; {times} ({parts})."
 
 
 def preview_json(result: Preview) -> dict[str, Any]:

@@ -93,6 +93,13 @@ class _SavingsSpec(Struct):
     measuring: _NotNegative
 
 
+class _SpeedupSpec(Struct):
+    least: _NotNegative
+    most: _NotNegative
+    members: int
+    fills: str
+
+
 class _ProgressSpec(Struct):
     trials: list[int]
     epoch: int
@@ -127,6 +134,7 @@ _VALUES: dict[str, tuple[object, str]] = {
     "fleet": (_FleetSpec, "devices, with those that were added and removed"),
     "edits": (list[_EditSpec], "a list of edits of the task"),
     "savings": (_SavingsSpec | None, "epochs and seconds, or null"),
+    "speedup": (_SpeedupSpec | None, "a speed-up with the size of an array, or null"),
     PROGRESS: (dict[str, list[_ProgressSpec]], "the progress of running jobs"),
     "extensions": (list[_ExtensionSpec], "a list of numbers of trials"),
     "totals": (Totals | None, "numbers of trials and epochs, or null"),

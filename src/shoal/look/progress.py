@@ -26,6 +26,7 @@ from shoal.look.text import (
     printable,
     progress_texts,
     savings_text,
+    speedup_text,
     states_text,
     time_text,
     timeout_text,
@@ -242,9 +243,10 @@ class LineProgress(_ConsoleProgress):
     the base class.
 
     It prints one line at the start, one for each kind of job when it first runs, one for the first steps of a long
-    epoch, one for a new best at most every ten seconds, one each minute for the time left, the steps of a long epoch,
-    the use of the devices and the waiting trials, one for each new cause of failures, one for each note on the task,
-    one for each structure that cannot be an array, and at the end one for the states and one for what fusing saved.
+    epoch, one for the measured speed-up, one for a new best at most every ten seconds, one each minute for the time
+    left, the steps of a long epoch, the use of the devices and the waiting trials, one for each new cause of failures,
+    one for each note on the task, one for each structure that cannot be an array, and at the end one for the states and
+    one for what fusing saved.
     """
 
     _PERIOD = 1.0
@@ -264,7 +266,7 @@ class LineProgress(_ConsoleProgress):
         self._best: float | None = None
         self._front: tuple[Best, ...] = ()
         self._steps_due: float | None = None  # inf once they are printed
-        self._started = False
+        self._started = self._has_speedup = False
         self._devices = ""
         self._causes: set[str] = set()
         self._phases: set[str] = set()
@@ -281,6 +283,7 @@ class LineProgress(_ConsoleProgress):
             self._devices = devices
             self._print(f"{duration_text(snapshot.elapsed)} goes on with {devices}")
         self._print_notes(snapshot)
+        self._print_speedup(snapshot)
         self._print_causes(snapshot)
         if now >= self._best_due and self._improved(snapshot):
             self._best_due = now + self._BEST_PERIOD
@@ -300,6 +303,12 @@ class LineProgress(_ConsoleProgress):
         self._print(f"{duration_text(snapshot.elapsed)} {'; '.join(filter(None, parts))}")
         if snapshot.savings is not None:
             self._print(f"fusing: {savings_text(snapshot.savings, snapshot.unit)}")
+        self._print_speedup(snapshot)
+
+    def _print_speedup(self, snapshot: Snapshot) -> None:
+        if snapshot.speedup is not None and not self._has_speedup:
+            self._has_speedup = True
+            self._print(f"{duration_text(snapshot.elapsed)} {speedup_text(snapshot.speedup)}")
 
     def _print_first_steps(self, snapshot: Snapshot, now: float) -> None:
         if self._steps_due is None:

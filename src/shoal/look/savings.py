@@ -1,7 +1,10 @@
-"""Device time that fusing and packing saved a study, from its journal and what was measured of each structure."""
+"""Device time that fusing and packing saved a study, and the speed-up to expect of them, from its journal and what was
+measured of each structure.
+"""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from statistics import fmean
 
@@ -10,10 +13,14 @@ from shoal.core.job import Purpose
 from shoal.core.rows import JobRow
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
+from shoal.journal.writer import Journal
 from shoal.plan.cost.cost import Cost
 from shoal.plan.cost.history import History
 
-__all__ = ["Savings", "savings"]
+__all__ = ["Savings", "Speedup", "SpeedupWatch", "savings", "speedup"]
+
+BUSY = 0.9
+"""Fraction of a device from which on a trial alone fills it."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,89 @@ class Savings:
         return self.faster - self.measuring
 
 
+@dataclass(frozen=True)
+class Speedup:
+    """Measured speed-up of the steps of arrays and packs over one trial at a time, from 1 on.
+
+    Args:
+        least: Of the structure that gains least.
+        most: Of the one that gains most.
+        members: Size of the largest array; 1 if no trials are fused.
+        fills: What a single trial fills: "core", "CPU", "GPU", or "" if it leaves a part idle.
+    """
+
+    least: float
+    most: float
+    members: int
+    fills: str
+
+
+def speedup(journal: JournalView, history: History) -> Speedup | None:
+    """Return the speed-up of the structures that have trained; None before any was measured.
+
+    A structure of several trials that are not fused, since none of several measured sizes was faster, has a speed-up of
+    1.
+    """
+    if journal.spec.opaque or not journal.spec.fuse:
+        return None
+    kinds = {device.name: device.kind for device in journal.devices(all_runs=True)}
+    trials: dict[tuple[str, str], set[int]] = {}
+    sizes: dict[tuple[str, str], int] = {}
+    packs: dict[tuple[str, str], float] = {}
+    for job in journal.jobs():
+        kind = kinds[job.device]
+        packed = _pack_gain(job, history.relative_times(kind))
+        for structure, numbers in job.members.items():  # of training jobs alone
+            key = structure, kind
+            trials.setdefault(key, set()).update(numbers)
+            sizes[key] = max(sizes.get(key, 1), len(numbers))
+            if packed is not None:
+                packs[key] = max(packs.get(key, 0.0), packed)
+    costs = _costs_by_steps(history) if sizes else {}
+    gains, cores, filled = [], 0.0, True
+    for key, size in sizes.items():
+        cost = costs.get(key)
+        if cost is None or (size > 1 and not _is_measured(cost, size)):
+            continue
+        declined = size == 1 < len(trials[key]) and max(cost.profile.step_seconds) > 1
+        if size > 1 or declined or key in packs:
+            gains.append(_speedup(cost, size) * (1 + packs.get(key, 0.0)))
+            filled = filled and cost.compute() >= BUSY
+            cores = max(cores, cost.profile.cores)
+    if not gains:
+        return None
+    on_cpu = all(kind.startswith("cpu") for _, kind in sizes)
+    fills = ("core" if cores < 1 + BUSY else "CPU") if on_cpu else "GPU"
+    return Speedup(min(gains), max(gains), max(sizes.values()), fills if filled else "")
+
+
+class SpeedupWatch:
+    """Records the speed-up of a study once it is measured, for display.
+
+    It looks ever more rarely.
+
+    Args:
+        clock: Function that returns the time in seconds.
+    """
+
+    def __init__(self, journal: Journal, history: History, clock: Callable[[], float] = time.monotonic) -> None:
+        self._journal, self._history, self._clock = journal, history, clock
+        self._pause = 0.5
+        self._due = clock()
+
+    def update(self) -> None:
+        """Look if that is due; the engine calls it in each turn of its loop."""
+        if self._clock() >= self._due and "speedup" not in self._journal.study:
+            self._due = self._clock() + self._pause
+            self._pause *= 2
+            self.record()
+
+    def record(self) -> None:
+        """Record what is measured now."""
+        if (found := speedup(self._journal, self._history)) is not None:
+            self._journal.put("speedup", asdict(found))
+
+
 def savings(journal: JournalView, history: History) -> Savings | None:
     """Compare the time of the reported epochs with that of one trial at a time; None if nothing shared was measured."""
     if journal.spec.opaque:  # programs are neither fused nor packed
@@ -75,7 +165,7 @@ def savings(journal: JournalView, history: History) -> Savings | None:
             continue
         epochs += members
         together += took
-        unpacked = took * (1 + _pack_gain(job, history.relative_times(kind)))
+        unpacked = took * (1 + (_pack_gain(job, history.relative_times(kind)) or 0.0))
         packed += unpacked - took
         validation, checks = _shares(job)
         alone += unpacked * (validation + (1 - validation - checks) * _speedup(cost, members))
@@ -106,6 +196,11 @@ def _speedup(cost: Cost, members: int) -> float:
     return min(max(gain, 1.0), float(members))
 
 
+def _is_measured(cost: Cost, members: int) -> bool:
+    """Whether steps of an array of this size were timed, or of a larger and a smaller one."""
+    return cost.fused_gain(members) is not None or members <= max(cost.profile.step_seconds)
+
+
 def _shares(job: JobRow) -> tuple[float, float]:
     """Return the parts of the time of a job's epochs in which it validated and checked arrays; 0 while it runs."""
     validation, checks = (job.activities.get(each, 0.0) for each in (Activity.VALIDATION, Activity.CHECKS))
@@ -114,8 +209,8 @@ def _shares(job: JobRow) -> tuple[float, float]:
     return validation / total, checks / total
 
 
-def _pack_gain(job: JobRow, relative_times: Mapping[tuple[str, str], float]) -> float:
-    """Return the time that packing saves a job, relative to the time that it takes; 0 if that was not measured."""
+def _pack_gain(job: JobRow, relative_times: Mapping[tuple[str, str], float]) -> float | None:
+    """Return the time that packing saves a job, relative to the time that it takes; None if that was not measured."""
     pairs: Sequence[tuple[str, str]] = list(combinations(sorted(job.keys), 2))
     measured = [relative_times[pair] for pair in pairs if pair in relative_times]
-    return max(0.0, 1 / fmean(measured) - 1) if measured else 0.0
+    return max(0.0, 1 / fmean(measured) - 1) if measured else None

@@ -23,7 +23,7 @@ from shoal.journal.check import check_values
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.elapsed import Elapsed
-from shoal.look.savings import Savings
+from shoal.look.savings import Savings, Speedup
 
 __all__ = [
     "Best",
@@ -193,6 +193,7 @@ class Snapshot:
         held: Numbers of the open trials that a user has paused.
         paused: Whether a user has paused the whole study.
         savings: Device time that fusing and packing saved, when the study last ended; None if nothing was fused.
+        speedup: Measured speed-up of training trials together; None before it is known.
         arrays: Whether each structure trains as arrays or in plain PyTorch, and what was proven of it.
         end: How it has ended, see `how_ended`.
         time_left: Seconds that are left of its timeout; None without one.
@@ -233,6 +234,7 @@ class Snapshot:
     held: tuple[int, ...] = ()
     paused: bool = False
     savings: Savings | None = None
+    speedup: Speedup | None = None
     arrays: tuple[Verdict, ...] = ()
     end: str = ""
     time_left: float | None = None
@@ -319,7 +321,7 @@ def snapshot(
     objectives = journal.objectives
     several = len(objectives) > 1
     totals, stopped = announced(journal), journal.study.get("stopped")
-    saved = journal.study.get("savings")
+    saved, gained = journal.study.get("savings"), journal.study.get("speedup")
     if totals is not None and (added := statistics.added())[0]:
         totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])
     rows = journal.configurations() if several or journal.spec.repetition.size > 1 else []
@@ -363,6 +365,7 @@ def snapshot(
         held=journal.paused_trials(),
         paused=journal.study.get("paused", False),
         savings=None if saved is None else Savings(**saved),
+        speedup=None if gained is None else Speedup(**gained),
         arrays=verdicts(journal),
         end=how_ended(journal),
         time_left=time_left(journal),

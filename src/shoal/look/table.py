@@ -46,6 +46,7 @@ from shoal.look.text import (
     printable,
     progress_texts,
     savings_text,
+    speedup_text,
     state_counts,
     states_text,
     task_edit_text,
@@ -277,8 +278,7 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_row("trials", states_text(snapshot))
     if snapshot.runs > 1:
         table.add_row("time", time_text(snapshot))
-    if snapshot.starting:
-        table.add_row("workers", "are being started")
+    _add_lines(table, "workers", ["are being started"] * snapshot.starting)
     _add_lines(table, "warm start", snapshot.earlier_from)
     _add_lines(table, "waiting", _waiting_lines(snapshot), "dim")
     _add_lines(table, "failed", _failure_lines(snapshot), "red")
@@ -287,12 +287,11 @@ def status_table(snapshot: Snapshot) -> Table:
     _add_lines(table, "task", map(task_edit_text, snapshot.edits))
     _add_lines(table, "asked", map(intervention_text, snapshot.interventions[-_MAX_REQUESTS:]))
     _add_lines(table, "best", best_texts(snapshot))
-    if snapshot.constraints:
-        _add_lines(table, "subject to", [", ".join(snapshot.constraints)])
+    _add_lines(table, "subject to", [", ".join(snapshot.constraints)] if snapshot.constraints else [])
     if snapshot.hypervolume is not None:
         _add_lines(table, "front", [hypervolume_text(snapshot.hypervolume, snapshot.metric)])
-    if snapshot.savings is not None:
-        _add_lines(table, "fusing", [savings_text(snapshot.savings, snapshot.unit)])
+    _add_lines(table, "fusing", [savings_text(snapshot.savings, snapshot.unit)] if snapshot.savings else [])
+    _add_lines(table, "speed", [speedup_text(snapshot.speedup)] if snapshot.speedup else [])
     for use in snapshot.devices:
         _add_lines(table, use.device.name, device_lines(use, snapshot.unit))
     return table
@@ -375,6 +374,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
         "devices": [device_json(use) for use in snapshot.devices],
+        "speedup": snapshot.speedup and {**asdict(snapshot.speedup), "text": speedup_text(snapshot.speedup)},
         "savings": snapshot.savings and savings_json(snapshot.savings, snapshot.unit),
     }
 

@@ -14,10 +14,11 @@ from shoal.core.request import Request
 from shoal.core.rows import Intervention, TrialRow, Verdict
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, TrialState, numbers_text, state_name
-from shoal.look.savings import Savings
+from shoal.look.savings import Savings, Speedup
 from shoal.look.snapshot import Best, Snapshot, TaskEdit
 
 __all__ = [
+    "SMALL_SPEEDUP",
     "batch_text",
     "best_text",
     "best_texts",
@@ -41,6 +42,7 @@ __all__ = [
     "rounded",
     "savings_text",
     "shortened",
+    "speedup_text",
     "spread_text",
     "state_counts",
     "state_text",
@@ -62,6 +64,8 @@ _MAX_NAMED = 3
 """Most trials that are named of several with the same state."""
 _MAX_VERDICTS = 6
 """Most structures whose verdicts are shown."""
+SMALL_SPEEDUP = 1.1
+"""Speed-up below which training together is no reason to use Shoal."""
 _EXACT_SECONDS = 60.0
 """Times of savings up to this one have tenths of seconds, so that they add up."""
 _WAITING, _PAUSED, _HELD = "waiting", "paused", "waiting for others"
@@ -271,6 +275,19 @@ def savings_text(found: Savings, unit: str) -> str:
     packed = f" ({text(found.packed)} of it by packing)" if found.packed >= least else ""
     net = f"{text(found.saved)} of device time saved" if found.saved >= least else "no net gain"
     return f"faster by {text(found.faster)}{packed}, less {text(found.measuring)} of measuring: {net}; {took}"
+
+
+def speedup_text(found: Speedup) -> str:
+    """Whether it helps to train trials together, in a sentence."""
+    if found.most < SMALL_SPEEDUP:
+        why = (
+            f"these models fill a {found.fills} each" if found.fills else "training these models together gains little"
+        )
+        return f"{why}: expect 1.0 to {SMALL_SPEEDUP:.1f} times the speed of one trial at a time, as measured"
+    what = f"arrays of {found.members}" if found.members > 1 else "trials packed into one process"
+    least, most = f"{found.least:.1f}", f"{found.most:.1f}"
+    times = most if least == most else f"{least} to {most}"
+    return f"{what} train {times} times as fast as one trial at a time, as measured"
 
 
 def verdict_texts(found: Sequence[Verdict]) -> list[str]:
