@@ -224,6 +224,11 @@ def in_epoch(*progress):
             id="no finite loss",
         ),
         pytest.param(
+            (steps(1, steps_per_second=None),),
+            "2 trials at step 1 of 469 of epoch 1, lowest loss 0.4321",
+            id="no rate",
+        ),
+        pytest.param(
             (steps(5, (7,)), steps(7), steps(9, (8, 9, 6))),
             "3 trials at step 9 of 469 of epoch 1, lowest loss 0.4321, 9.2 steps/s, "
             "and 3 more in 2 other jobs or arrays",
@@ -238,7 +243,7 @@ def test_a_pipe_gets_a_line_for_the_first_steps_of_a_long_epoch_and_one_each_min
             study.changes |= in_epoch(*(progress if second else ()))
             line.update()
     assert [text for text in lines(pipe) if "step" in text] == [
-        f"shoal: 0:00:04 {words}; 0:03:04 left",
+        f"shoal: 0:00:01 {words}; 0:03:04 left",
         f"shoal: 0:01:00 0 of 100 epochs, 0:03:04 left; {words}; cpu:0 50% reserved",
     ]
 

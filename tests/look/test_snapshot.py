@@ -96,7 +96,7 @@ STEPS = EpochProgress((0, 1), 1, 30, 120, 0.5, 2.0)
         pytest.param({"1": (STEPS,)}, 0, 0.5, 15.5 * 30, id="by the steps of the first epoch"),
         pytest.param({"2": (STEPS,)}, 0, 0.0, None, id="of a job that has ended"),
         pytest.param({"1": (STEPS,)}, 2, 0.5, 10.0 / 2.5 * 13.5, id="by the run once epochs are done"),
-        pytest.param({"1": (replace(STEPS, steps_per_second=0.0),)}, 0, 0.5, None, id="no rate"),
+        pytest.param({"1": (replace(STEPS, steps_per_second=None),)}, 0, 0.5, None, id="no rate"),
     ],
 )
 @pytest.mark.parametrize("live", [True, False], ids=["of the engine", "of the journal"])

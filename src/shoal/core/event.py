@@ -109,7 +109,7 @@ class EpochProgress:
         step: Steps that each trial has taken; batches, if their steps have different numbers of these.
         steps: Steps of the epoch.
         loss: Newest training loss, the least of the trials; None if none is finite.
-        steps_per_second: Recent mean.
+        steps_per_second: Recent mean; before the fastest step mode is found, as profiled, or None without a profile.
     """
 
     trials: tuple[int, ...]
@@ -117,7 +117,7 @@ class EpochProgress:
     step: int
     steps: int
     loss: float | None
-    steps_per_second: float
+    steps_per_second: float | None
 
     @property
     def epochs(self) -> float:
@@ -127,7 +127,7 @@ class EpochProgress:
     @property
     def epochs_per_second(self) -> float:
         """Epochs of the trials together that are trained in a second."""
-        return len(self.trials) * self.steps_per_second / self.steps
+        return len(self.trials) * (self.steps_per_second or 0.0) / self.steps
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class _ProgressSpec(Struct):
     step: Annotated[int, Meta(ge=0)]
     steps: Annotated[int, Meta(ge=1)]
     loss: float | None
-    steps_per_second: _NotNegative
+    steps_per_second: _NotNegative | None
 
 
 class _ExtensionSpec(Struct):

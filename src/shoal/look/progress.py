@@ -3,7 +3,6 @@
 Rich is imported where it is used, as the first worker starts meanwhile, and a silent study needs none of it.
 """
 
-import math
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -253,7 +252,6 @@ class LineProgress(_ConsoleProgress):
     _SOFT_WRAP = True
     _BEST_PERIOD = 10.0
     _STATUS_PERIOD = 60.0
-    _STEPS_DELAY = 3.0  # the first steps are slower than the others
     _MAX_CAUSES = 10
     _MAX_PLAIN = 10
 
@@ -265,8 +263,7 @@ class LineProgress(_ConsoleProgress):
         self._status_due = clock() + self._STATUS_PERIOD
         self._best: float | None = None
         self._front: tuple[Best, ...] = ()
-        self._steps_due: float | None = None  # inf once they are printed
-        self._started = self._has_speedup = False
+        self._started = self._has_steps = self._has_speedup = False
         self._devices = ""
         self._causes: set[str] = set()
         self._phases: set[str] = set()
@@ -288,8 +285,10 @@ class LineProgress(_ConsoleProgress):
         if now >= self._best_due and self._improved(snapshot):
             self._best_due = now + self._BEST_PERIOD
             self._print(f"{duration_text(snapshot.elapsed)} best so far: {best_text(snapshot)}")
-        if snapshot.progress:
-            self._print_first_steps(snapshot, now)
+        if snapshot.progress and not self._has_steps:
+            self._has_steps = True
+            steps = ", and ".join(progress_texts(snapshot, most=1))
+            self._print(f"{duration_text(snapshot.elapsed)} {steps}; {left_text(snapshot)}")
         if now >= self._status_due and self._started:
             self._status_due = now + self._STATUS_PERIOD
             self._print(f"{duration_text(snapshot.elapsed)} {_status_text(snapshot)}")
@@ -309,14 +308,6 @@ class LineProgress(_ConsoleProgress):
         if snapshot.speedup is not None and not self._has_speedup:
             self._has_speedup = True
             self._print(f"{duration_text(snapshot.elapsed)} {speedup_text(snapshot.speedup)}")
-
-    def _print_first_steps(self, snapshot: Snapshot, now: float) -> None:
-        if self._steps_due is None:
-            self._steps_due = now + self._STEPS_DELAY
-        if now >= self._steps_due:
-            self._steps_due = math.inf
-            steps = ", and ".join(progress_texts(snapshot, most=1))
-            self._print(f"{duration_text(snapshot.elapsed)} {'; '.join(filter(None, [steps, left_text(snapshot)]))}")
 
     def _print_phases(self, snapshot: Snapshot) -> None:
         members = Counter[Purpose]()

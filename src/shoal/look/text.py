@@ -226,7 +226,8 @@ def progress_text(found: EpochProgress) -> str:
     """Return how far trials are in an epoch: "2 trials at step 120 of 469 of epoch 1, loss 0.43, 9.2 steps/s"."""
     loss = "" if found.loss is None else f", {'lowest ' * (len(found.trials) > 1)}loss {number_text(found.loss)}"
     step = f"step {found.step} of {found.steps} of epoch {found.epoch}"
-    return f"{trials_text(len(found.trials))} at {step}{loss}, {rate_text(found.steps_per_second, 'steps')}"
+    rate = "" if found.steps_per_second is None else f", {rate_text(found.steps_per_second, 'steps')}"
+    return f"{trials_text(len(found.trials))} at {step}{loss}{rate}"
 
 
 def progress_texts(snapshot: Snapshot, most: int = 3) -> list[str]:

@@ -84,23 +84,28 @@ class LossTracker:
         self._losses.append(losses)
         self._skipped.append([scale is not None and scale.overflowed for scale in scales])
 
-    def end_step(self, cohort: Sequence[TrialRuntime], step: int, steps: int) -> None:
+    def end_step(
+        self, cohort: Sequence[TrialRuntime], step: int, steps: int, *, settled: bool, profiled: float | None
+    ) -> None:
         """Read the losses, and report their summary, if due. Call it after the runtimes have counted the step.
 
         Args:
             step: Steps, or batches, that the trials of the cohort have taken of their epoch, of `steps` in all.
+            settled: Whether the fastest step mode was found, and steps are as long as the later ones.
+            profiled: Steps, or batches, per second by the profile.
         """
         now = time.perf_counter()
-        self._taken += 1
+        self._taken = self._taken + 1 if settled else 0
         if len(self._losses) == READ_STEPS or now - self._began >= READ_SECONDS:
             self.flush()
         if now - self._reported >= READ_SECONDS and (losses := self._summary) is not None:
             self._steps = RATE_MEMORY * self._steps + self._taken
-            self._seconds = RATE_MEMORY * self._seconds + now - self._taken_since
+            self._seconds = RATE_MEMORY * self._seconds + (now - self._taken_since if self._taken else 0.0)
+            rate = self._steps / self._seconds if self._steps else profiled
             numbers = tuple(runtime.trial.number for runtime in cohort)
             epoch = 1 + min(runtime.epoch for runtime in cohort)
             last = losses.last if isfinite(losses.last) else None
-            self.report((), EpochProgress(numbers, epoch, step, steps, last, self._steps / self._seconds))
+            self.report((), EpochProgress(numbers, epoch, step, steps, last, rate))
 
     def flush(self) -> None:
         """Read all losses from the device."""

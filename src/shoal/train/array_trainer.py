@@ -20,6 +20,7 @@ from shoal.fuse.capture import records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.host.activity_clock import during
+from shoal.plan.cost.cost import Cost
 from shoal.train.array_members import ArrayMembers, LossTracker, call_end_epoch
 from shoal.train.data.loader import augmentation_seed
 from shoal.train.fused_stepper import make_stepper
@@ -301,6 +302,7 @@ class ArrayTrainer:
             self.position = cohort[0].step * plan.settings.batch_size * plan.settings.accumulate
         self._cohort = cohort
         stepper = self._stepper_for(plan)
+        profiled = self._profiled_rate(plan.settings.accumulate)
         try:
             for step in range(cohort[0].step, steps):
                 yield True
@@ -322,7 +324,7 @@ class ArrayTrainer:
                 for runtime in self._cohort:
                     runtime.end_step()
                 self.position += plan.samples(self._cohort[0].epoch, step)
-                self._losses.end_step(self._cohort, step + 1, steps)
+                self._losses.end_step(self._cohort, step + 1, steps, settled=self.settled, profiled=profiled)
         finally:
             self._losses.flush()
 
@@ -362,9 +364,15 @@ class ArrayTrainer:
                         self._losses.flush()  # the next steps may be those of others
                     self.position += min(size, plan.train.samples - part.number * size)
                     position = part.number + 1
-                    self._losses.end_step(self._cohort, position, plan.pass_batches)
+                    of, profiled = plan.pass_batches, self._profiled_rate(1)
+                    self._losses.end_step(self._cohort, position, of, settled=self.settled, profiled=profiled)
         finally:
             self._losses.flush()
+
+    def _profiled_rate(self, batches: int) -> float | None:
+        """Steps of so many batches per second by the profile, if there is one."""
+        seconds = 0.0 if self._profile is None else Cost(self._profile).step_seconds(len(self._cohort))
+        return 1 / (seconds * batches) if seconds else None
 
     def _take_step(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take a step, with the helpers that are ready."""
