@@ -113,6 +113,16 @@ def test_the_verdict_says_whether_sharing_pays_and_what_fusing_and_packing_do():
     assert not preview_json(little)["pays"]
 
 
+def test_nothing_is_expected_of_arrays_that_were_not_timed():
+    first, *others = preview().arrays
+    profile = replace(first.array.profile, step_seconds={1: 0.01}, expected_epochs=9)
+    found = preview(arrays=(replace(first, array=replace(first.array, profile=profile)), *others))
+    assert verdict(found) == (
+        "Not measured yet: only single trials were timed, as timing arrays takes long beside the expected epochs; "
+        "training tries arrays in its first steps, and one epoch of 6 configurations takes at most 1.47 s."
+    )
+
+
 def test_json_has_everything():
     found = json.loads(json.dumps(preview_json(preview())))
     assert [(each["array"], each["job"], each["packed_with"]) for each in found["arrays"]] == [

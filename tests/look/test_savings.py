@@ -245,11 +245,11 @@ def test_a_study_records_its_speedup_as_soon_as_it_is_measured_and_looks_ever_mo
     watch = SpeedupWatch(journal, history, clock=lambda: now[0])
     for tenth in range(100):
         now[0] = tenth / 10
-        if tenth == 20:
+        if tenth == 21:
             journal.record_job_start(training("1", [0, 1, 2, 3], "a"), "cuda:0")
         watch.update()
         looks.append("speedup" in journal.study)
-    assert looks.index(True) == 35, "after looks at 0, 0.5 and 1.5 seconds"
+    assert looks.index(True) == 30, "after looks at 0, 0.5, 1.2 and 2 seconds"
     assert snapshot(journal, 0.0).speedup == Speedup(2.0, 2.0, 4, "GPU")
     journal.put("speedup", None)
     watch.record()

@@ -135,6 +135,12 @@ def verdict(result: Preview) -> str:
     parts = (
         f"fusing alone saves {percent(result.saves('fused'))}, packing alone saves {percent(result.saves('packed'))}"
     )
+    if any(each.members > 1 and each.cost.is_untried for each in result.arrays):
+        return (
+            "Not measured yet: only single trials were timed, as timing arrays takes long beside the expected epochs; "
+            f"training tries arrays in its first steps, and one epoch of {result.trials} configurations takes at most "
+            f"{seconds_text(chosen)}."
+        )
     one = "the speed of one trial at a time"
     if result.pays:
         return f"Sharing pays: expect {apart / chosen:.1f} times {one}; {times} ({parts})."

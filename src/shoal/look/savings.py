@@ -129,7 +129,7 @@ class SpeedupWatch:
         """Look if that is due; the engine calls it in each turn of its loop."""
         if self._clock() >= self._due and "speedup" not in self._journal.study:
             self._due = self._clock() + self._pause
-            self._pause *= 2
+            self._pause *= 1.25
             self.record()
 
     def record(self) -> None:

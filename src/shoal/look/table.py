@@ -456,7 +456,7 @@ def _progress_row(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(max_width=_BAR_WIDTH)  # shrinks where the line does not fit
     table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    table.add_column()
     bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done + snapshot.epochs_begun)
     progress = epochs_text(snapshot)
     left = left_text(snapshot) or timeout_text(snapshot)
