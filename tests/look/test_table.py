@@ -249,6 +249,12 @@ def test_the_progress_is_one_line_at_any_width(width):
     assert len(first) <= min(width, 9 + 30 + 2 + 67)
 
 
+def test_no_time_is_cut_on_a_narrow_terminal():
+    first, second, *_ = rendered(status_table(snapshot(seconds_left=123.0)), 40)
+    assert first.endswith(" 25 of 100")
+    assert second.strip() == "0:01:01 elapsed, 0:02:03 left"
+
+
 def test_jobs_that_share_a_device_stand_below_its_name():
     jobs = (
         JobUse("job-00003", Purpose.TRAIN, 8, 0.5, 10**9, 1.0),

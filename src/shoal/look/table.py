@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group
-from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -28,18 +27,16 @@ from shoal.look.failures import (
     failing_lines,
     unmeasured_lines,
 )
+from shoal.look.progress_row import ProgressRow
 from shoal.look.savings import Savings
 from shoal.look.snapshot import Best, Snapshot, TaskEdit
 from shoal.look.text import (
     best_texts,
     config_text,
-    duration_text,
-    epochs_text,
     finite_or_none,
     hypervolume_text,
     intervention_text,
     leaf_text,
-    left_text,
     metric_text,
     number_text,
     numbered_trials,
@@ -51,7 +48,6 @@ from shoal.look.text import (
     states_text,
     task_edit_text,
     time_text,
-    timeout_text,
     trial_state_text,
     trials_text,
     verdict_text,
@@ -74,7 +70,6 @@ _COLOURS = {
     TrialState.COMPLETE: "green",
     TrialState.FAILED: "red",
 }
-_BAR_WIDTH = 30
 _GAP = 2
 """Spaces between two columns of trials."""
 _MIN_CONFIG_WIDTH = 20
@@ -273,7 +268,7 @@ def status_table(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row(snapshot.unit, _progress_row(snapshot))
+    table.add_row(snapshot.unit, ProgressRow(snapshot))
     _add_lines(table, "now", progress_texts(snapshot))
     table.add_row("trials", states_text(snapshot))
     if snapshot.runs > 1:
@@ -287,7 +282,8 @@ def status_table(snapshot: Snapshot) -> Table:
     _add_lines(table, "task", map(task_edit_text, snapshot.edits))
     _add_lines(table, "asked", map(intervention_text, snapshot.interventions[-_MAX_REQUESTS:]))
     _add_lines(table, "best", best_texts(snapshot))
-    _add_lines(table, "subject to", [", ".join(snapshot.constraints)] if snapshot.constraints else [])
+    if snapshot.constraints:
+        _add_lines(table, "subject to", [", ".join(snapshot.constraints)])
     if snapshot.hypervolume is not None:
         _add_lines(table, "front", [hypervolume_text(snapshot.hypervolume, snapshot.metric)])
     _add_lines(table, "fusing", [savings_text(snapshot.savings, snapshot.unit)] if snapshot.savings else [])
@@ -450,16 +446,3 @@ def _failure_lines(snapshot: Snapshot) -> list[str]:
         *failing_lines(snapshot.failing),
         *unmeasured_lines([cause for cause in snapshot.unmeasured if cause.text not in known]),
     ]
-
-
-def _progress_row(snapshot: Snapshot) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(max_width=_BAR_WIDTH)  # shrinks where the line does not fit
-    table.add_column(no_wrap=True)
-    table.add_column()
-    bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done + snapshot.epochs_begun)
-    progress = epochs_text(snapshot)
-    left = left_text(snapshot) or timeout_text(snapshot)
-    times = f"{duration_text(snapshot.elapsed)} elapsed{left and f', {left}'}"
-    table.add_row(bar, progress, times)
-    return table
