@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from shoal.algorithms.rules import StopRule
 from shoal.core.errors import TaskError
+from shoal.core.names import explain_missing_name
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
 
@@ -369,6 +370,9 @@ def call(task: Task, method: str, *args: Any, config: Config | None = None) -> A
     before = _running.set((task, method))
     try:
         return bound(*args, *own)
+    except KeyError as error:
+        explain_missing_name(error, *args, *own)
+        raise
     finally:
         _running.reset(before)
 

@@ -19,7 +19,7 @@ def test_the_back_end_keeps_the_contract(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        pytest.param("locl", r"unknown back end 'locl', known are .*, 'slurm'; did you mean 'local'\?", id="typo"),
+        pytest.param("locl", r"unknown back end 'locl' \(did you mean 'local'\?\), known are .*, 'slurm'$", id="typo"),
         pytest.param("pbs", "unknown back end 'pbs', known are .*, 'ray', 'slurm'$", id="nothing like it"),
     ],
 )

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from shoal.core.errors import AlgorithmError, TaskError
 from shoal.core.fronts import Staircase
+from shoal.core.names import nearest_name_hint
 from shoal.core.space import is_number
 
 __all__ = [
@@ -130,8 +131,8 @@ def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object
     for argument, name in [("metric", missing_metric(objectives, metrics)), *others.items()]:
         if name is not None and name not in metrics:
             raise TaskError(
-                f"{argument} {name!r} is not reported by the task; it reports {metric_names(metrics)}. "
-                + _REMEDIES.get(argument, f"Name one of these as {argument}=")
+                f"{argument} {name!r} is not reported by the task{nearest_name_hint(name, metrics)}; it reports "
+                f"{metric_names(metrics)}. " + _REMEDIES.get(argument, f"Name one of these as {argument}=")
             )
 
 

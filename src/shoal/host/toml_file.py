@@ -5,13 +5,13 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.core.errors import ShoalError
+from shoal.core.names import nearest_name_hint
 
-__all__ = ["TomlLocation", "nearest_name_hint", "unknown_name_text"]
+__all__ = ["TomlLocation", "unknown_name_text"]
 
 
 class _File(NamedTuple):
@@ -97,9 +97,3 @@ def _line_number(file: _File, path: Sequence[str | int]) -> int:
     while path and not contains_value(len(lines)):
         path = path[:-1]
     return max(1, bisect_left(range(len(lines)), True, key=contains_value))
-
-
-def nearest_name_hint(name: object, names: Collection[str]) -> str:
-    """Return the closest of some names, in words; "" if none is close."""
-    close = get_close_matches(str(name), names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -19,8 +19,8 @@ from transformers.utils.import_utils import is_liger_kernel_available
 
 from shoal.algorithms.rules import Patience
 from shoal.core.errors import TaskError
+from shoal.core.names import nearest_name_hint
 from shoal.core.objective import Objective
-from shoal.host.toml_file import nearest_name_hint
 from shoal.integrations.early_stopping import EarlyStop
 from shoal.train.kept_gradients import uncleared
 

@@ -17,6 +17,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
 from typing import Any
 
 from shoal.core.errors import TaskError, UnusableTaskError
+from shoal.core.names import explain_missing_name
 from shoal.host.machine import limit_threads
 from shoal.host.pickling import loaded, why_not_loaded
 from shoal.programs.memory_limits import limit_gpu_memory, limit_main_memory
@@ -110,7 +111,11 @@ def _call(content: bytes, config: dict[str, object]) -> None:
         postpone_compiler()
     limit_gpu_memory()
     before = step()
-    returned = function(config)
+    try:
+        returned = function(config)
+    except KeyError as error:
+        explain_missing_name(error, config)
+        raise
     if isinstance(returned, (CoroutineType, GeneratorType, AsyncGeneratorType)) and step() == before:
         kind = type(returned).__name__.replace("_", " ")
         raise TaskError(f"the function returned a {kind}, of which nothing ran; let the function itself train")

@@ -1,6 +1,5 @@
 """Sharing of GPUs by jobs, with or without MPS, and the environment variables that bind a process to its GPU."""
 
-import difflib
 import logging
 import math
 import os
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, MpsError
 from shoal.core.job import Job, Purpose
+from shoal.core.names import nearest_name_hint
 from shoal.run.base import Ended, Event, Outcome, Profiled, RelativeTimeMeasured, Reported
 from shoal.run.mps import COMMAND, MpsDaemon
 from shoal.run.mps_clients import CHECK_SECONDS, RECHECK_SECONDS, MpsClient, SharedGpu
@@ -40,9 +40,8 @@ _log = logging.getLogger("shoal.run")
 def check_sharing(name: object, cluster: Cluster, *, processes: bool) -> None:
     """Check the `sharing` of a study before the study begins; `processes`: every job has a process of its own."""
     if not isinstance(name, str) or name not in SHARINGS:
-        nearest = difflib.get_close_matches(str(name), SHARINGS, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise BackendError(f"unknown `sharing` {name!r}, known are {', '.join(map(repr, SHARINGS))}{hint}")
+        hint, known = nearest_name_hint(name, SHARINGS), ", ".join(map(repr, SHARINGS))
+        raise BackendError(f"unknown `sharing` {name!r}{hint}, known are {known}")
     if name != "mps":
         return
     if not processes:

@@ -1,8 +1,7 @@
 """The back ends by name."""
 
-import difflib
-
 from shoal.core.errors import BackendError
+from shoal.core.names import nearest_name_hint
 from shoal.run.base import Backend
 from shoal.run.inline import Inline
 from shoal.run.local import Local
@@ -24,6 +23,4 @@ def backend_class(name: str) -> type[Backend]:
     if name in BACKENDS:
         return BACKENDS[name]
     known = ", ".join(repr(each) for each in BACKENDS)
-    nearest = difflib.get_close_matches(str(name), BACKENDS, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise BackendError(f"unknown back end {name!r}, known are {known}{hint}")
+    raise BackendError(f"unknown back end {name!r}{nearest_name_hint(name, BACKENDS)}, known are {known}")

@@ -9,7 +9,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shoal.core.errors import ScenarioError, ShoalError
-from shoal.host.toml_file import TomlLocation, nearest_name_hint, unknown_name_text
+from shoal.core.names import nearest_name_hint
+from shoal.host.toml_file import TomlLocation, unknown_name_text
 from shoal.plan.schedule.registry import BASELINES, baseline_text
 
 __all__ = ["Bounds", "Table", "read_toml", "reading"]

@@ -1,10 +1,10 @@
 """Registry of policies: name to class, and `make_policy`."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from math import isfinite
 
 from shoal.core.errors import PolicyError
+from shoal.core.names import nearest_name_hint
 from shoal.plan.schedule.auto import Auto, check_objective
 from shoal.plan.schedule.base import Policy
 from shoal.plan.schedule.convergence import Convergence
@@ -113,6 +113,5 @@ def unknown(what: str, name: object, known: Mapping[str, object]) -> str:
     """Return the error message for an unknown name, with the known names."""
     if name in BASELINES:
         return f"{baseline_text(str(name))}; `{what}` is a {what.capitalize()} or one of {', '.join(known)}"
-    close = get_close_matches(str(name), known, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    hint = nearest_name_hint(name, known)
     return f"there is no {what} {name!r}{hint}; `{what}` is a {what.capitalize()} or one of {', '.join(known)}"

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any, TypeVar
 
+from shoal.core.names import explain_missing_name
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 
 __all__ = ["MembersConfig", "config_matches", "values_read"]
@@ -88,7 +89,11 @@ def values_read(function: Callable[[dict[str, Any]], T], config: Mapping[str, An
     """
     given = _RecordingConfig(config)
     names, kept = given.names, weakref.ref(given)
-    result = function(given)
+    try:
+        result = function(given)
+    except KeyError as error:
+        explain_missing_name(error, given)
+        raise
     del given
     if kept() is not None:
         names.update(config)
