@@ -538,11 +538,13 @@ def test_a_file_without_a_study_is_told_so(shoal, tmp_path):
     assert done.stderr.splitlines()[2:] == [f"error: {path} ended without a call of shoal.tune, so there is no study"]
 
 
-def test_an_error_of_shoal_is_one_line(shoal, tmp_path):
-    done = shoal("run", script(tmp_path, space='{"lr": shoal.choice([])}'), cwd=tmp_path)
+def test_an_error_of_shoal_is_one_line_below_that_of_the_file(shoal, tmp_path):
+    path = script(tmp_path, space='{"lr": shoal.choice([])}')
+    done = shoal("run", path, cwd=tmp_path)
     assert done.returncode == 1
-    *begun, error = done.stderr.splitlines()
-    assert len(begun) == 2
+    _, _, file, line, _, error = done.stderr.splitlines()
+    assert file.startswith(f'  File "{path}", line ')
+    assert line == "    study = shoal.tune("
     assert error.startswith("error: ")
     assert "choice" in error
 

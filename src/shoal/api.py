@@ -49,6 +49,7 @@ from shoal.host.process_settings import current
 from shoal.host.processes import open_standard_streams
 from shoal.host.remedy import command
 from shoal.host.sources import Edit, edits, project_files, sources
+from shoal.host.tracebacks import ends_at_call
 from shoal.journal.check import check_not_paused, check_study
 from shoal.journal.earlier import earlier_trials, no_effect
 from shoal.journal.requests import pending_requests, write_request
@@ -77,6 +78,7 @@ __all__ = ["resume", "tune"]
 _log = logging.getLogger("shoal.study")
 
 
+@ends_at_call
 def tune(
     task: "Task | Callable[[Config], object] | Command",
     space: Mapping[str, Any] | Space,
@@ -357,6 +359,7 @@ def _begin(
         return run_study(journal, spec, search, config, show_progress=show_progress, page=page)
 
 
+@ends_at_call
 def resume(
     directory: Path | str,
     *,

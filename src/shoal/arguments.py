@@ -27,11 +27,11 @@ from shoal.host.paths import check_path
 from shoal.host.pickling import dumped, loaded, register_original, why_not_loaded
 from shoal.host.process_settings import unheld
 from shoal.host.sources import is_importable, script_source
+from shoal.host.tracebacks import user_traceback
 from shoal.plan.packing.base import Packing
 from shoal.plan.schedule.base import Policy
 from shoal.programs.opaque import Command, Opaque
 from shoal.spec import StudySpec
-from shoal.train.failures import user_traceback
 
 __all__ = [
     "batch_size_override",

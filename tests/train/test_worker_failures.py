@@ -8,8 +8,9 @@ import pytest
 
 from shoal.core.errors import CheckpointError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import Outcome
+from shoal.host.tracebacks import user_traceback
 from shoal.run.run_job import resolve
-from shoal.train.failures import outcome_of, record_failure, user_traceback
+from shoal.train.failures import outcome_of, record_failure
 
 
 class OutOfMemoryError(RuntimeError):

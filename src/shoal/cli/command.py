@@ -20,6 +20,7 @@ from shoal.cli.space_file import read_space
 from shoal.core.errors import ShoalError
 from shoal.core.foreign_spaces import SweepSettings
 from shoal.host.paths import absolute, working_directory
+from shoal.host.tracebacks import user_lines
 from shoal.programs.opaque import TIME_LIMIT, Command
 
 __all__ = ["CommandRequest", "read_initial", "run_command", "run_script"]
@@ -29,7 +30,7 @@ def run_script(file: Path, arguments: Sequence[str]) -> None:
     """Run a file as `__main__` with these arguments, as the last action of this process.
 
     `sys.argv[1:]`, `sys.path[0]` and `__file__` are those of `python FILE ARGUMENTS`. So is the traceback of an
-    exception: it begins in the file.
+    exception: it begins in the file. Before an error of Shoal only the user's lines are printed.
     """
     working_directory()  # without a working directory an import of torch ends the process, with a misleading error
     path = str(absolute(file))
@@ -42,7 +43,11 @@ def run_script(file: Path, arguments: Sequence[str]) -> None:
         traceback.print_exception(kind, error, trace)
 
     sys.excepthook = show
-    runpy.run_path(path, run_name="__main__")
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except ShoalError as error:  # its message is printed as that of any command
+        print(user_lines(error.__traceback__, path), end="", file=sys.stderr)
+        raise
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,21 +1,16 @@
 """Converts an exception into the outcome of a job or array and a message for the user."""
 
 import errno
-import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from shoal.core.errors import MetricNameError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import Outcome
+from shoal.host.tracebacks import user_traceback
 
-__all__ = ["ProgramFailedError", "describe", "outcome_of", "record_failure", "user_traceback"]
-
-_PACKAGE = __name__.partition(".")[0]
-_ROOT = f"{Path(__file__).parents[1]}{os.sep}"
-_OVERRIDES = os.path.join("torch", "overrides.py")
+__all__ = ["ProgramFailedError", "describe", "outcome_of", "record_failure"]
 
 _REJECTIONS = (Outcome.REJECTED, Outcome.UNUSABLE)
 _MEMORY_MESSAGES = (
@@ -84,27 +79,6 @@ def describe(error: BaseException) -> tuple[Outcome, str]:
     else:
         text = "".join(traceback.format_exception_only(error))
     return outcome, text
-
-
-def user_traceback(error: BaseException) -> str:
-    """Return the traceback as text, without frames of this package before the user's last one, if there is one."""
-    frame = error.__traceback__
-    while frame is not None and _is_own_frame(frame):
-        frame = frame.tb_next
-    formatted = traceback.TracebackException(type(error), error, frame or error.__traceback__)
-    formatted.stack = traceback.StackSummary.from_list(_user_frames(formatted.stack))
-    return "".join(formatted.format())
-
-
-def _user_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return the frames without those of this package and of `torch.overrides` before the user's last one."""
-    ours = [frame.filename.startswith(_ROOT) or frame.filename.endswith(_OVERRIDES) for frame in frames]
-    last = max((place for place, own in enumerate(ours) if not own), default=-1)
-    return [frame for place, frame in enumerate(frames) if place > last or not ours[place]]
-
-
-def _is_own_frame(frame: TracebackType) -> bool:
-    return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

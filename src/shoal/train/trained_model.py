@@ -10,11 +10,11 @@ from shoal.core.errors import CheckpointError, UnusableTaskError
 from shoal.core.trial import Trial
 from shoal.fuse.frozen import base_fingerprint, load_own_state
 from shoal.host.pickling import original_or_loaded, why_not_loaded
+from shoal.host.tracebacks import user_traceback
 from shoal.task import Task
 from shoal.train.bases import Bases, check_base, move
 from shoal.train.carried_state import CarriedState
 from shoal.train.checkpoint import Weights, load_weights, mismatch_message
-from shoal.train.failures import user_traceback
 from shoal.train.trial_runtime import check_model
 
 __all__ = ["trained_model"]
