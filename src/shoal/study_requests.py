@@ -79,10 +79,10 @@ class StudyRequests:
         """Keep the checkpoints of trials whatever `keep` says, of an open trial also its optimizer's state."""
         return client.pin(self.directory, numbers)
 
-    def add(self, config: Config, epochs: int, *, outside: bool = False) -> Config:
+    def add(self, config: Config, epochs: int, *, outside: bool = False) -> int:
         """Add a trial of your own.
 
-        Its number is 1000000 or above. Its reports count in tables and for the best trial. The algorithm does not
+        Its reports count in tables and for the best trial. The algorithm does not
         observe it or decide about it: the trial is COMPLETE after its epochs.
 
         Args:
@@ -91,13 +91,13 @@ class StudyRequests:
             outside: Whether the config may lie outside the space; `shoal status` and the journal name what does.
 
         Returns:
-            The whole config.
+            The number of the trial, 1000000 or above.
 
         Raises:
             ShoalError: the config lies outside the space though `outside` is false, or cannot be stored in the journal;
                 or `epochs` is not a positive integer.
         """
-        return client.add(self.directory, config, epochs, outside=outside)
+        return client.add(self.directory, config, epochs, outside=outside)[0]
 
     def clone(
         self,
@@ -107,7 +107,7 @@ class StudyRequests:
         epochs: int | None = None,
         anew: bool = False,
         outside: bool = False,
-    ) -> list[Config]:
+    ) -> list[int]:
         """Add clones of trials with some values changed, as in `add`.
 
         A clone begins with the original's newest checkpoint of the end of an epoch, with the optimizer's state as far
@@ -121,13 +121,14 @@ class StudyRequests:
             outside: As in `add`.
 
         Returns:
-            The whole config of each clone, by the originals' numbers.
+            The number of each clone, 1000000 or above, in the order of the originals' numbers.
 
         Raises:
             ShoalError: a trial does not exist or has no checkpoint of the end of an epoch; no epochs are left to train;
                 or as in `add`.
         """
-        return client.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
+        clones = client.clone(self.directory, numbers, changes or {}, epochs=epochs, anew=anew, outside=outside)
+        return [number for number, _ in clones]
 
     def add_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
         """Add devices to the study, new or removed ones: at once, or once it is resumed.

@@ -57,8 +57,8 @@ def test_a_trial_that_was_paused_and_a_study_that_was_have_trained_as_undisturbe
 
 def test_a_clone_goes_on_with_what_a_trial_has_learnt_and_another_begins_anew(tmp_path: Path) -> None:
     study = tune(tasks.Blobs(), SPACE, tmp_path / "study")
-    assert study.clone(1, {"lr": 0.5}, epochs=6, outside=True) == [{"lr": 0.5}]
-    study.clone(1, {"lr": 0.04}, anew=True)
+    assert study.clone(1, {"lr": 0.5}, epochs=6, outside=True) == [1_000_000]
+    assert study.clone(1, {"lr": 0.04}, anew=True) == [1_000_001]
     shoal.resume(study.directory, show_progress=False)
     on, anew = study.trials[-2:]
     assert (on.number, on.state, on.epoch, on.trial.origin) == (1_000_000, TrialState.COMPLETE, 6, Origin(1, 4))

@@ -480,13 +480,13 @@ def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_
         ("trial pause DIR", 2, "Missing argument 'N...'"),
         ("trial resume DIR 1", 1, "trial 1 .* is not paused"),
         ("trial stop DIR 3", 0, "trial 3 will be stopped once a process runs the study"),
-        ("trial add DIR --set x=2.0 --epochs 3", 0, "a trial with x=2 will be added once a process runs"),
-        ("trial add DIR --set x=2. --epochs 3", 0, "a trial with x=2 will be added once a process runs"),
+        ("trial add DIR --set x=2.0 --epochs 3", 0, "trial 1000000 with x=2 will be added once a process runs"),
+        ("trial add DIR --set x=2. --epochs 3", 0, "trial 1000000 with x=2 will be added once a process runs"),
         ("trial add DIR --set x=+.5e1 --epochs 3", 1, "`x` is 5.0, and the space has choice"),
         ("trial add DIR --set x=5 --epochs 3", 1, "`x` is 5, and the space has choice"),
-        ("trial add DIR --set x=5 --epochs 3 --outside", 0, "a trial with x=5 will be added once"),
+        ("trial add DIR --set x=5 --epochs 3 --outside", 0, "trial 1000000 with x=5 will be added once"),
         ("trial add DIR --set x --epochs 3", 2, "'x' is not NAME=VALUE, such as lr=0.01"),
-        ("trial clone DIR 1 --set x=4.0 --anew", 0, "a clone of trial 1 with x=4 will be added once"),
+        ("trial clone DIR 1 --set x=4.0 --anew", 0, "trial 1000000, a clone of trial 1 with x=4, will be added once"),
         ("trial clone DIR 1", 1, "no checkpoint of the end of an epoch now"),
         ("study pause DIR", 0, "the study will be paused once a process runs the study: shoal resume"),
         ("study resume DIR", 1, "the study in .* is not paused"),
@@ -570,7 +570,7 @@ def test_a_clone_goes_on_from_the_newest_end_of_an_epoch_that_is_saved(tmp_path:
     study = Study(stage.directory)
     with pytest.raises(ShoalError, match=r"begins at epoch 2, where trial 1 stands, .* epoch 2; name a later one"):
         study.clone(1)
-    assert study.clone(1, {"x": 4.0}, epochs=5) == [{"x": 4.0}]
+    assert study.clone(1, {"x": 4.0}, epochs=5) == [ADDED]
     carrier = backend()
     stage.run(carrier)
     row = rows_of(stage)[ADDED]
@@ -686,7 +686,19 @@ def test_a_number_is_as_good_as_several(numbers: Any, asked: list[int], half_way
     assert study.pause(numbers) == asked
     assert study.resume(numbers) == asked
     assert study.stop(numbers) == asked
-    assert study.clone(numbers, {"x": 4.0}, anew=True) == [{"x": 4.0}] * len(asked)
+    assert study.clone(numbers, {"x": 4.0}, anew=True) == list(range(ADDED, ADDED + len(asked)))
+
+
+def test_the_number_of_an_added_trial_is_that_which_it_gets(half_way: Stage, tmp_path: Path) -> None:
+    study = Study(half_way.directory)
+    first = study.add({"x": 1.0}, 2)
+    assert [first, *study.clone([0, 1], {"x": 4.0}, anew=True)] == [ADDED, ADDED + 1, ADDED + 2]
+    half_way.run(backend())
+    assert rows_of(half_way)[first].trial.config == {"x": 1.0}
+    with closing(half_way.open()) as journal:
+        numbers = [each.trials for each in journal.interventions()]
+    assert numbers == [(ADDED,), (ADDED + 1,), (ADDED + 2,)]
+    assert study.add({"x": 2.0}, 2) == ADDED + 3, "after those that are recorded"
 
 
 def test_what_a_study_cannot_add_is_noted(half_way: Stage, tmp_path: Path) -> None:

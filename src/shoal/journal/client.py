@@ -21,7 +21,7 @@ from shoal.core.request import Verb
 from shoal.core.rows import TrialRow
 from shoal.core.space import flatten
 from shoal.core.space_tree import constant
-from shoal.core.trial import Config, TrialState, state_name
+from shoal.core.trial import FIRST_ADDED, Config, TrialState, state_name
 from shoal.host.fleet import REMOVED, Fleet
 from shoal.host.remedy import command
 from shoal.journal.check import named_trials
@@ -107,15 +107,15 @@ def pin(directory: Path, numbers: int | Iterable[int]) -> list[int]:
     return asked
 
 
-def add(directory: Path, config: Config, epochs: int, *, outside: bool) -> Config:
-    """Request a trial in addition to those of the algorithm; see `Study.add`."""
+def add(directory: Path, config: Config, epochs: int, *, outside: bool) -> tuple[int, Config]:
+    """Request a trial in addition to those of the algorithm; return its number and its config. See `Study.add`."""
     with JournalView.read(directory) as journal:
         given = constant(config, "")
         whole = journal.space.recomputed(_with_constants(journal.space.constants(), given), flatten(given))
         epochs = plain(epochs)
         _check(journal, whole, epochs, outside)
-    write_request(directory, "add trial", arguments={"config": whole, "epochs": epochs, "outside": outside})
-    return whole
+    given = {"config": whole, "epochs": epochs, "outside": outside}
+    return _number(directory, write_request(directory, "add trial", arguments=given)), whole
 
 
 def clone(
@@ -126,14 +126,27 @@ def clone(
     epochs: int | None,
     anew: bool,
     outside: bool,
-) -> list[Config]:
-    """Request clones of trials with some values changed; see `Study.clone`."""
+) -> list[tuple[int, Config]]:
+    """Request clones of trials with some values changed; return the number and the whole config of each. See
+    `Study.clone`.
+    """
     asked = _trial_numbers(numbers)
     with JournalView.read(directory) as journal:
         clones = [_clone(journal, row, changes, epochs, anew, outside) for row in _rows(journal, asked)]
-    for arguments in clones:
-        write_request(directory, "clone", arguments=arguments)
-    return [arguments["config"] for arguments in clones]
+    requests = [write_request(directory, "clone", arguments=arguments) for arguments in clones]
+    return [(_number(directory, name), given["config"]) for name, given in zip(requests, clones, strict=True)]
+
+
+def _number(directory: Path, request: str) -> int:
+    """Return the number of a trial that a request adds: the next one after those of all earlier requests."""
+    pending = [each.name for each in pending_requests(directory) if each.verb in ("add trial", "clone")]
+    with JournalView.read(directory) as journal:  # after the requests, since one is deleted once it is recorded
+        result = journal.intervention(request)
+        if result is not None and not result.refused:
+            return result.trials[0]
+        ahead = sum(journal.intervention(name) is None for name in pending if name < request)
+        added = [row.number + 1 for row in journal.trials() if row.trial.is_added]
+        return max(added, default=FIRST_ADDED) + ahead
 
 
 def _clone(
