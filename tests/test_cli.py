@@ -569,6 +569,10 @@ def test_a_run_says_at_once_what_it_does(shoal, tmp_path):
         lines[4]
         == "shoal: batch size 32 (default: the config has no batch_size), or the DataLoader's; cpu:0; directory piped"
     )
+    assert lines[-5:-1] == ["shoal: next:", *(f"shoal:   shoal {verb} piped" for verb in ("status", "best", "page"))]
+    assert lines[-1].startswith("shoal:   shoal export piped ")
+    best = shoal("best", "piped", cwd=tmp_path)
+    assert best.stderr == f"shoal: export the model: {lines[-1].removeprefix('shoal:   ')}\n"
     done = shoal("resume", "piped", cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert lines[0].startswith("shoal: Line: 4 trials, 12 epochs in all")

@@ -16,7 +16,7 @@ from shoal.core.space import Space
 from shoal.host.fleet import Fleet
 from shoal.host.paths import as_given
 from shoal.host.process_lock import TemporaryFolder, remove_abandoned
-from shoal.host.remedy import command
+from shoal.host.remedy import command, next_commands
 from shoal.host.sources import written_since_start
 from shoal.journal.writer import Journal
 from shoal.look.disk import DiskWatch
@@ -159,6 +159,9 @@ def run_study(
         if not config.trains:
             raise _Measured(preview(engine.state))
     check_results(journal)
+    if show_progress:
+        best = None if spec.opaque else take().best
+        display.print_lines(next_commands(journal.directory, best.trial if best else None), whole=True)
     from shoal.results import Study  # what it needs to show results is not needed before
 
     return Study(journal.directory)

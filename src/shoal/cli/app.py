@@ -277,7 +277,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     With several metrics, all trials that no other trial dominates; with --json a list.
     """
     with JournalView.read(directory) as journal:
-        runs = journal.writer() is not None
+        runs, exports = journal.writer() is not None, not journal.spec.opaque
     found = Study(directory)
     several = len(found.objectives) > 1
     rows = found.pareto if several else found.pareto[:1]
@@ -301,6 +301,9 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
             typer.echo(f"checkpoint: {checkpoint}")
     if 1 < len(found.objectives) <= MAX_METRICS and (volume := found.hypervolume()) is not None:
         typer.echo(hypervolume_text(volume, found.metric))
+    numbers = [str(row.number) for row, checkpoint in zip(rows, checkpoints, strict=True) if checkpoint]
+    if exports and numbers:
+        print_message(f"export the model{'s' if len(numbers) > 1 else ''}: {command('export', directory, *numbers)}")
 
 
 @app.command()

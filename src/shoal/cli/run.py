@@ -312,7 +312,8 @@ def run(
                 run_command(asked, [file, *(arguments or [])], given["best_by"])
         if not begun:
             raise ShoalError(f"{file} ended without a call of shoal.tune, so there is no study")
-        _conclude(begun[-1], as_json)
+        if as_json:
+            _print_study(begun[-1])
 
 
 def resume(
@@ -365,7 +366,8 @@ def resume(
             typer.echo(f"{change}\n", err=True)
             typer.confirm("Go on with the edited task?", abort=True, err=True)
             go_on(accept_changes=True)
-    _conclude(directory, as_json)
+    if as_json:
+        _print_study(directory)
 
 
 @contextmanager
@@ -401,14 +403,6 @@ def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
             requeue()
             print_message("Slurm has put the job back into its queue")
         raise typer.Exit(1) from interruption
-
-
-def _conclude(directory: Path, as_json: bool) -> None:
-    """Print the study, or the command that shows it."""
-    if as_json:
-        _print_study(directory)
-    else:
-        print_message(f"look at all trials with: {command('trials', directory)}")
 
 
 def _print_study(directory: Path) -> None:

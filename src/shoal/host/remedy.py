@@ -5,12 +5,24 @@ from pathlib import Path
 
 from shoal.host.paths import as_given
 
-__all__ = ["command", "resume_remedy"]
+__all__ = ["command", "next_commands", "resume_remedy"]
 
 
 def command(verb: str, directory: Path, *options: str) -> str:
     """Return a command for a study: "shoal resume 'my runs/one' --accept-changes"."""
     return " ".join(["shoal", verb, shlex.quote(str(as_given(directory))), *options])
+
+
+def next_commands(directory: Path, best: int | None) -> list[str]:
+    """Return the lines at the end of a run: commands that show the study and export its best trial, one a line.
+
+    Args:
+        best: Number of the best trial; None if there is none, or no model to export.
+    """
+    commands = [command(verb, directory) for verb in ("status", "best", "page")]
+    if best is not None:
+        commands.append(command("export", directory, str(best)))
+    return ["next:", *(f"  {each}" for each in commands)]
 
 
 def resume_remedy(directory: Path, *, kept: bool, lost: bool = False) -> str:

@@ -62,8 +62,12 @@ class Progress(ABC):
     """
 
     @abstractmethod
-    def print_lines(self, lines: Sequence[str]) -> None:
-        """Show lines that stay; called before the display is entered."""
+    def print_lines(self, lines: Sequence[str], *, whole: bool = False) -> None:
+        """Show lines that stay; called before the display is entered, or after it is left.
+
+        Args:
+            whole: Whether no line is broken at the width of the terminal, as for commands to be copied.
+        """
 
     @abstractmethod
     def update(self) -> None:
@@ -79,7 +83,7 @@ class Progress(ABC):
 class SilentProgress(Progress):
     """Shows nothing and reads nothing."""
 
-    def print_lines(self, lines: Sequence[str]) -> None:
+    def print_lines(self, lines: Sequence[str], *, whole: bool = False) -> None:
         """Do nothing."""
 
     def update(self) -> None:
@@ -145,14 +149,14 @@ class _ConsoleProgress(_PacedProgress):
         super().__init__(take_snapshot, clock)
         self._console = console
 
-    def print_lines(self, lines: Sequence[str]) -> None:
+    def print_lines(self, lines: Sequence[str], *, whole: bool = False) -> None:
         for line in lines:
-            self._print(line)
+            self._print(line, whole=whole)
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, *, whole: bool = False) -> None:
         from rich.text import Text
 
-        self._console.print(Text(f"shoal: {printable(line)}"), soft_wrap=self._SOFT_WRAP)
+        self._console.print(Text(f"shoal: {printable(line)}"), soft_wrap=whole or self._SOFT_WRAP)
 
 
 class LiveProgress(_ConsoleProgress):
@@ -205,8 +209,8 @@ class NotebookProgress(_PacedProgress):
         self._handle: Any = None
         self._shown: dict[str, str] = {}
 
-    def print_lines(self, lines: Sequence[str]) -> None:
-        """Keep the lines; they stand above the table."""
+    def print_lines(self, lines: Sequence[str], *, whole: bool = False) -> None:
+        """Keep the lines; they stand above the table. After the end they are not shown: the cell has the `Study`."""
         self._lines += lines
 
     def __exit__(self, *exception: object) -> None:
