@@ -576,7 +576,7 @@ def test_a_run_says_at_once_what_it_does(shoal, tmp_path):
     done = shoal("resume", "piped", cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert lines[0].startswith("shoal: Line: 4 trials, 12 epochs in all")
-    assert lines[1].endswith("; cpu:0; goes on after 12 of 12 epochs; directory piped")
+    assert lines[1].endswith("; cpu:0; resumes after 12 of 12 epochs; directory piped")
 
 
 def test_a_study_in_which_all_fail_is_status_1(shoal, tmp_path):
@@ -647,10 +647,10 @@ def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(shoal, begin, tmp_path)
     _, told = process.communicate(timeout=300)
     (tmp_path / "slow").unlink()
     assert process.returncode == 1
-    assert "shoal: go on with: shoal resume stopped\n" in told
+    assert "shoal: resume with: shoal resume stopped\n" in told
     assert "Traceback" not in told
     left = shoal("status", "stopped", cwd=tmp_path)
-    assert left.stderr == "shoal: no process runs it; go on with: shoal resume stopped\n"
+    assert left.stderr == "shoal: the study is not running; resume it with: shoal resume stopped\n"
     assert not status(directory)["finished"]
     done = shoal("resume", "stopped", "--json", "--backend", "inline", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -681,7 +681,7 @@ def test_a_second_ctrl_c_ends_at_once(shoal, tmp_path):
     path.write_text(TWICE + path.read_text())
     done = shoal("run", path, "--directory", "stopped", cwd=tmp_path)
     assert done.returncode == 1
-    assert "shoal: go on with: shoal resume stopped\n" in done.stderr
+    assert "shoal: resume with: shoal resume stopped\n" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -52,7 +52,9 @@ def test_a_study_begun_with_a_baseline_says_how_it_goes_on_without(
 ) -> None:
     with closing(sqlite3.connect(finished.directory / "journal.sqlite")) as connection, connection:
         connection.execute("UPDATE study SET value = json_set(value, ?, ?) WHERE key = 'spec'", (f"$.{kind}", name))
-    with pytest.raises(shoal.ShoalError, match=rf"'{name}' is a baseline.*goes on with: shoal resume .* {remedy}$"):
+    with pytest.raises(
+        shoal.ShoalError, match=rf"'{name}' is a baseline.*resume the study with another one: shoal resume .* {remedy}$"
+    ):
         shoal.resume(finished.directory)
 
 

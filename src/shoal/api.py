@@ -162,7 +162,7 @@ def tune(
             reported value with its mode: {"valid_loss": "min"}. A trial then ranks by its values at that epoch. The
             first report must have it; later, an epoch without it cannot be the best.
         keep: Which ended trials keep their weights: "all", "best" (the best one, of several metrics the front) or the
-            number of best configurations. Trials that may go on, that failed or that are pinned (`Study.pin`) keep
+            number of best configurations. Trials that may continue, that failed or that are pinned (`Study.pin`) keep
             theirs. The state of the optimizer of an ended trial is always deleted.
         packing: Rule for arrays that share a process: a name in `shoal.plan.packing.PACKINGS` or a `Packing`.
         fuse: Whether trials of one structure are trained as one model.
@@ -207,7 +207,7 @@ def tune(
             trial may take, which is `trial_timeout`.
         timeout: Time that the study may run, "90s", "20m", "2h", "1d", "1h30m" or seconds. It is summed over all runs;
             while the study is paused or not run, no time passes. Then all open trials are saved, and `tune` returns:
-            `Study.ended` is "timeout". `resume` goes on to what the study would have found without it.
+            `Study.ended` is "timeout". `resume` continues to what the study would have found without it.
         trial_timeout: Time that each trial may train; of an array, each member counts an equal part of its seconds. A
             trial that reports after more, and not at its budget, is STOPPED. Its values count; the algorithm observes
             what it does when a user stops a trial. Not `time_limit`, which ends a function that reports nothing.
@@ -221,7 +221,7 @@ def tune(
             standard error. `shoal page DIRECTORY` does so at any other time.
 
     Raises:
-        StudyExistsError: the directory holds a study.
+        StudyExistsError: the directory holds a study; the message names the choices.
         StudyInterrupted: stopped by Ctrl-C or SIGTERM, a KeyboardInterrupt; `resume` continues the study.
         StudyFailedError: all trials failed; or five did, each by itself, of one cause, before any trial reported
             anything: then the others stay open, and `resume` tries them first.
@@ -393,7 +393,7 @@ def resume(
         sharing: Sharing instead of the study's own.
         oversubscription: Oversubscription instead of the study's own.
         timeout: Time that the study may run from now on, in this run and later ones, as for `tune`; None: what is left
-            of its timeout. A study that its timeout has ended goes on without one.
+            of its timeout. A study that its timeout has ended continues without one.
         trials: Number of trials in all to which the algorithm extends the search, also one that has ended; with
             `repeats`, of configurations. See `Algorithm.extend`.
         show_progress: As for `tune`.
@@ -467,12 +467,14 @@ def _check_extension(journal: Journal, trials: int) -> bool:
 
 @contextmanager
 def _another_named(directory: Path) -> Iterator[None]:
-    """Within this context, the refusal of a policy or packing says how the study goes on with another one."""
+    """Within this context, the refusal of a policy or packing says how to resume the study with another one."""
     try:
         yield
     except (PolicyError, PackError) as error:
         option = "--policy auto" if isinstance(error, PolicyError) else "--packing cost"
-        raise type(error)(f"{error}; the study goes on with: {command('resume', directory, option)}") from error
+        raise type(error)(
+            f"{error}; resume the study with another one: {command('resume', directory, option)}"
+        ) from error
 
 
 def _edits(journal: Journal, accepted: bool) -> list[Edit]:

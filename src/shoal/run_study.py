@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["directories", "engine_config", "measured", "overridden", "overrides", "run_study"]
 
-TIMED_OUT = "the timeout of the study has passed; everything is saved. Go on with: {}"
+TIMED_OUT = "the timeout of the study has passed; everything is saved. Resume with: {}"
 
 directories: list[Path] = []
 """Directories of the studies that this process has run, in order."""
@@ -121,7 +121,7 @@ def run_study(
             now = replace(spec, totals=announced(journal))
             display.print_lines(summary(now, names, as_given(journal.directory), begun, time_left(journal)))
         if journal.study.get("paused"):
-            display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
+            display.print_lines([f"the study is paused; resume it with: {command('study resume', journal.directory)}"])
         config = replace(config, find=backend.find, monitor=backend.monitor)
         disk, speed = DiskWatch(journal), SpeedupWatch(journal, config.history)
 
@@ -154,7 +154,7 @@ def run_study(
             raise
         except Exception as bug:  # raised by an algorithm or a policy
             again = command("resume", journal.directory)
-            bug.add_note(f"All reports are recorded. After a correction, go on with: {again}")
+            bug.add_note(f"All reports are recorded. After a correction, resume with: {again}")
             raise
         if not config.trains:
             raise _Measured(preview(engine.state))

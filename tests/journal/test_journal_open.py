@@ -38,7 +38,10 @@ def test_a_study_that_is_only_opened_was_not_run(tmp_path):
 
 def test_a_directory_with_a_study_is_left_alone(journal):
     journal.close()
-    with pytest.raises(StudyExistsError, match=r"already holds a study.*shoal resume .*another directory"):
+    with pytest.raises(
+        StudyExistsError,
+        match=r"already holds a study\. Resume it \(shoal resume .*shoal\.resume\('.*another directory",
+    ):
         create(journal.directory)
     with RecordedJournal.open(journal.directory) as again:
         assert again.spec == SPEC

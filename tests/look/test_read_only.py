@@ -52,7 +52,7 @@ def test_a_report_is_written_below_the_working_directory(look: Look) -> None:
 def test_status_says_that_going_on_needs_write_access(look: Look) -> None:
     status, said = look("status", "study")
     assert status == 0, said
-    assert "go on with: shoal resume study (as a user with write permission)" in said
+    assert "resume it with: shoal resume study (as a user with write permission)" in said
 
 
 def test_status_says_which_folder_may_not_be_read(look: Look) -> None:

@@ -66,7 +66,7 @@ def test_batches(space, task, text):
             "25 of 90 to 360 epochs",
             [
                 "Digits: 40 trials, 90 to 360 epochs in all, by Hyperband(9); maximises accuracy",
-                "batch size 64; cpu:0, cpu:1; goes on after 25 of 90 to 360 epochs; directory runs/one",
+                "batch size 64; cpu:0, cpu:1; resumes after 25 of 90 to 360 epochs; directory runs/one",
             ],
             id="bounds, gone on with",
         ),

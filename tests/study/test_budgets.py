@@ -230,7 +230,7 @@ def test_a_timeout_before_the_first_report_loses_nothing(
     said = capsys.readouterr().err
     assert (study.ended, [row.state for row in study.trials]) == ("timeout", [TrialState.PENDING] * 2)
     assert "ended by its timeout before a trial reported; 2 trials open" in said
-    assert f"Go on with: shoal resume {study.directory}" in said
+    assert f"Resume with: shoal resume {study.directory}" in said
     with pytest.raises(ShoalError, match="`timeout` must be a duration"):
         shoal.resume(study.directory, timeout="soon", show_progress=False)
     assert shoal.resume(study.directory, timeout="0.001s", show_progress=False).ended == "timeout"

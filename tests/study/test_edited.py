@@ -225,7 +225,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_once_its_task_is_mended
         f"shoal: trial 1 will be tried again once a process runs the study: shoal resume {study.directory}\n",
     )
     assert [row.state for row in study.trials] == [TrialState.COMPLETE, TrialState.FAILED], "nothing runs it yet"
-    said = "shoal: to be tried again: trials 1; go on with: shoal resume"
+    said = "shoal: to be retried: trials 1; resume it with: shoal resume"
     assert said in CliRunner().invoke(app, ["status", str(study.directory)]).output
     assert json.loads(CliRunner().invoke(app, ["status", str(study.directory), "--json"]).output)["retry"] == [1]
     shoal.resume(study.directory, show_progress=False)

@@ -936,7 +936,7 @@ def test_an_interrupt_stops_the_jobs_and_keeps_the_trials(tmp_path: Path) -> Non
     with closing(stage.open()) as journal:
         engine = stage.engine(journal, carrier)
         engine.begin()
-        with pytest.raises(StudyInterrupted, match=r"everything is saved\. Go on with: shoal resume"):
+        with pytest.raises(StudyInterrupted, match=r"everything is saved\. Resume with: shoal resume"):
             engine.run()
         assert {row.state for row in journal.trials()} == {TrialState.PENDING}
         assert {row.failures for row in journal.trials()} == {0}
@@ -969,7 +969,7 @@ def journal_replaced(study: Path) -> None:
     [
         (
             moved_away,
-            r"was moved to .*/moved while it ran\. All until then is recorded; go on with: shoal resume .*",
+            r"was moved to .*/moved while it ran\. All until then is recorded; resume it with: shoal resume .*",
         ),
         (moved_and_made_again, "was moved to .*/moved while it ran"),
         (removed, "was removed while it ran, and its records with it"),

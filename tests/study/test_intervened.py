@@ -74,6 +74,6 @@ def test_a_paused_study_that_runs_says_how_it_goes_on(finished: shoal.Study) -> 
     with closing(Journal.open(finished.directory)) as journal:
         journal.put("paused", True)
         with pytest.raises(
-            JournalError, match=r"is paused, and process \d+ runs it; let it go on with: shoal study resume"
+            JournalError, match=r"is paused, and process \d+ runs it; resume it with: shoal study resume"
         ):
             shoal.resume(finished.directory)

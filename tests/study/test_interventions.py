@@ -785,7 +785,7 @@ def test_a_paused_study_stays_so_after_a_kill_and_also_asks_for_no_trials(tmp_pa
         )
     before = len(stage.outcome())
     status = " ".join(CliRunner().invoke(app, ["status", str(stage.directory)]).output.split())
-    assert f"the study is paused; shoal study resume {stage.directory} lets it go on" in status
+    assert f"the study is paused; resume it with: shoal study resume {stage.directory}" in status
     carrier = asking(stage, (lambda rows: carrier.polls > 5, lambda study: study.resume_study()))
     carrier.on_start = lambda job: started.append(carrier.polls)
     started: list[int] = []

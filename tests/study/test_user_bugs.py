@@ -120,7 +120,7 @@ def test_a_resume_with_a_mended_algorithm_ends_as_if_it_had_never_been_broken(
     undisturbed = tune(tasks.Blobs(), space, tmp_path / "undisturbed", algorithm=shoal.Grid(4))
     with pytest.raises(ZeroDivisionError) as raised:
         tune(tasks.Blobs(), space, tmp_path / "study", algorithm=Unsound(4))
-    assert f"go on with: shoal resume {tmp_path / 'study'}" in "".join(raised.value.__notes__)
+    assert f"resume with: shoal resume {tmp_path / 'study'}" in "".join(raised.value.__notes__)
     assert len([report for curve in curves(tmp_path / "study").values() for report in curve]) >= 3
     monkeypatch.setattr(Unsound, "sound", True)
     study = shoal.resume(tmp_path / "study", show_progress=False)

@@ -233,16 +233,16 @@ def status(
         if each.verb != "retry":
             print_message(f"to be done: {request_text(each)}")
     if now.paused:
-        print_message(f"the study is paused; {command('study resume', directory)} lets it go on")
+        print_message(f"the study is paused; resume it with: {command('study resume', directory)}")
     elif now.pid and now.all_paused:
         remedy = command("trial resume", directory, *map(str, now.held))
-        print_message(f"all trials that are open are paused, so it waits; {remedy} lets them go on")
+        print_message(f"all open trials are paused, so the study waits; resume them with: {remedy}")
     if again:
         print_message(
-            f"to be tried again: trials {numbers_text(again)}{'' if now.pid else f'; {_how_to_go_on(directory)}'}"
+            f"to be retried: trials {numbers_text(again)}{'' if now.pid else f'; {_how_to_resume(directory)}'}"
         )
     elif now.pid is None and not now.finished:
-        print_message(f"no process runs it; {_how_to_go_on(directory)}")
+        print_message(f"the study is not running; {_how_to_resume(directory)}")
 
 
 @app.command()
@@ -355,6 +355,6 @@ def _checkpoint(directory: Path, row: TrialRow) -> Path | None:
     return path and (path / "files" if path.is_dir() else path)
 
 
-def _how_to_go_on(directory: Path) -> str:
+def _how_to_resume(directory: Path) -> str:
     who = "" if writable(directory) else " (as a user with write permission)"
-    return f"go on with: {command('resume', directory)}{who}"
+    return f"resume it with: {command('resume', directory)}{who}"

@@ -396,7 +396,7 @@ def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
         saved = "; everything is saved" if isinstance(interruption, StudyInterrupted) else ""
         print_message(f"stopped{saved}")
         if directories:
-            print_message(f"go on with: {command('resume', directories[-1])}")
+            print_message(f"resume with: {command('resume', directories[-1])}")
             if as_json:
                 _print_study(directories[-1])
         if at_limit:

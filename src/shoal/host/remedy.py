@@ -40,5 +40,6 @@ def resume_remedy(directory: Path, *, kept: bool, lost: bool = False) -> str:
         return f"Fix the cause, then resume with: {again}"
     return (
         "The study keeps the definitions of a script or notebook as they were. If the cause is in them, fix it and "
-        f"begin a new study. If the cause is in a module, in data or in the machine, fix it and resume with: {again}"
+        "begin a new study, in another directory. If the cause is in a module, in data or in the machine, fix it and "
+        f"resume with: {again}"
     )

@@ -34,7 +34,7 @@ def check_not_paused(directory: Path) -> None:
     with JournalView.read(directory) as now:
         if now.study.get("paused") and (owner := now.writer()) is not None:
             raise JournalError(
-                f"the study in {directory} is paused, and {owner} runs it; let it go on with: "
+                f"the study in {directory} is paused, and {owner} runs it; resume it with: "
                 f"{command('study resume', now.directory)}"
             )
 

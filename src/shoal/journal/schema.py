@@ -12,6 +12,7 @@ from typing import Literal
 
 from shoal.core.errors import JournalError, StorageFullError, StudyExistsError
 from shoal.host.file_system import network_file_system
+from shoal.host.paths import as_given
 from shoal.host.process_lock import TemporaryFolder
 from shoal.host.remedy import command
 from shoal.journal.lock import lock_owner
@@ -238,8 +239,9 @@ def create_tables(
     """
     if _has_tables(directory):
         raise StudyExistsError(
-            f"{directory} already holds a study; go on with it ({command('resume', directory)}) or choose another "
-            "directory"
+            f"{directory} already holds a study. Resume it ({command('resume', directory)}; in Python "
+            f"shoal.resume({str(as_given(directory))!r})), begin a new study in another directory (directory=, "
+            "--directory), or remove this one first"
         )
     connection.execute("BEGIN IMMEDIATE")
     for statement in _SCHEMA:

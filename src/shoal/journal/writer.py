@@ -146,7 +146,9 @@ class Journal(JournalView):
         elif self.directory.exists() and now.samefile(self.directory):
             fate = f"has no journal any more: {FILE_NAME} was removed or replaced while it ran; begin it again"
         else:
-            fate = f"was moved to {now} while it ran. All until then is recorded; go on with: {command('resume', now)}"
+            fate = (
+                f"was moved to {now} while it ran. All until then is recorded; resume it with: {command('resume', now)}"
+            )
         raise StudyMovedError(f"the directory of the study, {self.directory}, {fate}")
 
     def close(self) -> None:

@@ -387,7 +387,8 @@ def _curve(study: Overview) -> str:
 def _summary_table(study: Overview) -> str:
     state = study.state
     goals = ", ".join(f"{goal.metric} ({goal.mode})" for goal in study.objectives)
-    runner = "no process runs it" if state.pid is None else f"{LockOwner(state.pid, state.host)} runs it"
+    ended = {"": "not running", "finished": "complete", "timeout": "ended by its timeout"}.get(state.end, state.end)
+    runner = ended if state.pid is None else f"{LockOwner(state.pid, state.host)} runs it"
     remaining = "" if state.seconds_left is None else f", {duration_text(state.seconds_left)} left"
     return _table(
         (),

@@ -282,7 +282,7 @@ class LineProgress(_ConsoleProgress):
             self._print(f"{snapshot.trials} trials ({states_text(snapshot)}) on {self._devices}")
         if self._started and (devices := _devices_text(snapshot)) != self._devices:
             self._devices = devices
-            self._print(f"{duration_text(snapshot.elapsed)} goes on with {devices}")
+            self._print(f"{duration_text(snapshot.elapsed)} continues on {devices}")
         self._print_notes(snapshot)
         self._print_speedup(snapshot)
         self._print_causes(snapshot)
@@ -404,7 +404,7 @@ def summary(
         f"{'maximises' if goal.mode == 'max' else 'minimises'} {goal.metric}" for goal in spec.objectives
     )
     batches = f"{spec.batches}; " if spec.batches else ""
-    resumed = f"goes on after {done}; " if done else ""
+    resumed = f"resumes after {done}; " if done else ""
     timeout = "" if time_left is None else f"timeout in {duration_text(time_left)}; "
     chosen = [f"{spec.algorithm} is chosen, as {spec.chosen_because}"] if spec.chosen_because else []
     return [

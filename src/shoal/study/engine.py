@@ -91,7 +91,7 @@ class Engine:
         self._observe()
         if self._interrupted:
             remedy = command("resume", self._journal.directory)
-            raise StudyInterrupted(f"stopped; everything is saved. Go on with: {remedy}")
+            raise StudyInterrupted(f"stopped; everything is saved. Resume with: {remedy}")
 
     def _poll_backend(self, timeout: float) -> None:
         if not self._events:  # else some are left after an error
