@@ -124,5 +124,5 @@ def test_a_device_that_is_not_there_is_one_line_of_error(nvml):
 def test_help():
     result = CliRunner().invoke(app, ["devices", "--help"])
     assert result.exit_code == 0
-    assert "programs on them" in result.stdout
+    assert "programs that use" in result.stdout
     assert " devices " in CliRunner().invoke(app, ["--help"]).stdout

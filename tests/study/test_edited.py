@@ -222,7 +222,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_once_its_task_is_mended
     done = CliRunner().invoke(app, ["trial", "retry", str(study.directory), "--failed"])
     assert (done.exit_code, done.output) == (
         0,
-        f"shoal: trial 1 will be tried again once a process runs the study: shoal resume {study.directory}\n",
+        f"shoal: trial 1 will be retried when the study is resumed: shoal resume {study.directory}\n",
     )
     assert [row.state for row in study.trials] == [TrialState.COMPLETE, TrialState.FAILED], "nothing runs it yet"
     said = "shoal: to be retried: trials 1; resume it with: shoal resume"

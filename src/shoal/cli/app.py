@@ -57,21 +57,21 @@ __all__ = ["app", "page", "report", "rerun"]
 def report(
     directory: StudyDirectory,
     html: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Where to write it (.html); by default below DIR/report.")
+        Path | None, typer.Option(dir_okay=False, help="File to write (.html); by default DIR/report/report.html.")
     ] = None,
     spent: Annotated[
-        bool, typer.Option("--accounting", help="Print what each second of the devices was spent on; write nothing.")
+        bool, typer.Option("--accounting", help="Print how device time was spent; write no file.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Report what each device of a study did and when, the best trials, and failures with reasons.
+    """Write a report of a study: best trials, timeline of each device, failures with reasons.
 
-    Writes the views of shoal page with the study as it is now: one file that opens in any browser without a server. It
-    goes below DIR/report or, without permission to write there, below the working directory. Works on a running study,
-    too. With --json the report is printed, and a file is written only with --html.
+    The report is one HTML file with the views of shoal page, and needs no server. It is written to DIR/report or,
+    without write permission there, to the working directory. The study may be running. With --json the report is
+    printed as JSON, and a file is written only with --html.
 
-    With --accounting a table is printed instead: seconds of all devices from the call of the study to its last event,
-    by what they were spent on. They sum to the running time of the study times the number of its devices.
+    With --accounting a table is printed instead: how the seconds of all devices were spent, from the start of the study
+    to its last event. They add up to the running time times the number of devices.
     """
     if html is not None and spent:
         raise ShoalError("--html writes a file of its own; leave --accounting out")
@@ -94,7 +94,7 @@ def report(
 
 def rerun(
     directory: StudyDirectory,
-    trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, help="Its number; shoal trials DIR shows them.")],
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, help="Number of the trial; see shoal trials DIR.")],
     devices: Devices = None,
     as_json: AsJson = False,
 ) -> None:
@@ -154,17 +154,20 @@ def _default_file(directory: Path) -> Path:
 
 def page(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A study, or a folder of studies.")
+        Path,
+        typer.Argument(
+            metavar="DIR", exists=True, file_okay=False, help="Directory of a study, or a folder of studies."
+        ),
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; by default a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; by default a free one.")] = 0,
 ) -> None:
-    """Show studies in a browser, while they run and afterwards; Ctrl-C ends it.
+    """Serve a web page of running and ended studies; stop it with Ctrl-C.
 
-    The page has the state and the best trials, learning curves, the search space, all trials, the timeline of devices
-    and failures, and buttons for all that shoal trial, study, policy and devices can ask of a study. Whoever has the
-    printed address with its token can press them. Only this machine can reach the page; from another one, forward the
-    port with the same number: ssh -L PORT:127.0.0.1:PORT. Journals are only read, and no code of a study runs. shoal
-    report DIR --html FILE writes the same views to a file.
+    The page shows the state, the best trials, learning curves, the search space, all trials, the timeline of devices
+    and failures. Its buttons do what shoal trial, study, policy and devices do; anyone with the printed address, which
+    contains a token, can press them. The page is reachable from this machine only; from another one, forward the port
+    under the same number: ssh -L PORT:127.0.0.1:PORT. Journals are only read, and no code of a study runs. For a file
+    with the same views: shoal report DIR --html FILE.
     """
     serve(directory, port=port, announce=lambda address: print_message(f"the page is at {address}"))
 
@@ -191,15 +194,15 @@ def status(
     directory: StudyDirectory,
     axes: Annotated[
         str | None,
-        typer.Option(metavar="DOWN,ACROSS", help="One or two searched parameters to draw the trials by: lr,width."),
+        typer.Option(metavar="DOWN,ACROSS", help="One or two parameters for the axes of the map: lr,width."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the progress of a study: running jobs, waiting trials with reasons, the best so far, the time left.
+    """Show the progress of a study: running jobs, why trials wait, the best trial, the time left.
 
-    Below, as soon as there are values, a map of the space: the best value and the trials' states by two searched
-    parameters. Without --axes these are the two parameters whose means explain most of the variance of the trials'
-    ranks. With --json it is the grid over all parameters, or over those of --axes.
+    Once there are results, a map of the space follows: the best value and the states of trials by two parameters. By
+    default these are the two that explain most of the variance of the ranks of trials. With --json the grid has all
+    parameters, or those of --axes.
     """
     with JournalView.read(directory) as journal:
         now = snapshot(journal, time.time())
@@ -248,12 +251,12 @@ def status(
 @app.command()
 def trials(
     directory: StudyDirectory,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of trials to show, the best ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Show only the best trials, this many.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List all trials of a study, the best first.
 
-    With several metrics, trials that no other trial dominates come first, marked with a star.
+    With several metrics, the Pareto front comes first, marked with a star.
     """
     with JournalView.read(directory) as journal:
         goals = journal.objectives
@@ -274,7 +277,7 @@ def trials(
 def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     """Show the best trial of a study: its config, its metrics and the checkpoint of its best epoch.
 
-    With several metrics, all trials that no other trial dominates; with --json a list.
+    With several metrics, all trials of the Pareto front; with --json a list.
     """
     with JournalView.read(directory) as journal:
         runs, exports = journal.writer() is not None, not journal.spec.opaque
@@ -309,23 +312,23 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
 @app.command()
 def importance(
     directory: StudyDirectory,
-    method: Annotated[str, named_option(METHODS, "How it is measured")] = "ped-anova",
+    method: Annotated[str, named_option(METHODS, "Importance measure")] = "ped-anova",
     budget: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="EPOCHS",
-            help="Compare trials after so many epochs; by default the most that enough reached.",
+            help="Epoch at which trials are compared; by default the last one that enough trials reached.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how much each searched parameter matters for the metric, of several the first.
+    """Show how much each parameter matters for the metric (with several metrics, the first).
 
-    Trials are compared after the same number of epochs. Beyond the first rung of an algorithm that stops trials only
-    survivors remain; the output says how many trials are left out. ped-anova: for reaching the best tenth of the
-    values. fanova: part of the variance of a random forest; it needs scikit-learn. eta2: part of the variance of the
-    trials' ranks that a parameter explains alone, as shoal status shows it.
+    Trials are compared at the same epoch. Beyond the first rung of an algorithm that stops trials, only survivors
+    remain; the output says how many trials are left out. ped-anova: importance for reaching the best tenth of the
+    values. fanova: share of the variance of a random forest (needs scikit-learn). eta2: share of the variance of ranks
+    that the parameter alone explains, as in shoal status.
     """
     found = Study(directory).importance(method, budget)
     if as_json:

@@ -23,8 +23,8 @@ history_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_Kind = Annotated[str | None, typer.Option(help="Only on this kind of device.")]
-_Structure = Annotated[str | None, typer.Option(help="Only of structures whose digest begins so.")]
+_Kind = Annotated[str | None, typer.Option(help="Only measurements on this kind of device.")]
+_Structure = Annotated[str | None, typer.Option(help="Only structures whose digest begins with this.")]
 
 _INDENT = 2
 _KIND_WIDTH, _STRUCTURE_WIDTH, _STEPS_WIDTH = 6, 9, 9
@@ -35,13 +35,12 @@ _KIND_WIDTH, _STRUCTURE_WIDTH, _STEPS_WIDTH = 6, 9, 9
 def _show(context: typer.Context, as_json: AsJson = False) -> None:
     """Show the measurements of jobs on this machine, from all studies; a study measures only what is missing.
 
-    A line for each structure, batch size and kind of device: milliseconds of a training step by the number of members,
-    memory per member and of the process without members, compute and cores in use, and how many times as long a step
-    takes while members are at different epochs. Measurements of other versions of Python, torch or Shoal are below,
-    marked, and are not used. A structure is shown by the beginning of its digest; so is its data, below it, if the
-    structure was measured with several. Below the table, for each structure, data and batch size: its tasks with the
-    parameters that all its trials agree on, the reason if only one number of members was measured, and its speed on
-    shares of a device and beside others.
+    Each line is a structure, a batch size and a kind of device: milliseconds of a training step by number of members,
+    memory per member and of the process alone, compute and cores in use, and the slowdown of a step while members are
+    at different epochs. Measurements by other versions of Python, torch or Shoal come last, are marked, and are not
+    used. Structures are named by the first digits of their digests; so are data sets, if a structure was measured with
+    several. The second table has, for each structure, data set and batch size: its tasks with the parameters that all
+    trials share, why only one number of members was measured, and its speed on a share of a device and beside others.
     """
     if context.invoked_subcommand is not None:
         return
@@ -62,7 +61,7 @@ def _show(context: typer.Context, as_json: AsJson = False) -> None:
 
 @history_app.command("clear")
 def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
-    """Remove measurements, all or those of the options; studies measure them again."""
+    """Remove all measurements, or those that the options select; studies measure them again."""
     path = history_path()
     known = records(path)
     if kind is not None and kind not in (kinds := sorted({record.kind for record in known})):

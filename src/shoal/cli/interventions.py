@@ -37,55 +37,57 @@ devices_app = typer.Typer(invoke_without_command=True, context_settings=_HELP)
 
 _Values = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A value of its configuration: lr=0.01, optimizer.name=sgd."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Value of a parameter: lr=0.01, optimizer.name=sgd. Repeatable."),
 ]
-_Outside = Annotated[bool, typer.Option("--outside", help="Allow values that are not in the space; that is noted.")]
-_Study = Annotated[Path, typer.Option("--study", metavar="DIR", exists=True, file_okay=False, help="Of the study.")]
-_Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Of devices: cuda:1 cpu:0 ...")]
-_Numbers = Annotated[list[int], typer.Argument(metavar="N...", help="Of trials.")]
+_Outside = Annotated[bool, typer.Option("--outside", help="Allow values outside the space; the journal records this.")]
+_Study = Annotated[
+    Path, typer.Option("--study", metavar="DIR", exists=True, file_okay=False, help="Directory of the study.")
+]
+_Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of devices: cuda:1 cpu:0 ...")]
+_Numbers = Annotated[list[int], typer.Argument(metavar="N...", help="Numbers of trials.")]
 
 
 @trial_app.callback()
 def _trial() -> None:
-    """Change single trials of a study, running or ended."""
+    """Pause, stop, retry, add or clone trials of a running or ended study."""
 
 
 @trial_app.command()
 def retry(
     directory: StudyDirectory,
-    numbers: Annotated[list[int] | None, typer.Argument(metavar="N", help="Of trials that failed.")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="All that have failed.")] = False,
+    numbers: Annotated[list[int] | None, typer.Argument(metavar="N", help="Numbers of failed trials.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="All failed trials.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try failed trials again: at once if the study runs, else once it is resumed, also if it has ended.
+    """Retry failed trials: now if the study is running, else when it is resumed; the study may have ended.
 
-    A trial goes on from its newest checkpoint, or from its start, up to the budget at which it failed. Its reports
-    count in all tables and for the best trial. The algorithm does not get them, as it has decided without that trial.
+    A trial continues from its newest checkpoint, else from its start, to the budget at which it failed. Its reports
+    count in all tables and for the best trial. The algorithm ignores them, since it has decided without the trial.
     """
     if bool(numbers) == failed:
         raise typer.BadParameter("Name the trials, or all that failed with --failed.", param_hint="N")
     asked = Study(directory).retry(None if failed else numbers)
-    _print_trials(directory, asked, "tried again", as_json)
+    _print_trials(directory, asked, "retried", as_json)
 
 
 @trial_app.command("pause")
 def pause_trials(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
-    """Pause trials until they are resumed; a trial in training is saved and leaves its job at the next step.
+    """Pause trials until they are resumed; a training trial is saved and leaves its job at the next step.
 
-    Trials that can only be compared with it wait for it. It stays paused when the study is stopped and goes on.
+    Trials that must be compared with a paused one wait for it. Trials stay paused when the study is resumed.
     """
     _print_trials(directory, Study(directory).pause(numbers), "paused", as_json)
 
 
 @trial_app.command("resume")
 def resume_trials(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
-    """Resume paused trials from where they stopped."""
+    """Resume paused trials from the step at which they were paused."""
     _print_trials(directory, Study(directory).resume(numbers), "resumed", as_json)
 
 
 @trial_app.command()
 def stop(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
-    """End trials for good; their reports count, and the algorithm goes on as if they had failed."""
+    """Stop trials for good; their reports count, and the algorithm treats them as failed."""
     _print_trials(directory, Study(directory).stop(numbers), "stopped", as_json)
 
 
@@ -97,9 +99,9 @@ def add(
     outside: _Outside = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a configuration of your own, beside those of the algorithm; its number is 1000000 or above.
+    """Add a trial with a configuration of your own, and print its number, which is 1000000 or above.
 
-    It counts in tables and for the best trial. The algorithm does not get its reports.
+    It counts in tables and for the best trial. The algorithm ignores it.
     """
     nested = client.changed({}, _parsed(values))
     number, config = client.add(directory, nested, epochs, outside=outside)
@@ -110,18 +112,18 @@ def add(
 @trial_app.command()
 def clone(
     directory: StudyDirectory,
-    number: Annotated[int, typer.Argument(metavar="N", help="Of a trial.")],
+    number: Annotated[int, typer.Argument(metavar="N", help="Number of the trial.")],
     values: _Values = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epoch up to which it is trained; by default as far as trial N.")
+        int | None, typer.Option(min=1, help="Epoch at which training ends; by default the budget of trial N.")
     ] = None,
-    anew: Annotated[bool, typer.Option("--anew", help="Begin with new weights.")] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Start with new weights.")] = False,
     outside: _Outside = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a trial again with some values changed, from its weights at the end of an epoch or from new weights.
+    """Clone a trial with some values changed, from its newest weights or from new ones, and print the new number.
 
-    The clone is a trial of its own, like one of shoal trial add.
+    The clone starts at the end of the last saved epoch of trial N. It counts like a trial of shoal trial add.
     """
     ((added, config),) = client.clone(directory, number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
     text = f"trial {added}, a clone of trial {number} with {config_text(config)}, will be added"
@@ -130,35 +132,35 @@ def clone(
 
 @study_app.callback()
 def _study() -> None:
-    """Pause, resume or end a whole study while it runs."""
+    """Pause, resume or end a running study."""
 
 
 @study_app.command("pause")
 def pause_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
-    """Let all jobs save their trials and free the devices; the process then waits for shoal study resume."""
+    """Save all trials and free the devices; the process of the study waits for shoal study resume."""
     Study(directory).pause_study()
     print_request(directory, "the study will be paused", {}, as_json)
 
 
 @study_app.command("resume")
 def resume_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
-    """Resume a paused study. A study without a process goes on with shoal resume."""
+    """Resume a paused study. To resume a study that is not running, use shoal resume."""
     Study(directory).resume_study()
-    print_request(directory, "the study will go on", {}, as_json)
+    print_request(directory, "the study will be resumed", {}, as_json)
 
 
 @study_app.command("end")
 def end_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
-    """Let all jobs save their trials, and end the study: open trials are stopped, and no trial is proposed again."""
+    """End the study: all trials are saved, open ones are stopped, and no further trials are proposed."""
     Study(directory).end_study()
     print_request(directory, "the study will end", {}, as_json)
 
 
 @devices_app.callback()
 def _devices(context: typer.Context, devices: Devices = None, as_json: AsJson = False) -> None:
-    """Show the devices of this machine: properties, programs on them, whether they can take jobs.
+    """Show the devices of this machine: properties, programs that use them, whether they can take jobs.
 
-    By default the devices that a study takes by itself, else those of --devices.
+    By default, those that a study uses with devices="auto".
     """
     if context.invoked_subcommand is not None:
         return
@@ -173,15 +175,15 @@ def _devices(context: typer.Context, devices: Devices = None, as_json: AsJson = 
 
 @devices_app.command("add")
 def add_devices(names: _Names, study: _Study, as_json: AsJson = False) -> None:
-    """Add devices to a study, also removed ones: at once if it runs, else once it is resumed."""
+    """Add devices to a study, or add removed ones again: now if it is running, else when it is resumed."""
     _print_devices(study, Study(study).add_devices(names), as_json)
 
 
 @devices_app.command("remove")
 def remove_devices(names: _Names, study: _Study, as_json: AsJson = False) -> None:
-    """Remove devices from a study: at once if it runs, else once it is resumed.
+    """Remove devices from a study: now if it is running, else when it is resumed.
 
-    Jobs on them save their trials and stop; the trials go on elsewhere.
+    Jobs on them save their trials and stop; the trials continue on other devices.
     """
     _print_devices(study, Study(study).remove_devices(names), as_json)
 
@@ -199,24 +201,29 @@ def policy(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Change the policy of a study, from its next plan on, also when it is resumed."""
+    """Change the scheduling policy of a study, for the next plan and all later ones."""
     Study(directory).policy(name)
     print_request(directory, f"policy {name} will be followed", {"policy": name}, as_json)
 
 
 def keep(
     directory: StudyDirectory,
-    keep: Annotated[str, typer.Argument(metavar="K", help="Number of the best trials; best (one, or the front); all.")],
+    keep: Annotated[
+        str,
+        typer.Argument(
+            metavar="K", help="Number of best trials to keep; best (with several metrics the front); or all."
+        ),
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Change which ended trials keep their weights, from now on; deleted ones do not come back."""
+    """Change which ended trials keep their weights; deleted weights do not come back."""
     kept = keep_argument(keep)
     Study(directory).keep(kept)  # type: ignore[arg-type]  # it is checked
     print_request(directory, f"weights will be kept by the rule {kept}", {"keep": kept}, as_json)
 
 
 def pin(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
-    """Keep the checkpoints of trials, whatever their ranks."""
+    """Keep the checkpoints of trials whatever their rank."""
     _print_trials(directory, Study(directory).pin(numbers), "pinned", as_json)
 
 

@@ -79,14 +79,14 @@ def device_list(value: str | None) -> str | list[str] | None:
 
 
 Script = Annotated[
-    list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the file; its options after --.")
+    list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the file; put its options after --.")
 ]
 StudyDirectory = Annotated[
     Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Directory of a study.")
 ]
-Devices = Annotated[str | None, typer.Option(help='"auto", "cpu:2", "cuda", "cuda:0,cuda:1" ...')]
-Packing = Annotated[str | None, named_option(PACKINGS, "Which arrays share a process")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Devices = Annotated[str | None, typer.Option(help="Devices: auto, cpu:2, cuda, cuda:0,cuda:1 ...")]
+Packing = Annotated[str | None, named_option(PACKINGS, "How arrays are packed into processes")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def best_by_argument(text: str) -> str | dict[str, str]:
@@ -132,4 +132,4 @@ def print_request(directory: Path, text: str, values: Mapping[str, Any], as_json
     if as_json:
         print_json({"directory": str(directory), **values, "runs": runs})
         return
-    print_message(f"{text} now" if runs else f"{text} once a process runs the study: {command('resume', directory)}")
+    print_message(f"{text} now" if runs else f"{text} when the study is resumed: {command('resume', directory)}")

@@ -46,10 +46,12 @@ def profile(
         Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Python file that calls shoal.tune.")
     ],
     arguments: Script = None,
-    trials: Annotated[int, typer.Option(min=1, help="Configurations, as shoal.Random would try them.")] = 8,
+    trials: Annotated[
+        int, typer.Option(min=1, help="Number of configurations to measure, those that shoal.Random would try.")
+    ] = 8,
     devices: Devices = None,
     packing: Packing = None,
-    seed: Annotated[int | None, typer.Option(help="Of the configurations and of all that is random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the configurations and of all random numbers.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure what a search would cost, and whether sharing pays, before it runs.
@@ -60,7 +62,7 @@ def profile(
     preprocessing, the seconds of an epoch, and the deciding rule.
     IMPV is the part of the time that sharing saves.
 
-    Options replace the arguments that the file gives to shoal.tune. The measurements go into the job history, so a
+    Options override the arguments of shoal.tune in the file. The measurements go into the job history, so a
     search does not measure them again. With --json the output of the file goes to standard error. The exit status is 1
     if no configuration could be measured.
     """

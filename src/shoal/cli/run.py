@@ -51,40 +51,43 @@ __all__ = ["new_app", "resume", "run"]
 
 _PANEL = "With --space"
 
-_Policy = Annotated[str | None, named_option(POLICIES, "Which job runs where")]
-_Backend = Annotated[str | None, named_option(BACKENDS, "What runs the jobs")]
+_Policy = Annotated[str | None, named_option(POLICIES, "Scheduling policy, which places jobs on devices")]
+_Backend = Annotated[str | None, named_option(BACKENDS, "Where jobs run")]
 _RayAddress = Annotated[
     str | None,
     typer.Option(
         "--ray-address",
         metavar="HOST:PORT",
-        help="Address of the Ray cluster, for --backend ray; by default $RAY_ADDRESS, else that of this machine.",
+        help="For --backend ray: address of the cluster; by default $RAY_ADDRESS, else the one on this machine.",
     ),
 ]
 _Sbatch = Annotated[
     str | None,
     typer.Option(
         metavar="OPTIONS",
-        help="For --backend slurm: options of Slurm's sbatch for nodes that the study asks for one by one, such as "
-        "'--nodes=4 --time=4:00:00'; by default it runs on the nodes of the Slurm job that it is in.",
+        help="For --backend slurm: options of sbatch with which the study requests nodes one by one, such as "
+        "'--nodes=4 --time=4:00:00'. By default it runs on the nodes of its own Slurm job.",
     ),
 ]
 _Sharing = Annotated[str | None, named_option(SHARINGS, "How jobs share a GPU")]
 _Oversubscription = Annotated[
     float | None,
-    typer.Option(metavar="RATIO", help="How many times the compute of a device may be reserved, at least 1."),
+    typer.Option(metavar="RATIO", help="Factor by which jobs may reserve more compute than a device has, at least 1."),
 ]
 _Timeout = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="How long the study may run, as 90s, 20m, 2h, 1d or 1h30m; then it can go on."),
+    typer.Option(
+        metavar="TIME", help="Longest running time of the study: 90s, 20m, 2h, 1d or 1h30m. It can be resumed later."
+    ),
 ]
-_Page = Annotated[bool, typer.Option("--page", help="Serve the page of the study while it runs; see shoal page.")]
+_Page = Annotated[bool, typer.Option("--page", help="Serve the web page of the study while it runs; see shoal page.")]
 
 
 def new_app() -> typer.Typer:
     """Return the command line without commands."""
     app = typer.Typer(
-        help="Speed up PyTorch hyper-parameter search by training many models as one.\n\nTry: shoal run examples/digits.py",
+        help="Speed up PyTorch hyper-parameter search by training many models as one.\n\n"
+        "Try: shoal run examples/digits.py",
         epilog="Exit status: 0 done, 1 stopped or failed, 2 wrong usage. "
         "SHOAL_DEBUG=1 shows the traceback of an error.",
         no_args_is_help=True,
@@ -134,31 +137,35 @@ def _stop_arguments(
 def run(
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="Python file that calls shoal.tune; or, with --space, a program after --."),
+        typer.Argument(metavar="FILE", help="Python file that calls shoal.tune; or, with --space, a command after --."),
     ],
     arguments: Script = None,
-    directory: Annotated[Path | None, typer.Option(help="New directory for the study.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="New directory for the study; by default one below runs.")
+    ] = None,
     devices: Devices = None,
     policy: _Policy = None,
     objective: Annotated[
-        str | None, named_option(OBJECTIVES, "What the policy auto makes short", "--objective")
+        str | None, named_option(OBJECTIVES, "Time that the policy auto minimises", "--objective")
     ] = None,
     target: Annotated[
-        float | None, typer.Option(help="Value of the metric that is good enough: reached, it ends the study.")
+        float | None, typer.Option(help="The study ends when a trial reaches this value of the metric.")
     ] = None,
     patience: Annotated[
         int | None,
-        typer.Option("--patience", metavar="EPOCHS", help="End a trial after so many without an improvement."),
+        typer.Option("--patience", metavar="EPOCHS", help="Stop a trial after this many epochs without improvement."),
     ] = None,
     stop_below: Annotated[
-        float | None, typer.Option("--stop-below", help="Stop a trial whose metric is below this, or NaN.")
+        float | None, typer.Option("--stop-below", help="Stop a trial whose metric falls below this, or is NaN.")
     ] = None,
     stop_above: Annotated[
-        float | None, typer.Option("--stop-above", help="Stop a trial whose metric is above this, or NaN.")
+        float | None, typer.Option("--stop-above", help="Stop a trial whose metric rises above this, or is NaN.")
     ] = None,
     stop_after: Annotated[
         int | None,
-        typer.Option("--stop-after", metavar="TRIALS", help="End the study after so many without an improvement."),
+        typer.Option(
+            "--stop-after", metavar="TRIALS", help="End the study after this many trials without improvement."
+        ),
     ] = None,
     constraint: Annotated[
         list[str] | None,
@@ -166,26 +173,26 @@ def run(
             "--constraint",
             metavar="BOUND",
             callback=_checked_bounds,
-            help="Bound of a reported value that trials must keep, such as 'latency_ms <= 10'. Repeatable.",
+            help="Bound on a reported value, such as 'latency_ms <= 10'. Repeatable.",
         ),
     ] = None,
     rank_by: Annotated[
         str | None,
-        named_option(("best", "last"), "Epoch of a trial that ranks it, whose weights are kept", "--rank-by"),
+        named_option(("best", "last"), "Epoch by which a trial is ranked, and whose weights are kept", "--rank-by"),
     ] = None,
     best_by: Annotated[
         str | None,
         typer.Option(
             "--best-by",
             metavar="METRIC",
-            help="Metric that decides the best epoch: of several the one, or another with its mode, as val_loss:min.",
+            help="Metric that selects the best epoch: one of the study's, or another with its mode: val_loss:min.",
         ),
     ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
             metavar="K",
-            help="Ended trials that keep their weights: the K best ones, best (of several the front) or all.",
+            help="Ended trials that keep their weights: the K best, best (with several metrics the front) or all.",
         ),
     ] = None,
     packing: Packing = None,
@@ -198,23 +205,25 @@ def run(
         str | None,
         typer.Option(
             metavar="BYTES",
-            help="Main memory that each process of a function or command may allocate, such as 8GiB; auto, the "
-            "default: limits on a shared GPU only; none: not even these.",
+            help="Limit of the main memory of each process of a function or command, such as 8GiB; auto (default): "
+            "limits on shared GPUs only; none: no limit.",
         ),
     ] = None,
     timeout: _Timeout = None,
     trial_timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long each trial may train; then it is stopped.")
+        str | None, typer.Option(metavar="TIME", help="Longest training time of a trial; it is then stopped.")
     ] = None,
-    max_concurrent: Annotated[int | None, typer.Option(min=1, help="Most trials that train at a time.")] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of trials that train at once.")
+    ] = None,
     tracker: Annotated[
-        list[str] | None, named_option(TRACKERS, "Where to track the trials, too", "--tracker", repeatable=True)
+        list[str] | None, named_option(TRACKERS, "Also log the trials to", "--tracker", repeatable=True)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     initial: Annotated[
         Path | None,
         typer.Option(
-            dir_okay=False, help="JSON file of configurations to try first: a list of objects, whole or partial."
+            dir_okay=False, help="JSON file with configurations to try first: a list of objects, complete or partial."
         ),
     ] = None,
     warm_start: Annotated[
@@ -222,60 +231,65 @@ def run(
         typer.Option(
             "--warm-start",
             metavar="DIR",
-            help="Directory of an earlier study, whose values enter the model of the algorithm. Repeatable.",
+            help="Directory of an earlier study, whose results the algorithm learns from. Repeatable.",
         ),
     ] = None,
     repeats: Annotated[
         int | None,
-        typer.Option(min=1, help="Seeds with which each configuration is trained; what counts is the aggregate."),
+        typer.Option(min=1, help="Number of seeds for each configuration; it is ranked by the aggregate."),
     ] = None,
     folds: Annotated[
-        int | None, typer.Option(min=1, help="Folds of the data, for each of which each configuration is trained.")
+        int | None, typer.Option(min=1, help="Number of cross-validation folds for each configuration.")
     ] = None,
-    aggregate: Annotated[str | None, named_option(AGGREGATES, "The value of a configuration that is repeated")] = None,
+    aggregate: Annotated[str | None, named_option(AGGREGATES, "How the values of seeds and folds are combined")] = None,
     space: Annotated[
         Path | None,
         typer.Option(
             "--space",
             exists=True,
             dir_okay=False,
-            help="TOML file of the search space of a command, or YAML file of a W&B sweep; "
+            help="TOML file with the search space of a command, or YAML file of a W&B sweep: "
             "shoal run --space FILE -- python train.py --lr {lr}",
             rich_help_panel=_PANEL,
         ),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="The reported value to compare trials by.", rich_help_panel=_PANEL)
+        str | None, typer.Option(help="Reported value by which trials are compared.", rich_help_panel=_PANEL)
     ] = None,
-    mode: Annotated[str | None, named_option(("min", "max"), "Which end of it is good", panel=_PANEL)] = None,
+    mode: Annotated[
+        str | None, named_option(("min", "max"), "Whether the metric is minimised or maximised", panel=_PANEL)
+    ] = None,
     algorithm: Annotated[
         str | None,
-        named_option(ALGORITHMS, "What is tried next, by default as the budget suggests", "--algorithm", panel=_PANEL),
+        named_option(ALGORITHMS, "Search algorithm; by default chosen by the budget", "--algorithm", panel=_PANEL),
     ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="How many are tried.", rich_help_panel=_PANEL)] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Number of configurations to try.", rich_help_panel=_PANEL)
+    ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Reports that a trial may make at most.", rich_help_panel=_PANEL)
+        int | None, typer.Option(min=1, help="Largest number of reports of a trial.", rich_help_panel=_PANEL)
     ] = None,
     time_limit: Annotated[
         float | None,
         typer.Option(
-            help=f"Seconds without a report; by default {TIME_LIMIT:g}. Not --trial-timeout.", rich_help_panel=_PANEL
+            help=f"Seconds without a report after which a trial fails; by default {TIME_LIMIT:g}.",
+            rich_help_panel=_PANEL,
         ),
     ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
-            help="The reported value that policies take as the loss; by default the metric, if its mode is min.",
+            help="Reported value that policies use as the loss; by default the metric, if its mode is min.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
     page: _Page = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a Python file that calls shoal.tune; or, with --space, search the arguments of any program.
+    """Run a Python file that calls shoal.tune; or, with --space, search the arguments of any command.
 
-    Options replace the arguments that the file gives to shoal.tune. With --json the study shows no progress, the output
-    of the file goes to standard error, and standard output ends with one line of JSON: the study.
+    Options override the arguments of shoal.tune in the file. With --json the study shows no progress, the output of the
+    file goes to standard error, and standard output ends with one line of JSON that describes the study.
     """
     asked = CommandRequest(space, metric, mode, algorithm, trials, epochs, time_limit, loss)
     if space is None:
@@ -327,18 +341,18 @@ def resume(
     sharing: _Sharing = None,
     oversubscription: _Oversubscription = None,
     timeout: _Timeout = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="More trials: how many are tried in all.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Extend the search to this many trials in all.")] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on with an edited task; the journal notes it.")
+        bool, typer.Option("--accept-changes", help="Resume with an edited task; the journal records the edits.")
     ] = False,
     page: _Page = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
+    """Resume a study that was stopped or killed, or whose failed trials are to be retried (shoal trial retry).
 
-    Options replace the study's own. This runs code from the study's directory, the pickled task, algorithm and
-    callbacks: go on only with studies of people you trust. The commands status, trials, best and report run no code of
-    the study.
+    Options override those of the study. Resuming runs code from the study's directory (the pickled task, algorithm and
+    callbacks), so resume only studies of people you trust. The commands status, trials, best and report run no code
+    of the study.
     """
     working_directory()  # as of `run_script`
     with _stoppable([directory], as_json):
@@ -364,7 +378,7 @@ def resume(
             if not sys.stdin.isatty():
                 raise
             typer.echo(f"{change}\n", err=True)
-            typer.confirm("Go on with the edited task?", abort=True, err=True)
+            typer.confirm("Resume with the edited task?", abort=True, err=True)
             go_on(accept_changes=True)
     if as_json:
         _print_study(directory)

@@ -28,24 +28,27 @@ _ALIKE = ("time_to_target", "time_to_good")
 
 def simulate(
     scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO.toml", exists=True, dir_okay=False, help="See docs/simulate.md.")
+        Path,
+        typer.Argument(
+            metavar="SCENARIO.toml", exists=True, dir_okay=False, help="Scenario file; see docs/simulate.md."
+        ),
     ],
     policy: Annotated[
-        list[str] | None, named_option(POLICIES, "Policy to simulate; by default those of the file", repeatable=True)
+        list[str] | None, named_option(POLICIES, "Policy to simulate; by default those in the file", repeatable=True)
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Counts instead of the file's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed instead of the one in the file.")] = None,
     html: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="Write the page of the simulated study, as shoal report (.html)."),
+        typer.Option(dir_okay=False, help="Write an HTML report of the simulated study, as shoal report does."),
     ] = None,
-    data: Annotated[Path, typer.Option(file_okay=False, help="Folder of the measured tables.")] = DATA,
+    data: Annotated[Path, typer.Option(file_okay=False, help="Folder with the tables of measurements.")] = DATA,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a search on a cluster under several policies, without running it.
 
-    The file describes machines, studies and events. Without --policy it also names the compared policies. With --html
-    search.html each policy has its page, of several search-fifo.html and so on. The exit status is 1 if jobs did not
-    end under one of them.
+    The file describes machines, studies and events, and the policies to compare unless --policy names them. With --html
+    search.html a report is written; for several policies search-fifo.html and so on. The exit status is 1 if jobs are
+    left unfinished under a policy.
     """
     if html is not None:
         check_page_file(html)
