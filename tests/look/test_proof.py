@@ -1,6 +1,7 @@
 """What is said of a structure, and of a trial: fused or plain, why, and what was proven."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,21 @@ def test_status_page_report_and_notebook_say_the_same(journal: RecordedJournal, 
     for line in lines:
         assert line in capture.get()
         assert line in html
+
+
+@pytest.mark.parametrize(
+    ("end", "shown"),
+    [
+        ("finished", "complete"),
+        ("timeout", "ended by its timeout"),
+        ("ended by a user", "ended by a user"),
+        ("", "not running"),
+    ],
+)
+def test_a_notebook_says_how_a_study_without_a_process_ended(journal: RecordedJournal, end: str, shown: str) -> None:
+    found = overview(journal, 2000.0)
+    html = notebook_html(replace(found, state=replace(found.state, pid=None, end=end)))
+    assert f"; {shown}</td>" in html
 
 
 def test_a_verdict_as_plain_values(journal: RecordedJournal) -> None:
