@@ -23,8 +23,8 @@ from shoal.journal.check import check_study, named_trials
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.budget_values import budget_values
-from shoal.look.grid import StudyGrid, journal_grid
 from shoal.look.frame import dataframe, history_frame
+from shoal.look.grid import StudyGrid, journal_grid
 from shoal.look.importance import Importance, importance
 from shoal.look.optuna_study import journal_optuna_study
 from shoal.look.overview import notebook_html, overview
