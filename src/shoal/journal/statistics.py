@@ -1,5 +1,7 @@
 """Aggregates over a whole study, computed by SQL, for progress displays and reports."""
 
+import json
+from collections.abc import Iterable
 from itertools import pairwise
 
 from shoal.core.job import Purpose
@@ -85,6 +87,14 @@ class StudyStatistics:
             "WHERE job <> '' AND NOT EXISTS (SELECT 1 FROM reports AS earlier WHERE earlier.trial = reports.trial "
             "AND earlier.epoch = reports.epoch AND earlier.seq < reports.seq) GROUP BY job, time, epoch"
         )
+
+    def last_reports(self, jobs: Iterable[str]) -> dict[str, float]:
+        """Id of each of some jobs with reports -> time of its last one, in seconds since 1970."""
+        rows = self._tables.rows(
+            "SELECT job, max(time) FROM reports WHERE job IN (SELECT value FROM json_each(?)) GROUP BY job",
+            json.dumps(list(jobs)),
+        )
+        return dict(rows)
 
     def epochs_lost(self) -> int:
         """Number of requested epochs that failed trials have not trained."""

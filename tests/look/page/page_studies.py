@@ -10,11 +10,12 @@ from support.recorded import RecordedJournal
 from timeline_samples import GB, Clock, machines, training
 
 from shoal.algorithms.base import Totals
+from shoal.core.activity import Activity
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.event import Proven
 from shoal.core.job import Job
-from shoal.core.rows import Intervention
+from shoal.core.rows import Intervention, StudyValue
 from shoal.core.space import Space, choice, loguniform
 from shoal.core.trial import Budget, Check, Report, Trial, TrialGroup, TrialState
 from shoal.spec import StudySpec
@@ -94,6 +95,44 @@ def lively_study(
             journal.record_intervention(Intervention("0001-ab-anna", "pause", (3,), (), "", ()))
             journal.record_intervention(Intervention("0002-ab-ben", "stop", (), (), "", ("trial 2 is complete",)))
     return journal
+
+
+HALVING_ENDS = {0: TrialState.COMPLETE, 1: TrialState.RUNNING, 2: TrialState.PAUSED}
+
+
+def halving_study(directory: Path, metric: str = "valid_loss") -> None:
+    """A study of 24 trials that an algorithm stopped after 1, 3 or 9 epochs; `lr` alone explains their losses.
+
+    The losses of trial 23 are a hundred thousand times as high as those of the others; `momentum` and `optimizer` have
+    one value. Trial 1 is paused by a user, and trial 2 waits for others at epoch 3.
+    """
+    clock = Clock()
+    space = Space({"optimizer": "sgd", "momentum": choice([0.9]), "seed": choice([0, 1]), "lr": loguniform(1e-4, 1.0)})
+    study = StudySpec(metric=metric, mode="min", space=space.to_json())
+    with RecordedJournal.create(directory, study, task=b"", algorithm=b"", clock=clock) as journal:
+        journal.record_devices(machines(1, "cpu"))
+        configs = [
+            {"optimizer": "sgd", "momentum": 0.9, "seed": number // 2 % 2, "lr": 10 ** (-number / 6)}
+            for number in range(24)
+        ]
+        trials = tuple(Trial(number, config, number, 0) for number, config in enumerate(configs))
+        journal.record_proposal(24, [TrialGroup(trials, Budget(9))])
+        journal.record_job_start(training("job-00001", range(24)), "cuda:0")
+        for number in range(24):
+            scale, last = 1e5 if number == 23 else 1.0, 9 if number < 2 else 3 if number < 8 else 1
+            for epoch in range(1, last + 1):
+                clock.now += 1
+                loss = scale * (0.1 * (number + 1) + 0.5 / epoch)
+                state = TrialState.RUNNING if epoch < last else HALVING_ENDS.get(number, TrialState.STOPPED)
+                reason = f"rank {number} of 24 at epoch {epoch}; only the best third goes on" * (
+                    state is TrialState.STOPPED
+                )
+                journal.record_reports("job-00001", [Report(number, epoch, {metric: loss}, 1.0, state, reason)])
+        clock.now += 8
+        spent = {Activity.START: 6.0, Activity.STEPS: 38.0, Activity.VALIDATION: 8.0}
+        journal.record_job_end("job-00001", "finished", failed=False, activities=spent)
+        journal.record_intervention(Intervention("0001-ab-anna", "pause", (1,), (), "", ()))
+        journal.write([StudyValue("paused_trials", [1])])
 
 
 def _prove(journal: RecordedJournal, name: str, arrays: Sequence[Array]) -> None:

@@ -16,11 +16,16 @@ from shoal.core.trial import Report
 from shoal.journal.requests import pending_requests
 from shoal.look.page.files import write_frozen_page
 
-VIEWS = ["overview", "curves", "space", "trials", "devices", "failures", "trial/33", "trial/45"]
+VIEWS = ["overview", "curves", "space", "trials", "devices", "diagnosis", "failures", "trial/33", "trial/45"]
 SEEN = {
     "overview": [
-        "Best accuracy",
-        "Time left",
+        *("What is best?", "Best accuracy", "When is it done?", "Time left"),
+        *(
+            "Is it getting better?",
+            "The last of",
+            "What is wrong?",
+            "1 trial failed: ValueError: the loss is not finite",
+        ),
         "Trials in a training job",
         "waits for a free device",
         "ben",
@@ -35,8 +40,9 @@ SEEN = {
     "trials": ["48 of 48 trials", "batch_size", "running", "waiting"],
     "devices": [
         *("Timeline of devices", "cuda:3", "Use of devices", "What the time was spent on"),
-        *("not measured", "measured: a kernel runs"),
+        *("not measured", "measured: a kernel runs", "jobs without a report of activities"),
     ],
+    "diagnosis": ["Devices idle while others train", "Remedy: Use more trials", "not known yet"],
     "failures": ["the loss is not finite", "job-00003"],
     "trial/33": ["Trial 33", "Configuration", "valid_loss", "job-00005", "Checkpoints"],
     "trial/45": ["It waits: needs 9.1 GB", "It has been in no job yet."],
@@ -412,14 +418,14 @@ def test_all_is_reached_by_the_keyboard(browser, page) -> None:
         for _ in range(12):
             tab.keyboard.press("Tab")
             names.append(tab.evaluate("document.activeElement.textContent.trim()"))
-        assert names[:9] == [
+        assert names[:10] == [
             "To the content",
             "Pause the study",
             "End the study",
-            *("Overview", "Curves", "Space", "Trials", "Devices"),
-            names[8],
+            *("Overview", "Curves", "Space", "Trials", "Devices", "Diagnosis"),
+            names[9],
         ]
-        assert re.match(r"Failures \(\d+\)", names[8])
+        assert re.match(r"Failures \(\d+\)", names[9])
 
 
 def test_a_folder_lists_its_studies(browser, site: Page, folder: Path) -> None:

@@ -4,22 +4,27 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from shoal.core.domain import Domain
 from shoal.core.errors import ShoalError
 from shoal.core.job import log_path
+from shoal.core.reference import Dependent, Expression
 from shoal.core.request import requester
 from shoal.core.rows import DeviceRow, Telemetry
+from shoal.core.space import Space
 from shoal.core.trial import Report, TrialState, state_name
 from shoal.journal.codec import metrics_of
 from shoal.journal.requests import pending_requests
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.look.accounting import account, accounting_json
+from shoal.look.accounting import MEANINGS, account, accounting_json
 from shoal.look.budget_values import budget_values
-from shoal.look.grid import grid_json, study_grid
+from shoal.look.diagnosis import diagnosis, diagnosis_json
+from shoal.look.grid import StudyGrid, grid_json, study_grid
 from shoal.look.importance import eta_squared
 from shoal.look.overview import Bar, Overview, by_key, failed_job_json, overview, overview_json
 from shoal.look.savings import savings
@@ -74,6 +79,8 @@ def _finite(value: Any) -> Any:
 
 MAX_POINTS = 60_000
 """Most points of all curves of a metric; of longer curves every second, third ... epoch is sent."""
+_LEAST_EXPLAINED = 0.005
+"""Share of the ranking below which an axis is shown as explaining 0 %."""
 _MAX_REQUESTS = 200
 """Most requests of users that are shown, the newest."""
 _MAX_FAILURES = 200
@@ -98,6 +105,7 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
         "states": {state_name(state, found.pid is not None): count for state, count in found.states.items() if count},
         "waiting": waiting,
         "unit": found.unit,
+        "constants": _constants(journal.space),
         "text": {
             "states": states_text(found),
             "epochs": epochs_text(found),
@@ -115,6 +123,22 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
         ],
         "ended": _has_ended(journal, found),
     }
+
+
+def _constants(space: Space) -> list[str]:
+    """The parameters of a space that have one value in all configurations, by their names in a flattened one."""
+    return [
+        name
+        for name, leaf in space.leaves().items()
+        if len(leaf.values) == 1 and not leaf.optional and _is_single(leaf.values[0])
+    ]
+
+
+def _is_single(value: Any) -> bool:
+    if isinstance(value, Domain):
+        points = value.points()
+        return points is not None and len(list(islice(points, 2))) == 1
+    return not isinstance(value, Dependent | Expression)
 
 
 def _has_ended(journal: JournalView, found: Snapshot) -> bool:
@@ -184,13 +208,19 @@ def space_view(directory: Path) -> dict[str, Any]:
     return grid_json(grid, runs=runs) | {
         "mode": grid.mode,
         "metric": grid.metric,
-        "main": list(grid.main_axes),
+        "main": _main_axes(grid),
         "log": [axis.name for axis in grid.axes if axis.log],
         "explained": dict(grid.explained),
         "compared": str(found),
         "selection": found.selection,
         "values": [[number, _shown(value)] for number, value in found.values.items()],
     }
+
+
+def _main_axes(grid: StudyGrid) -> list[str]:
+    """The two axes of the grid that are shown first; one alone if no other explains a percent of the ranking."""
+    known = [name for name in grid.main_axes if grid.explained.get(name, 0.0) >= _LEAST_EXPLAINED]
+    return known or list(grid.main_axes)
 
 
 def curves_view(directory: Path, metric: str) -> dict[str, Any]:
@@ -222,7 +252,8 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
     """What a study did with its devices: use, jobs, failures, time by activity, savings so far, and measured use."""
     with JournalView.read(directory) as journal:
         study = overview(journal, now)
-        spent = accounting_json(account(journal, study.elapsed, study.bars))
+        spent = account(journal, study.elapsed, study.bars)
+        losses = diagnosis(journal, study, spent)
         began = journal.runs()[0].started
         reported = StudyStatistics(journal).epochs()[0]
         telemetry = by_key(journal.telemetry(), lambda row: row.device)
@@ -233,7 +264,9 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
         "resumes": study.elapsed.resumes,
         "epochs": reported,
         "saved": saved and {"seconds": saved.saved, "said": savings_text(saved, study.state.unit)},
-        "accounting": spent,
+        "accounting": accounting_json(spent),
+        "meanings": dict(MEANINGS),
+        "diagnosis": diagnosis_json(losses),
         "structures": list(dict.fromkeys(study.structures.values())),
         "bars": _bars(study),
         "telemetry": {

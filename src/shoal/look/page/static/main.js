@@ -5,7 +5,7 @@ import { address, card, requestButton, table } from "./parts.js";
 import { Shown } from "./study.js";
 import { spaceView } from "./space.js";
 import { trialView } from "./trial.js";
-import { curvesView, devicesView, failuresView, overviewView, stateText } from "./views.js";
+import { curvesView, devicesView, diagnosisView, failuresView, overviewView, stateText } from "./views.js";
 import { trialsView } from "./trials.js";
 
 const VIEWS = {
@@ -14,6 +14,7 @@ const VIEWS = {
   space: ["Space", spaceView],
   trials: ["Trials", trialsView],
   devices: ["Devices", devicesView],
+  diagnosis: ["Diagnosis", diagnosisView],
   failures: ["Failures", failuresView],
   trial: ["", trialView],
 };
@@ -32,7 +33,7 @@ function drawHead() {
   const home = studies.length > 1 ? el("a", { class: "home", href: "#/" }, "Studies") : el("span", { class: "home quiet" }, "Shoal");
   if (!study) { refill(head, home); return; }
   const state = found ? stateText(study) : "";
-  const kind = !study.linked ? "quiet" : state === "running" ? "runs" : state === "paused" || state === "no process runs it" ? "wait" : "quiet";
+  const kind = !study.linked ? "quiet" : state === "running" ? "runs" : ["paused", "waits for paused trials", "no process runs it"].includes(state) ? "wait" : "quiet";
   const controls = found && !found.ended && !frozen
     ? [requestButton(study, found.paused.study ? "resume study" : "pause study"), requestButton(study, "end study", null, "danger")] : [];
   refill(head, ...[home, el("h1", {}, study.name), state && el("span", { class: `badge ${kind}`, id: "state" }, study.linked ? state : `last seen: ${state}`),

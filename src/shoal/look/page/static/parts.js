@@ -6,9 +6,19 @@ export function card(title, size, ...content) {
   return el("section", { class: `card ${size}` }, title && el("h2", {}, title), ...content);
 }
 
-export function stateBadge(state) {
-  const kind = { failed: "bad", complete: "good", running: "runs", interrupted: "wait", paused: "wait" }[state] ?? "quiet";
-  return el("span", { class: `badge ${kind}` }, state === "pending" ? "waiting" : state);
+// A trial of the state "paused" has done its budget: the algorithm compares it with others before it may go on.
+export function stateLabel(state) {
+  return { pending: "waiting", paused: "waiting for others" }[state] ?? state;
+}
+
+// The state of a trial in words; one that a user has paused is said to be so.
+export function stateWords(study, row) {
+  return row.state === "pending" && study.held.has(row.trial) ? "paused by a user" : stateLabel(row.state);
+}
+
+export function stateBadge(study, row) {
+  const kind = { failed: "bad", complete: "good", running: "runs", interrupted: "wait" }[row.state] ?? "quiet";
+  return el("span", { class: `badge ${row.state === "pending" && study.held.has(row.trial) ? "wait" : kind}` }, stateWords(study, row));
 }
 
 export function shares(parts, total) {
@@ -23,7 +33,7 @@ export function legend(entries) {
 
 // A table; a cell is a text, a number or an element. Columns: [title, kind], kind "number", "text" or "".
 export function table(columns, rows, caption) {
-  const head = columns.map(([title, kind]) => el("th", { class: kind, scope: "col" }, title));
+  const head = columns.map(([title, kind]) => el("th", { class: kind, scope: "col", title: title.length > 20 ? title : null }, title));
   const body = rows.map((row) => el("tr", {}, row.map((cell, place) => el("td", { class: columns[place][1] }, cell))));
   return el("div", { class: "scroll" },
     el("table", {}, caption && el("caption", {}, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));

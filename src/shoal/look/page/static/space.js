@@ -1,7 +1,7 @@
 // Trials by their hyper-parameters: parallel coordinates, slices at one budget, and the grid of states.
 import { el, number, percent, plural, refill, svg } from "./text.js";
 import { bounds } from "./chart.js";
-import { card, legend, shares, table, trialLink } from "./parts.js";
+import { card, legend, shares, stateLabel, table, trialLink } from "./parts.js";
 
 const SHADES = 5, HIGH = 300, TOP = 26, BELOW = 14, LEAST = 104;
 const SLICE = { width: 290, height: 200, left: 56, right: 14, top: 8, below: 40, gap: 46 };
@@ -27,17 +27,21 @@ function parameterAxis(space, axis) {
   return { name: axis.name, note: space.log.includes(axis.name) ? "log" : "", read: (trial) => trial.flat[axis.name], place, marks };
 }
 
-function metricAxis(metric, trials, logarithmic) {
+// Values beyond the ends, see `bounds`, stand at them; the mark there says so.
+function metricAxis(metric, trials, logarithmic, better) {
   const log = logarithmic && trials.every((trial) => !(trial.ranked[metric] <= 0));
   const values = trials.map((trial) => trial.ranked[metric]);
-  const [low, high] = bounds([[[], values]], [], log).map((value) => (log ? Math.log(value) : value));
+  const [low, high] = bounds(values.map((value) => [[], [value]]), [], log, better, 0).map((value) => (log ? Math.log(value) : value));
   const place = (value) => (typeof value === "number" ? Math.min(Math.max(((log ? Math.log(value) : value) - low) / (high - low), 0), 1) : null);
-  const marks = [0, 1 / 3, 2 / 3, 1].map((at) => [at, number(log ? Math.exp(low + at * (high - low)) : low + at * (high - low))]);
+  const scaled = values.filter((value) => typeof value === "number").map((value) => (log ? Math.log(value) : value)), room = 1e-9 * Math.abs(high - low);
+  const sign = (at) => (at === 1 && scaled.some((value) => value > high + room) ? "≥ " : at === 0 && scaled.some((value) => value < low - room) ? "≤ " : "");
+  const rounded = (value) => number(Math.abs(value) < 1e-3 * (high - low) ? 0 : Number(value.toPrecision(3)));
+  const marks = [0, 1 / 3, 2 / 3, 1].map((at) => [at, sign(at) + (log ? number(Number(Math.exp(low + at * (high - low)).toPrecision(3))) : rounded(low + at * (high - low)))]);
   return { name: metric, note: log ? "log" : "", read: (trial) => trial.ranked[metric], place, marks };
 }
 
 export function spaceView(study) {
-  const chosen = { metric: study.goal.metric, logY: false, brushes: new Map(), down: "", across: "" };
+  const chosen = { metric: study.goal.metric, logY: false, brushes: new Map(), down: null, across: null };
   const plot = el("div", { class: "scroll coordinates" }), picked = el("div", {}), slices = el("div", {}), grid = el("div", {});
   const pick = (name, value) => { chosen[name] = value; if (name === "metric") chosen.brushes.clear(); draw(); };
   const parallel = card("Parallel coordinates", "",
@@ -61,7 +65,7 @@ export function spaceView(study) {
 
 function drawParallel(study, chosen, plot, picked, redraw) {
   const trials = [...study.trials.values()], ranked = study.ranked(chosen.metric), total = ranked.length;
-  const axes = [...study.space.axes.map((axis) => parameterAxis(study.space, axis)), metricAxis(chosen.metric, ranked, chosen.logY)];
+  const axes = [...study.space.axes.map((axis) => parameterAxis(study.space, axis)), metricAxis(chosen.metric, ranked, chosen.logY, study.modeOf(chosen.metric))];
   const across = Math.max(plot.clientWidth || 800, LEAST * axes.length), left = 64, right = 56;
   const x = axes.map((axis, index) => left + (axes.length > 1 ? (index * (across - left - right)) / (axes.length - 1) : 0));
   const y = (place) => TOP + (1 - place) * HIGH;
@@ -134,7 +138,7 @@ function slicesCard(study) {
     .map(([trial, value]) => ({ flat: study.trials.get(trial).flat, ranked: { [space.metric]: value } }));
   if (!space.axes.length || !trials.length) return card("Slices", "", el("p", { class: "quiet" }, space.axes.length ? `No value of ${space.metric} yet.` : "Nothing is searched."));
   const least = Math.min(...trials.map((trial) => trial.ranked[space.metric]));
-  const vertical = metricAxis(space.metric, trials, least > 0 && trials.some((trial) => trial.ranked[space.metric] > 100 * least));
+  const vertical = metricAxis(space.metric, trials, least > 0 && trials.some((trial) => trial.ranked[space.metric] > 100 * least), space.mode);
   return card("Slices", "", el("div", { class: "row" }, space.axes.map((axis) => sliceOf(trials, parameterAxis(space, axis), vertical))),
     el("p", { class: "small quiet" }, `${space.metric} of ${space.compared} by each parameter, the best by rank in the strongest colour.${space.selection ? ` ${space.selection[0].toUpperCase()}${space.selection.slice(1)}.` : ""}`));
 }
@@ -175,7 +179,7 @@ function gridCard(study, chosen, redraw) {
   const space = study.space, names = space.axes.map((axis) => axis.name);
   if (!names.length) return [card("Grid of states", "", el("p", { class: "quiet" }, "Nothing is searched, so there is no grid."))];
   const across = names.includes(chosen.across) ? chosen.across : space.main[1] ?? space.main[0] ?? names[0];
-  const down = names.length < 2 ? "" : names.includes(chosen.down) && chosen.down !== across ? chosen.down : [space.main[0], ...names].find((name) => name !== across);
+  const down = chosen.down !== null && chosen.down !== across ? chosen.down : space.main.find((name) => name !== across) ?? "";
   const columns = space.axes[names.indexOf(across)], rows = down ? space.axes[names.indexOf(down)] : { labels: [space.metric] };
   const cells = projected(space, names.indexOf(down), names.indexOf(across)), sign = space.mode === "min" ? 1 : -1;
   const values = [...new Set([...cells.values()].map((cell) => cell.best).filter((value) => value !== null))].sort((one, other) => sign * (other - one));
@@ -184,19 +188,22 @@ function gridCard(study, chosen, redraw) {
     const found = cells.get(`${row} ${column}`);
     if (!found) return el("td", { class: "cell empty" }, "·");
     const total = Object.values(found.trials).reduce((sum, count) => sum + count, 0);
-    const states = Object.entries(found.trials).map(([state, count]) => `${count} ${state === "pending" ? "waiting" : state}`);
+    const states = Object.entries(found.trials).map(([state, count]) => `${count} ${stateLabel(state)}`);
     return el("td", { class: `cell ${found.best === null ? "" : shade(found.best)}` },
       found.best === null ? el("div", {}, "–") : el("a", { href: trialLink(study, found.best_trial).getAttribute("href"), title: `trial ${found.best_trial}` }, number(found.best)),
       shares(Object.entries(found.trials).map(([state, count]) => [`f-${state}`, count]), total), el("div", { class: "small" }, states.join(", ")));
   };
   const select = (label, name, value, options) => el("label", {}, label, el("select", { name, onchange: (event) => { chosen[name] = event.target.value; redraw(); } },
-    options.map((each) => el("option", { value: each, selected: each === value }, each))));
-  const explained = [...new Set([down, across])].filter((name) => name in space.explained).map((name) => `${name} ${percent(space.explained[name])}`);
+    options.map((each) => el("option", { value: each, selected: each === value }, each || "nothing"))));
+  const known = Object.entries(space.explained).filter(([, share]) => share >= 0.005).sort(([, one], [, other]) => other - one);
+  const explained = !Object.keys(space.explained).length ? " Too few values at one budget to say which hyper-parameter explains the ranking."
+    : !known.length ? ` No hyper-parameter alone explains the ranking of ${space.compared}, so these axes were chosen for their number of values.`
+      : ` Explained of the ranking of ${space.compared}: ${known.slice(0, 5).map(([name, share]) => `${name} ${percent(share)}`).join(", ")}${known.length > 5 ? ", …" : "; the others nothing"}.`;
   return [card("Grid of states", "",
-    el("div", { class: "row" }, down && select("down", "down", down, names.filter((name) => name !== across)), select("across", "across", across, names)),
+    el("div", { class: "row" }, names.length > 1 && select("down", "down", down, ["", ...names.filter((name) => name !== across)]), select("across", "across", across, names)),
     el("div", { class: "scroll" }, el("table", { class: "grid-of-states" },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, down), columns.labels.map((label) => el("th", { scope: "col" }, label)))),
       el("tbody", {}, rows.labels.map((label, row) => el("tr", {}, el("th", { scope: "row" }, label), columns.labels.map((_, column) => cell(row, column))))))),
     el("p", { class: "small quiet" }, `Best ${space.metric} of the trials in each cell, ${space.mode === "min" ? "lower" : "higher"} is better; below it their states.`,
-      explained.length ? ` Explained of the ranking of ${space.compared}: ${explained.join(", ")}.` : ""))];
+      explained))];
 }

@@ -7,6 +7,7 @@ export class Shown {
     this.name = name;
     this.trials = new Map();
     this.snapshot = null;
+    this.held = new Set(); // open trials that a user has paused
     this.error = "";
     this.linked = true;
     this.overview = null;
@@ -66,7 +67,10 @@ export class Shown {
 
   apply(state) {
     this.error = state.error;
-    if (state.snapshot) this.snapshot = state.snapshot;
+    if (state.snapshot) {
+      this.snapshot = state.snapshot;
+      this.held = new Set(state.snapshot.paused.trials);
+    }
     const metrics = new Set(this.metrics), parameters = new Set(this.parameters);
     for (const goal of this.snapshot?.objectives ?? []) metrics.add(goal.metric);
     for (const trial of state.trials) {
@@ -116,9 +120,25 @@ export class Shown {
     return this.snapshot?.pid !== null && this.snapshot?.pid !== undefined;
   }
 
+  // Number of waiting trials that a user has paused.
+  get heldWaiting() {
+    return [...this.held].filter((trial) => this.trials.get(trial)?.state === "pending").length;
+  }
+
+  // Parameters of more than one value, and those that a trial from outside the space has beside them.
+  get varying() {
+    const constants = new Set(this.snapshot?.constants ?? []);
+    return this.parameters.filter((name) => !constants.has(name));
+  }
+
+  // "min" or "max"; "" for a metric that is no goal of the study.
+  modeOf(metric) {
+    return this.snapshot.objectives.find((goal) => goal.metric === metric)?.mode ?? "";
+  }
+
   // Trials with a value of a metric, the best first. Failed trials are not ranked, as in `shoal best`.
   ranked(metric) {
-    const mode = this.snapshot.objectives.find((goal) => goal.metric === metric)?.mode;
+    const mode = this.modeOf(metric);
     const falls = mode ? mode === "min" : /(loss|error)$/.test(metric);
     const value = (trial) => (falls ? trial.ranked[metric] : -trial.ranked[metric]);
     const usable = [...this.trials.values()].filter(

@@ -47,10 +47,15 @@ function timeAxis(scale, total, top, across, left) {
   return marks;
 }
 
+// A slot of CPU cores, of which nothing is measured.
+function isCpu(device) {
+  return /(^|[/:])cpu:\d+$/.test(device.device);
+}
+
 // The measured use of a GPU below its jobs: filled, the share of the time with a running kernel; the line, memory in use.
 function utilisation(overview, device, left, top, inner) {
   const measured = overview.telemetry[device.device] ?? [], scale = inner / overview.total;
-  if (!measured.length) return [svg("text", { class: "unmeasured", x: left, y: top + 10 }, "use of the device: not measured")];
+  if (!measured.length) return isCpu(device) ? [] : [svg("text", { class: "unmeasured", x: left, y: top + 10 }, "use of the GPU: not measured")];
   const steps = (place) => {
     const runs = [];
     measured.forEach((row, index) => {
@@ -83,7 +88,7 @@ export function timeline(overview, across, zoom) {
     const lanes = Math.max(1, ...bars.map((bar) => bar.lanes)), height = Math.max(lanes * LANE, 30);
     const thickness = height / lanes;
     rows.push(svg("rect", { class: "lane", x: left, y: top, width: inner, height }));
-    rows.push(svg("text", { x: 0, y: top + 13 }, device.device), svg("text", { x: 0, y: top + 28 }, `used ${Math.round(100 * device.busy)} %`));
+    rows.push(svg("text", { x: 0, y: top + 13 }, device.device), svg("text", { x: 0, y: top + 28 }, `jobs ${Math.round(100 * device.busy)} %`));
     for (const bar of merged([...bars].sort((one, other) => one.lane - other.lane || one.begin - other.begin), scale)) {
       const x = left + bar.begin * scale, y = top + bar.lane * thickness;
       const arrays = layers(overview, bar, thickness - 2), part = (thickness - 2) / arrays.length;
@@ -96,7 +101,7 @@ export function timeline(overview, across, zoom) {
       }
     }
     rows.push(...utilisation(overview, device, left, top + height + 3, inner));
-    top += height + 3 + (overview.telemetry[device.device]?.length ? STRIP : 12) + GAP;
+    top += height + 3 + (overview.telemetry[device.device]?.length ? STRIP : isCpu(device) ? 0 : 12) + GAP;
   }
   for (const at of overview.resumes) {
     const x = left + at * scale;

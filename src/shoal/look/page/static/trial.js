@@ -22,7 +22,7 @@ export function trialView(study, wanted) {
     if (!row) { place.replaceChildren(card("", "", el("p", {}, `There is no trial ${wanted}.`))); return; }
     if (!head.parentElement) place.replaceChildren(head, curveCard, values, jobs, saved); // it may have come meanwhile
     values.replaceChildren(el("h2", {}, "Configuration"), pairs(Object.entries(row.flat).map(([name, value]) => [name, number(value)])),
-      el("h3", {}, "Metrics"), Object.keys(row.metrics).length ? table([["metric", ""], [row.best_epoch === null ? "ranks" : `epoch ${row.best_epoch}`, "number"], ["last", "number"], ["best", "number"]],
+      el("h3", {}, "Metrics"), Object.keys(row.metrics).length ? table([["metric", "text"], [row.best_epoch === null ? "ranks" : `epoch ${row.best_epoch}`, "number"], ["last", "number"], ["best", "number"]],
         Object.keys(row.metrics).map((name) => [name, withError(row.ranked[name], row.errors[name]), number(row.metrics[name]), number(row.best[name])])) : el("p", { class: "quiet" }, "No value yet."));
     const overview = await study.needOverview(!first);
     jobs.replaceChildren(el("h2", {}, "Jobs and devices"), ...trialJobs(study, overview, trial, log), log);
@@ -35,11 +35,11 @@ export function trialView(study, wanted) {
 
 function trialHead(study, row, checkpoints, proof) {
   const open = ["pending", "running", "paused", "interrupted"].includes(row.state);
-  const held = study.snapshot.paused.trials.includes(row.trial);
+  const held = study.held.has(row.trial);
   const verbs = row.state === "failed" ? ["retry"] : open ? [held ? "resume" : "pause", "stop"] : [];
   return [
-    el("div", { class: "row" }, el("h2", {}, `Trial ${row.trial}`), stateBadge(row.state),
-      el("span", { class: "quiet" }, `${row.epochs} of ${row.target} ${study.snapshot.unit}, ${number(row.seconds)} s of training`),
+    el("div", { class: "row" }, el("h2", {}, `Trial ${row.trial}`), stateBadge(study, row),
+      el("span", { class: "quiet" }, `${row.epochs} of ${row.target} ${study.snapshot.unit}, ${number(Number(row.seconds.toPrecision(3)))} s of training`),
       verbs.map((verb) => requestButton(study, verb, () => [row.trial], verb === "stop" ? "danger" : "")), cloneButton(study, row, checkpoints)),
     row.origin && el("p", { class: "small" }, "began with the weights of trial ", trialLink(study, row.origin.trial), ` at epoch ${row.origin.epoch}`),
     proof && el("p", { class: "small quiet", id: "proof" }, proof),
@@ -49,6 +49,7 @@ function trialHead(study, row, checkpoints, proof) {
 
 // Why a trial waits or has ended; and how many others wait for the same.
 function whyNow(study, row, held) {
+  if (row.state === "paused") return [el("p", { id: "why" }, el("b", {}, "It waits: "), row.reason || `for the results of other trials at ${study.snapshot.unit} ${row.target}`)];
   if (row.state !== "pending") return [row.reason && (row.reason.includes("\n") ? el("pre", {}, row.reason) : el("p", { class: "quiet" }, row.reason))];
   const why = study.snapshot.paused.study ? "the study is paused by a user" : held ? "paused by a user" : study.runs ? row.reason || "for a place in a job" : "no process runs the study";
   const others = (study.snapshot.waiting[row.reason]?.count ?? 1) - 1;
@@ -65,7 +66,7 @@ function checkpointTable(study, checkpoints) {
 function ownCurve(trial, reports, chosen, study) {
   const usable = reports.filter((report) => chosen.metric in report[3]);
   const pair = [usable.map((report) => report[1]), usable.map((report) => report[3][chosen.metric])];
-  return { curves: [pair], best: [pair], names: [`trial ${trial}`], xLabel: study.snapshot.unit, yLabel: chosen.metric, logY: chosen.logY,
+  return { curves: [], best: [pair], better: study.modeOf(chosen.metric), names: [`trial ${trial}`], xLabel: study.snapshot.unit, yLabel: chosen.metric, logY: chosen.logY,
     describe: `${chosen.metric} of trial ${trial} over ${plural(usable.length, "report")}` };
 }
 

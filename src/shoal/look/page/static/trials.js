@@ -1,29 +1,39 @@
 // The table of trials: sorted, filtered, searched; requests for those that are chosen; as CSV.
 import { el, lastLine, withError } from "./text.js";
 import { frozen } from "./source.js";
-import { card, requestButton, say, stateBadge, trialLink } from "./parts.js";
+import { card, requestButton, say, stateBadge, stateLabel, stateWords, trialLink } from "./parts.js";
 import { addButton } from "./forms.js";
 
-const PAGE = 100;
+const PAGE = 100, KEYS = 3;
 
 export function trialsView(study) {
-  const view = { sort: "", falls: false, text: "", state: "", shown: PAGE, chosen: new Set() };
+  const view = { sort: "", falls: false, text: "", state: "", shown: PAGE, chosen: new Set(), constants: false };
   const place = el("div", { class: "scroll" }), count = el("span", { class: "quiet small" });
   const more = el("button", { type: "button", onclick: () => { view.shown += 5 * PAGE; draw(); } }, "Show more");
+  const constants = el("label", {}, el("input", { type: "checkbox", name: "constants", onchange: (event) => { view.constants = event.target.checked; draw(); } }), "constants");
   let missed = false;
   const draw = (always = true) => {
-    const columns = columnsOf(study), rows = selected(study, view, columns);
+    const all = columnsOf(study), rows = selected(study, view, all);
+    const fixed = new Set((study.snapshot.constants ?? []).map((name) => `config.${name}`));
+    const shown = all.filter((column) => column.key !== "reason" && (view.constants || !fixed.has(column.key))), key = keyColumns(study);
+    const columns = orderedColumns(shown, study);
     const best = study.snapshot.best?.trial ?? null, front = new Set((study.snapshot.front ?? []).map((each) => each.trial));
-    const body = rows.slice(0, view.shown).map((row) => el("tr", { class: row.trial === best || front.has(row.trial) ? "best" : "" },
-      frozen ? null : el("td", {}, el("input", { type: "checkbox", "aria-label": `choose trial ${row.trial}`, checked: view.chosen.has(row.trial),
+    const body = rows.slice(0, view.shown).flatMap((row) => {
+      const kind = row.trial === best || front.has(row.trial) ? "best" : "", reason = row.reason === stateWords(study, row) ? "" : lastLine(row.reason);
+      const first = el("tr", { class: kind }, frozen ? null : el("td", { class: "key" }, el("input", { type: "checkbox", "aria-label": `choose trial ${row.trial}`, checked: view.chosen.has(row.trial),
         onchange: (event) => (event.target.checked ? view.chosen.add(row.trial) : view.chosen.delete(row.trial)) })),
-      columns.map((column) => cell(study, row, column))));
+      columns.map((column) => cell(study, row, column, key.has(column.key))));
+      if (!reason) return [first];
+      first.classList.add("explained");
+      return [first, el("tr", { class: `why ${kind}` }, el("td", { class: "line small quiet", colspan: columns.length + !frozen }, el("div", { title: row.reason.slice(0, 1000) }, reason.slice(0, 600))))];
+    });
     const focused = document.activeElement?.dataset?.sort;
-    const table = el("table", {}, el("thead", {}, el("tr", {}, frozen ? null : el("th", {}, ""), columns.map((column) => head(column, view, draw)))), el("tbody", {}, body));
+    const table = el("table", { class: "trials" }, el("thead", {}, el("tr", {}, frozen ? null : el("th", { class: "choice" }, ""), columns.map((column) => head(column, view, draw, key.has(column.key))))), el("tbody", {}, body));
     if (always || !place.firstChild?.isEqualNode(table)) place.replaceChildren(table);
     if (focused) place.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
     count.textContent = `${rows.length} of ${study.trials.size} trials`;
     more.hidden = rows.length <= view.shown;
+    constants.hidden = !fixed.size;
   };
   // A row that is pressed, or has the focus, must not be replaced; what was missed is drawn afterwards.
   const update = () => {
@@ -40,11 +50,28 @@ export function trialsView(study) {
     el("div", { class: "row" },
       el("input", { type: "search", placeholder: "Search values, reasons, devices", "aria-label": "Search", oninput: (event) => { view.text = event.target.value; draw(); } }),
       el("label", {}, "state", el("select", { name: "state", onchange: (event) => { view.state = event.target.value; draw(); } },
-        states.map((state) => el("option", { value: state }, state === "pending" ? "waiting" : state || "all")))),
-      count, el("button", { type: "button", id: "csv", onclick: () => save(study, view) }, "CSV"),
+        states.map((state) => el("option", { value: state }, stateLabel(state) || "all")))),
+      constants, count, el("button", { type: "button", id: "csv", onclick: () => save(study, view) }, "CSV"),
       ["pause", "resume", "stop", "retry"].map((verb) => requestButton(study, verb, chosen(verb), verb === "stop" ? "danger" : "", done)), addButton(study)),
     place, more);
-  return { element, update };
+  const ordered = async () => { await study.needSpace().catch(() => null); if (element.isConnected) update(); }; // the order of the hyper-parameters alone depends on it
+  return { element, update: (trials, first) => { update(); if (first && !study.space) ordered(); } };
+}
+
+// The hyper-parameters that explain more of the ranking stand before the others.
+function orderedColumns(columns, study) {
+  const place = columns.findIndex((column) => column.key.startsWith("config.")), explained = study.space?.explained ?? {};
+  const own = columns.filter((column) => column.key.startsWith("config.")), others = columns.filter((column) => !own.includes(column));
+  const share = (column) => explained[column.title] ?? 0;
+  return [...others.slice(0, Math.max(place, 0)), ...own.sort((one, other) => share(other) - share(one)), ...others.slice(Math.max(place, 0))];
+}
+
+// The columns that a narrow window shows: besides the trial, its state and its values those hyper-parameters that
+// explain most of the ranking, or the first ones while nothing is known of that.
+function keyColumns(study) {
+  const explained = study.space?.explained ?? {}, share = (name) => explained[name] ?? 0;
+  const parameters = [...study.varying].sort((one, other) => share(other) - share(one)).slice(0, KEYS);
+  return new Set(["trial", "state", ...study.snapshot.objectives.map((goal) => `metric.${goal.metric}`), ...parameters.map((name) => `config.${name}`)]);
 }
 
 // Whether a request makes sense for a trial in this state; undefined: there is no such trial.
@@ -77,20 +104,20 @@ function columnsOf(study) {
   ];
 }
 
-function cell(study, row, column) {
-  const value = column.value(row);
-  if (column.key === "trial") return el("td", { class: "number" }, trialLink(study, row.trial));
-  if (column.key === "state") return el("td", {}, stateBadge(value));
+function cell(study, row, column, key) {
+  const value = column.value(row), kind = `${column.kind} ${key ? "key" : ""}`.trim();
+  if (column.key === "trial") return el("td", { class: kind }, trialLink(study, row.trial));
+  if (column.key === "state") return el("td", { class: kind }, stateBadge(study, row));
   if (column.key === "seconds") return el("td", { class: "number" }, value.toFixed(1));
-  if (column.key === "reason") return el("td", { class: "line small quiet", title: value.slice(0, 1000) }, lastLine(value).slice(0, 160));
-  return el("td", { class: column.kind }, value === undefined ? "–" : withError(value, column.error?.(row)));
+  const named = column.key.startsWith("config.") ? column.title : null; // above the value where there are no columns
+  return el("td", { class: kind, "data-name": named }, value === undefined ? "–" : withError(value, column.error?.(row)));
 }
 
-function head(column, view, draw) {
+function head(column, view, draw, key) {
   const sorted = view.sort === column.key;
   const sort = () => { view.falls = sorted ? !view.falls : false; view.sort = column.key; draw(); };
-  return el("th", { class: column.kind, scope: "col", "aria-sort": sorted ? (view.falls ? "descending" : "ascending") : null },
-    el("button", { type: "button", "data-sort": column.key, onclick: sort }, column.title));
+  return el("th", { class: `${column.kind} ${key ? "key" : ""}`.trim(), scope: "col", "aria-sort": sorted ? (view.falls ? "descending" : "ascending") : null },
+    el("button", { type: "button", "data-sort": column.key, title: column.title, onclick: sort }, column.title));
 }
 
 function selected(study, view, columns) {

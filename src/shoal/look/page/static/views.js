@@ -1,32 +1,33 @@
 // The views of a study. Each returns {element, update}; update is called with the numbers of the trials that changed.
 import { bytes, duration, el, lastLine, moment, number, numbers, percent, plural, refill } from "./text.js";
 import { frozen } from "./source.js";
-import { card, legend, requestButton, requestsList, shares, table, trialLink } from "./parts.js";
+import { address, card, legend, requestButton, requestsList, shares, stateLabel, table, trialLink } from "./parts.js";
 import { chart } from "./chart.js";
 import { addDeviceButton, drainButton, policyButton } from "./forms.js";
 import { timeline, timelineLegend } from "./timeline.js";
 
 const STATES = ["complete", "running", "pending", "paused", "stopped", "interrupted", "failed"];
+const NOTES = 3; // most lines of the study's note that are shown among its problems
 
 function figure(label, value, ...more) {
   return [el("div", { class: "label" }, label), el("div", { class: "figure" }, value), ...more];
 }
 
+// What a person asks first: what is best, whether it gets better, when it is done, what is wrong.
 export function overviewView(study) {
-  const now = el("div", { class: "grid" }), later = el("div", { class: "grid", style: null });
-  later.classList.add("below-now");
-  const best = chart(220, () => bestSoFar(study));
-  const bestCard = card(`Best ${study.goal.metric} so far`, "wide", best.place);
+  const now = el("div", { class: "grid" }), later = el("div", { class: "grid below-now" }), lists = el("div", { class: "grid below-now" });
+  const best = chart(220, () => bestSoFar(study)), since = el("p", { class: "small quiet", id: "since" });
   const gain = card("What is gained", "third");
-  later.append(bestCard, gain);
-  const lists = el("div", { class: "grid below-now" });
+  later.append(card("Is it getting better?", "wide", since, best.place), gain);
   const draw = () => {
     refill(now, ...summary(study));
     refill(lists, ...overviewLists(study));
   };
   const slow = async (fresh) => {
     gain.replaceChildren(el("h2", {}, "What is gained"), ...gains(await study.needOverview(fresh)));
+    since.textContent = improvement(study);
     best.update();
+    refill(now, ...summary(study));
   };
   return { element: el("div", {}, now, later, lists), update: (trials, first) => { draw(); return slow(!first); }, slow: true };
 }
@@ -35,27 +36,67 @@ function summary(study) {
   const found = study.snapshot, text = found.text;
   const total = Object.values(found.states).reduce((sum, count) => sum + count, 0);
   const done = found.epochs_total ? Math.min(1, found.epochs_done / found.epochs_total) : 0;
-  const best = found.best;
+  const best = found.best, held = study.heldWaiting;
+  const states = [...STATES.map((state) => [state, (found.states[state] ?? 0) - (state === "pending" ? held : 0)]), ["held", held]];
   const value = best && (Array.isArray(best.value) ? best.value.map(number).join(", ") : number(best.value));
   return [
-    card("", "third", figure(Array.isArray(found.metric) ? "Best trials of several metrics" : `Best ${found.metric}`, value ?? "–",
+    card("What is best?", "third", figure(Array.isArray(found.metric) ? "Best trials of several metrics" : `Best ${found.metric}`, value ?? "–",
       best ? el("p", { class: "small" }, "by trial ", trialLink(study, best.trial)) : el("p", { class: "small quiet" }, text.best === "–" ? "no value yet" : text.best),
+      best && bestConfig(study, best),
       text.front ? el("p", { class: "small quiet" }, text.front) : null,
       found.constraints.length ? el("p", { class: "small quiet" }, `subject to ${found.constraints.join(", ")}`) : null)),
-    card("", "third", figure(`${found.unit[0].toUpperCase()}${found.unit.slice(1)} done`, text.epochs,
-      shares([["f0", done]], 1), el("p", { class: "small quiet" }, percent(done)))),
-    card("", "third", figure(text.left ? "Time left" : "Running time", text.left || text.elapsed,
+    card("When is it done?", "third", figure(text.left ? "Time left" : "Running time", text.left || text.elapsed,
+      shares([["f0", done]], 1), el("p", { class: "small quiet" }, `${found.unit}: ${text.epochs}, ${percent(done)}`),
       el("p", { class: "small quiet" }, [text.left ? `${text.elapsed} elapsed` : stateText(study), text.timeout].filter(Boolean).join(", ")))),
-    card("Trials", "", shares(STATES.map((state) => [`f-${state}`, found.states[state] ?? 0]), Math.max(total, 1)),
-      legend(STATES.filter((state) => found.states[state]).map((state) =>
-        [`f-${state}`, `${found.states[state]} ${state === "pending" ? "waiting" : state}`]))),
+    card("What is wrong?", "third", el("ul", { class: "plain small", id: "wrong" }, problems(study).map((each) => el("li", {}, each)))),
+    card("Trials", "", shares(states.map(([state, count]) => [`f-${state}`, count]), Math.max(total, 1)),
+      legend(states.filter(([, count]) => count).map(([state, count]) => [`f-${state}`, `${count} ${state === "held" ? "paused by a user" : stateLabel(state)}`]))),
   ];
+}
+
+// The searched values of the best trial; constants say nothing of it.
+function bestConfig(study, best) {
+  const flat = study.trials.get(best.trial)?.flat ?? {};
+  const known = study.varying.filter((name) => name in flat).map((name) => `${name} ${number(flat[name])}`);
+  return el("p", { class: "small quiet" }, known.join(", "));
+}
+
+// Lines on what needs a person, the most urgent first; the largest loss of device time once it is known.
+function problems(study) {
+  const found = study.snapshot, overview = study.overview, failed = found.states.failed ?? 0, held = found.paused.trials.length;
+  const there = (view, text) => el("a", { href: address(study.name, view) }, text);
+  const loss = overview?.diagnosis.losses[0];
+  const lines = [
+    found.stopped && [el("span", { class: "bad" }, "The study was stopped: "), `trials failed alike before any had reported: ${found.stopped.cause}`],
+    failed > 0 && [el("span", { class: "bad" }, there("failures", `${plural(failed, "trial")} failed`)), found.causes.length ? `: ${found.causes[0].cause}` : ""],
+    found.failing.length > 0 && [there("failures", `${plural(found.failing.length, "trial")} failed`), " and will be tried again"],
+    found.devices.some((device) => !device.healthy) && [el("span", { class: "bad" }, `Not in use: ${found.devices.filter((device) => !device.healthy).map((device) => device.device).join(", ")}`)],
+    !found.ended && found.paused.study && "The study is paused by a user.",
+    !found.ended && !found.paused.study && held > 0 && `${plural(held, "trial")} paused by a user: ${numbers(found.paused.trials)}`,
+    !found.ended && !study.runs && "No process runs the study: shoal resume goes on with it.",
+    ...noteLines(found).slice(0, NOTES),
+  ].filter(Boolean);
+  return [...(lines.length ? lines : [el("span", { class: "good" }, "Nothing is known to be wrong.")]),
+    loss && [there("diagnosis", "Largest loss of device time"), `: ${loss.name}, ${percent(loss.share)}`]].filter(Boolean);
+}
+
+function noteLines(found) {
+  return found.note.split("\n").filter(Boolean);
+}
+
+// When the best value improved last, on the clock of the running time.
+function improvement(study) {
+  const { curve, total } = study.overview, last = curve.findLast((point) => point.value !== null);
+  if (!last) return "No value yet.";
+  return `The last of ${plural(curve.length, "improvement")} was at ${duration(last.seconds)} of ${duration(total)} of running time, ` +
+    `${duration(total - last.seconds)} before ${study.snapshot.ended ? "the end" : "now"}.`;
 }
 
 export function stateText(study) {
   const found = study.snapshot;
   if (found.paused.study) return "paused";
   if (found.ended) return "ended";
+  if (study.heldWaiting && study.heldWaiting === found.states.pending && !found.states.running) return "waits for paused trials";
   return study.runs ? "running" : "no process runs it";
 }
 
@@ -63,8 +104,8 @@ function bestSoFar(study) {
   const curve = study.overview?.curve.filter((point) => point.value !== null) ?? [];
   const times = curve.map((point) => point.seconds), values = curve.map((point) => point.value);
   if (curve.length) { times.push(study.overview.total); values.push(values.at(-1)); }
-  return { curves: [[times, values]], best: [[times, values]], names: ["best so far"], xLabel: "seconds", yLabel: study.goal.metric,
-    step: true, describe: `best ${study.goal.metric} over time, now ${number(values.at(-1) ?? null)}` };
+  return { curves: [], best: [[times, values]], names: ["best so far"], xLabel: "seconds", yLabel: study.goal.metric,
+    step: true, better: study.goal.mode, describe: `best ${study.goal.metric} over time, now ${number(values.at(-1) ?? null)}` };
 }
 
 function gains(overview) {
@@ -73,7 +114,7 @@ function gains(overview) {
   const together = jobs.reduce((sum, bar) => sum + bar.trials.length * (bar.end - bar.begin), 0) / trained, saved = overview.saved;
   return [
     ...figure("Trials in a training job, on average", together.toFixed(1)),
-    ...figure("Device time saved by fusing and packing, about", saved ? duration(Math.max(0, saved.seconds)) : "not known"),
+    ...figure("Device time saved by fusing and packing, about", saved ? (saved.seconds > 0 ? duration(saved.seconds) : "none") : "not known"),
     el("p", { class: "small quiet" }, saved ? saved.said : "Trials that train alone, and models that were not measured, say nothing of it."),
   ];
 }
@@ -92,7 +133,7 @@ function overviewLists(study) {
       devices.length ? table(columns, devices) : el("p", { class: "quiet" }, "No process runs the study.")),
     card("Requests", "half", requestsList(study)),
     found.arrays.length > 0 && card("Fused or plain", "half", el("ul", { class: "plain small", id: "arrays" }, found.arrays.map((each) => el("li", {}, each.text)))),
-    found.note && card("Notes", "half", el("pre", {}, found.note)),
+    noteLines(found).length > NOTES && card("Notes", "half", el("pre", {}, found.note)),
     found.edits.length > 0 && card("Edits of the task", "half", el("ul", { class: "plain small" }, found.edits.map((edit) => el("li", {},
       el("span", { class: "quiet" }, `${moment(edit.time)}: `), Object.keys(edit.files).map((path) => path.split("/").at(-1)).join(", "),
       ` edited; ${edit.open.length ? `${plural(edit.open.length, "trial")} had not ended, and those` : "trials"} from ${edit.next} on had not begun`)))),
@@ -124,7 +165,7 @@ export function curvesView(study) {
   const element = card("Learning curves", "",
     el("div", { class: "row" }, select("metric", "metric", study.metrics.map((name) => [name, name])),
       select("against", "x", [["epoch", study.snapshot.unit], ["time", "seconds since the start"]]), check("log values", "logY"), check("log axis", "logX")),
-    plot.place, el("p", { class: "small quiet" }, "The best trials are coloured, all others are thin. Drag to zoom, double-click for all."));
+    plot.place, el("p", { class: "small quiet" }, "The best trials are coloured, all others grey. Hold the pointer over the name of a trial for its hyper-parameters. Drag to zoom, double-click for all."));
   return { element, update: async () => { await study.needCurves(chosen.metric); plot.update(); } };
 }
 
@@ -135,9 +176,11 @@ function learningCurves(study, chosen) {
     const [epochs, times, values] = found[trial] ?? [[], [], []];
     return [chosen.x === "epoch" ? epochs : times.map((time) => Math.max(time - began, 0.01)), values];
   };
-  const best = study.ranked(chosen.metric).slice(0, 6).filter((trial) => found[trial.trial]?.[0].length);
-  return { curves: Object.keys(found).map(pair), best: best.map((trial) => pair(trial.trial)),
-    names: best.map((trial) => `trial ${trial.trial}`), xLabel: chosen.x === "epoch" ? study.snapshot.unit : "seconds",
+  const best = study.ranked(chosen.metric).slice(0, 6).filter((trial) => found[trial.trial]?.[0].length), coloured = new Set(best.map((trial) => trial.trial));
+  return { curves: Object.keys(found).filter((trial) => !coloured.has(Number(trial))).map(pair), best: best.map((trial) => pair(trial.trial)),
+    names: best.map((trial) => `trial ${trial.trial}`), ends: best.map((trial) => number(trial.ranked[chosen.metric])),
+    titles: best.map((trial) => study.varying.filter((name) => name in trial.flat).map((name) => `${name} ${number(trial.flat[name])}`).join("\n")),
+    xLabel: chosen.x === "epoch" ? study.snapshot.unit : "seconds", better: study.modeOf(chosen.metric),
     yLabel: chosen.metric, logX: chosen.logX, logY: chosen.logY,
     describe: `${chosen.metric} of ${plural(Object.keys(found).length, "trial")}; the best is trial ${best[0]?.trial ?? "–"}` };
 }
@@ -150,8 +193,9 @@ export function devicesView(study) {
     if (!overview) return;
     const buttons = [1, 4, 16].map((each) => el("button", { type: "button", "aria-pressed": String(each === zoom),
       onclick: () => { zoom = each; draw(); } }, `${each}×`));
-    const used = overview.devices.map((use) => [use.device, use.kind, percent(use.busy), percent(use.occupancy),
-      use.kernels === null ? "–" : percent(use.kernels), use.memory_in_use === null ? "–" : bytes(use.memory_in_use), use.jobs, use.failed]);
+    const measured = overview.devices.some((use) => use.kernels !== null || use.memory_in_use !== null);
+    const gpu = (use) => [use.kernels === null ? "–" : percent(use.kernels), use.memory_in_use === null ? "–" : bytes(use.memory_in_use)];
+    const used = overview.devices.map((use) => [use.device, use.kind, percent(use.busy), percent(use.occupancy), ...(measured ? gpu(use) : []), use.jobs, use.failed]);
     const spent = Object.entries(overview.accounting.seconds).filter(([, seconds]) => seconds > 0.0005);
     const all = spent.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;
     const old = place.querySelector(".scroll")?.scrollLeft ?? 0;
@@ -160,13 +204,29 @@ export function devicesView(study) {
         timeline(overview, Math.max((place.clientWidth || 900) - 40, 300), zoom), legend(timelineLegend(overview)),
         el("p", { class: "small quiet" }, "A bar of several colours: several arrays in one process. Cross: the job failed. Hold the pointer over a job for its trials.")),
       el("div", { class: "grid below-now" },
-        card("Use of devices", "half", table([["device", ""], ["kind", ""], ["used", "number"], ["reserved", "number"], ["kernels", "number"], ["memory", "number"], ["jobs", "number"], ["failed", "number"]], used),
-          el("p", { class: "small quiet" }, "used: share of the time with a job; reserved: mean share of its compute that jobs reserved; kernels: measured share of the time with a kernel on the GPU; memory: most in use at a time, by any program")),
-        card("What the time was spent on", "half", table([["activity", ""], ["seconds", "number"], ["share", "number"]],
-          spent.sort((one, other) => other[1] - one[1]).map(([name, seconds]) => [name, seconds.toFixed(1), percent(seconds / all)]), `${duration(overview.accounting.wall_seconds)} of ${plural(overview.accounting.slots, "device")}`))));
+        card("Use of devices", "half", table([["device", ""], ["kind", ""], ["with a job", "number"], ["reserved", "number"], ...(measured ? [["GPU kernels", "number"], ["GPU memory", "number"]] : []), ["jobs", "number"], ["failed", "number"]], used),
+          el("p", { class: "small quiet" }, `with a job: share of the time in which it had one, whatever the job did; reserved: mean share of its compute that jobs reserved${measured ? "; GPU kernels: measured share of the time with a kernel on the GPU; GPU memory: most in use at a time, by any program" : ""}`)),
+        card("What the time was spent on", "half", table([["activity", ""], ["seconds", "number"], ["share", "number"], ["meaning", "text"]],
+          spent.sort((one, other) => other[1] - one[1]).map(([name, seconds]) => [name, seconds.toFixed(1), percent(seconds / all), overview.meanings[name]]), `${duration(overview.accounting.wall_seconds)} of ${plural(overview.accounting.slots, "device")}`))));
     place.querySelector(".scroll").scrollLeft = old;
   };
   return { element: place, update: async (trials, first) => { await study.needOverview(!first); draw(); }, slow: true };
+}
+
+// The largest losses of device time, each with its cause and a remedy.
+export function diagnosisView(study) {
+  const place = el("div", {});
+  const draw = () => {
+    const { diagnosis } = study.overview;
+    refill(place, card("Diagnosis", "", el("p", { id: "diagnosis" }, diagnosis.summary),
+      diagnosis.losses.length > 0 && el("p", { class: "small quiet" }, `The ${diagnosis.losses.length > 1 ? `${diagnosis.losses.length} largest losses` : "largest loss"} of device time, and what would avoid ${diagnosis.losses.length > 1 ? "each" : "it"}:`)),
+    el("div", { class: "grid below-now" }, diagnosis.losses.map((loss) => card(loss.name[0].toUpperCase() + loss.name.slice(1), "third loss",
+      el("div", { class: "figure" }, `${loss.at_most ? "at most " : ""}${number(Number(loss.seconds.toPrecision(3)))} s`),
+      shares([["f-failed", Math.min(loss.share, 1)]], 1), el("p", { class: "small quiet" }, `${percent(loss.share)} of the device time`),
+      el("p", {}, loss.cause), el("p", {}, el("b", {}, "Remedy: "), loss.remedy)))),
+    el("p", { class: "small quiet" }, "All activities are listed below ", el("a", { href: address(study.name, "devices") }, "Devices"), "."));
+  };
+  return { element: place, slow: true, update: async (trials, first) => { await study.needOverview(!first); draw(); } };
 }
 
 export function failuresView(study) {
