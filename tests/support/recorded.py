@@ -85,6 +85,10 @@ class RecordedJournal(Journal):
             self.table.move(self.table[number], TrialState.STOPPED, reason)
         self._write()
 
+    def record_pause(self, numbers: Sequence[int], user: str) -> None:
+        self.table.pause(numbers, user)
+        self._write()
+
     def record_intervention(self, what: Intervention) -> None:
         self._write(replace(what, seq=self._next(), time=self.clock()))
 

@@ -17,9 +17,9 @@ from shoal.look.elapsed import Elapsed
 from shoal.look.overview import Bar, by_key, timed_jobs
 from shoal.look.text import rounded
 
-__all__ = ["MEANINGS", "Accounting", "account", "accounting", "accounting_json", "accounting_table"]
+__all__ = ["Accounting", "account", "accounting", "accounting_json", "accounting_table"]
 
-MEANINGS = {
+_MEANINGS = {
     Activity.START: "processes start: imports, the task, and the wait for the first process",
     Activity.DATA: "data sets are loaded",
     Activity.SIGNATURE: "models are built and compared, to find those that can train as one array",
@@ -184,7 +184,7 @@ def accounting_table(found: Accounting) -> Table:
     table.add_column("meaning", overflow="fold")
     for activity, seconds in found.seconds.items():
         if seconds > 0:
-            table.add_row(activity, f"{seconds:.3f}", f"{seconds / found.total:.1%}", MEANINGS[activity])
+            table.add_row(activity, f"{seconds:.3f}", f"{seconds / found.total:.1%}", _MEANINGS[activity])
     return table
 
 

@@ -15,7 +15,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.event import Proven
 from shoal.core.job import Job
-from shoal.core.rows import Intervention, StudyValue
+from shoal.core.rows import Intervention
 from shoal.core.space import Space, choice, loguniform
 from shoal.core.trial import Budget, Check, Report, Trial, TrialGroup, TrialState
 from shoal.spec import StudySpec
@@ -132,7 +132,7 @@ def halving_study(directory: Path, metric: str = "valid_loss") -> None:
         spent = {Activity.START: 6.0, Activity.STEPS: 38.0, Activity.VALIDATION: 8.0}
         journal.record_job_end("job-00001", "finished", failed=False, activities=spent)
         journal.record_intervention(Intervention("0001-ab-anna", "pause", (1,), (), "", ()))
-        journal.write([StudyValue("paused_trials", [1])])
+        journal.record_pause([1], "anna")
 
 
 def _prove(journal: RecordedJournal, name: str, arrays: Sequence[Array]) -> None:

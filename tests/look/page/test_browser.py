@@ -22,7 +22,7 @@ SEEN = {
         *("What is best?", "Best accuracy", "When is it done?", "Time left"),
         *(
             "Is it getting better?",
-            "The last of",
+            "The best value has changed",
             "What is wrong?",
             "1 trial failed: ValueError: the loss is not finite",
         ),
@@ -40,7 +40,7 @@ SEEN = {
     "trials": ["48 of 48 trials", "batch_size", "running", "waiting"],
     "devices": [
         *("Timeline of devices", "cuda:3", "Use of devices", "What the time was spent on"),
-        *("not measured", "measured: a kernel runs", "jobs without a report of activities"),
+        *("not measured", "measured: a kernel runs", "these still run, or were killed"),
     ],
     "diagnosis": ["Devices idle while others train", "Remedy: Use more trials", "not known yet"],
     "failures": ["the loss is not finite", "job-00003"],

@@ -51,7 +51,7 @@ def test_the_first_view_answers_four_questions_in_order(tab) -> None:
     titles = tab.locator("main h2").all_inner_texts()
     assert titles[:3] == ["What is best?", "When is it done?", "What is wrong?"]
     assert "Is it getting better?" in titles
-    wait(tab, "document.getElementById('since').textContent.startsWith('The last of')")
+    wait(tab, "document.getElementById('since').textContent.startsWith('The best value has changed 9 times')")
     best = tab.locator("main .card").first.inner_text()
     assert "lr 1" in best
     assert "optimizer" not in best
@@ -100,7 +100,14 @@ def test_a_pause_by_a_user_and_a_wait_for_others_are_two_states(tab) -> None:
         "Object.fromEntries([...document.querySelectorAll('tr:not(.why) td .badge')].map("
         "each => [each.closest('tr').querySelector('a').textContent, each.textContent]))"
     )
-    assert (states["0"], states["1"], states["2"]) == ("complete", "paused by a user", "waiting for others")
+    assert (states["0"], states["1"], states["2"]) == ("complete", "paused", "waiting for others")
+
+    go(tab, "halving", "trial/2")
+    assert tab.inner_text("#why") == "It waits: waiting for others at epoch 3"
+    verbs = "[...document.querySelectorAll('main [data-verb]')].map(each => each.dataset.verb)"
+    assert tab.evaluate(verbs) == ["stop"]
+    go(tab, "halving", "trial/1")
+    assert tab.evaluate(verbs) == ["resume", "stop"]
 
 
 def test_at_the_pointer_only_trials_that_reached_this_epoch_have_a_value(tab) -> None:

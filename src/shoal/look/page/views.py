@@ -21,7 +21,7 @@ from shoal.journal.codec import metrics_of
 from shoal.journal.requests import pending_requests
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.look.accounting import MEANINGS, account, accounting_json
+from shoal.look.accounting import account, accounting_json
 from shoal.look.budget_values import budget_values
 from shoal.look.diagnosis import diagnosis, diagnosis_json
 from shoal.look.grid import StudyGrid, grid_json, study_grid
@@ -98,12 +98,12 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
     shown = snapshot_json(found)
     requests = shown.pop("interventions")[-_MAX_REQUESTS:]
     texts = [intervention_text(each) for each in found.interventions[-_MAX_REQUESTS:]]
-    waiting = {reason: {"count": len(some), "first": list(some[:12])} for reason, some in found.waiting.items()}
     runs = found.pid is not None and not (found.finished or found.paused or found.all_paused)
     policy = journal.policy
     return shown | {
         "states": {state_name(state, found.pid is not None): count for state, count in found.states.items() if count},
-        "waiting": waiting,
+        "waiting": _reasons(found.waiting),
+        "waiting_for_others": _reasons(found.waiting_for_others),
         "unit": found.unit,
         "constants": _constants(journal.space),
         "text": {
@@ -123,6 +123,11 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
         ],
         "ended": _has_ended(journal, found),
     }
+
+
+def _reasons(reasons: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Reason -> number of its trials, and the first ones."""
+    return {reason: {"count": len(some), "first": list(some[:12])} for reason, some in reasons.items()}
 
 
 def _constants(space: Space) -> list[str]:
@@ -265,7 +270,6 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
         "epochs": reported,
         "saved": saved and {"seconds": saved.saved, "said": savings_text(saved, study.state.unit)},
         "accounting": accounting_json(spent),
-        "meanings": dict(MEANINGS),
         "diagnosis": diagnosis_json(losses),
         "structures": list(dict.fromkeys(study.structures.values())),
         "bars": _bars(study),

@@ -6,19 +6,19 @@ export function card(title, size, ...content) {
   return el("section", { class: `card ${size}` }, title && el("h2", {}, title), ...content);
 }
 
-// A trial of the state "paused" has done its budget: the algorithm compares it with others before it may go on.
+// A state of the journal in the words of `row.status`, for counts by state: a trial "paused" there is held by its algorithm.
 export function stateLabel(state) {
   return { pending: "waiting", paused: "waiting for others" }[state] ?? state;
 }
 
-// The state of a trial in words; one that a user has paused is said to be so.
-export function stateWords(study, row) {
-  return row.state === "pending" && study.held.has(row.trial) ? "paused by a user" : stateLabel(row.state);
+// The class of a colour for a status.
+export function statusKind(status) {
+  return { waiting: "f-pending", paused: "f-held", "waiting for others": "f-paused" }[status] ?? `f-${status}`;
 }
 
-export function stateBadge(study, row) {
-  const kind = { failed: "bad", complete: "good", running: "runs", interrupted: "wait" }[row.state] ?? "quiet";
-  return el("span", { class: `badge ${row.state === "pending" && study.held.has(row.trial) ? "wait" : kind}` }, stateWords(study, row));
+export function stateBadge(row) {
+  const kind = { failed: "bad", complete: "good", running: "runs", interrupted: "wait", paused: "wait" }[row.status] ?? "quiet";
+  return el("span", { class: `badge ${kind}` }, row.status);
 }
 
 export function shares(parts, total) {
@@ -78,7 +78,7 @@ export function requestButton(study, verb, trials, kind = "", done = () => {}) {
   const [title, consequence] = QUESTIONS[verb];
   return el("button", { type: "button", class: kind, "data-verb": verb, onclick: async () => {
     const chosen = trials ? trials() : null;
-    if (chosen && !chosen.length) return say(`Choose at least one trial that has ${verb === "retry" ? "failed" : "not ended"} first.`);
+    if (chosen && !chosen.length) return say(`Choose at least one trial that can be ${{ pause: "paused", resume: "resumed", stop: "stopped", retry: "retried" }[verb]} first.`);
     const what = chosen ? `${title} ${plural(chosen.length, "trial")}: ${numbers(chosen)}?` : `${title}?`;
     if (!(await asks(what, el("p", {}, consequence), title, verb === "stop" || verb === "end study"))) return undefined;
     return submit(study, chosen ? { verb, trials: chosen } : { verb }, done);

@@ -7,7 +7,6 @@ export class Shown {
     this.name = name;
     this.trials = new Map();
     this.snapshot = null;
-    this.held = new Set(); // open trials that a user has paused
     this.error = "";
     this.linked = true;
     this.overview = null;
@@ -67,10 +66,7 @@ export class Shown {
 
   apply(state) {
     this.error = state.error;
-    if (state.snapshot) {
-      this.snapshot = state.snapshot;
-      this.held = new Set(state.snapshot.paused.trials);
-    }
+    if (state.snapshot) this.snapshot = state.snapshot;
     const metrics = new Set(this.metrics), parameters = new Set(this.parameters);
     for (const goal of this.snapshot?.objectives ?? []) metrics.add(goal.metric);
     for (const trial of state.trials) {
@@ -118,11 +114,6 @@ export class Shown {
 
   get runs() {
     return this.snapshot?.pid !== null && this.snapshot?.pid !== undefined;
-  }
-
-  // Number of waiting trials that a user has paused.
-  get heldWaiting() {
-    return [...this.held].filter((trial) => this.trials.get(trial)?.state === "pending").length;
   }
 
   // Parameters of more than one value, and those that a trial from outside the space has beside them.

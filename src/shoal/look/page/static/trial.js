@@ -34,25 +34,22 @@ export function trialView(study, wanted) {
 }
 
 function trialHead(study, row, checkpoints, proof) {
-  const open = ["pending", "running", "paused", "interrupted"].includes(row.state);
-  const held = study.held.has(row.trial);
-  const verbs = row.state === "failed" ? ["retry"] : open ? [held ? "resume" : "pause", "stop"] : [];
   return [
-    el("div", { class: "row" }, el("h2", {}, `Trial ${row.trial}`), stateBadge(study, row),
+    el("div", { class: "row" }, el("h2", {}, `Trial ${row.trial}`), stateBadge(row),
       el("span", { class: "quiet" }, `${row.epochs} of ${row.target} ${study.snapshot.unit}, ${number(Number(row.seconds.toPrecision(3)))} s of training`),
-      verbs.map((verb) => requestButton(study, verb, () => [row.trial], verb === "stop" ? "danger" : "")), cloneButton(study, row, checkpoints)),
+      row.actions.map((verb) => requestButton(study, verb, () => [row.trial], verb === "stop" ? "danger" : "")), cloneButton(study, row, checkpoints)),
     row.origin && el("p", { class: "small" }, "began with the weights of trial ", trialLink(study, row.origin.trial), ` at epoch ${row.origin.epoch}`),
     proof && el("p", { class: "small quiet", id: "proof" }, proof),
-    ...whyNow(study, row, held),
+    ...whyNow(study, row),
   ].filter(Boolean);
 }
 
 // Why a trial waits or has ended; and how many others wait for the same.
-function whyNow(study, row, held) {
-  if (row.state === "paused") return [el("p", { id: "why" }, el("b", {}, "It waits: "), row.reason || `for the results of other trials at ${study.snapshot.unit} ${row.target}`)];
-  if (row.state !== "pending") return [row.reason && (row.reason.includes("\n") ? el("pre", {}, row.reason) : el("p", { class: "quiet" }, row.reason))];
-  const why = study.snapshot.paused.study ? "the study is paused by a user" : held ? "paused by a user" : study.runs ? row.reason || "for a place in a job" : "no process runs the study";
-  const others = (study.snapshot.waiting[row.reason]?.count ?? 1) - 1;
+function whyNow(study, row) {
+  if (!["pending", "paused"].includes(row.state)) return [row.reason && (row.reason.includes("\n") ? el("pre", {}, row.reason) : el("p", { class: "quiet" }, row.reason))];
+  const found = study.snapshot, waiting = row.state === "pending" ? found.waiting : found.waiting_for_others;
+  const why = found.paused.study ? "the study is paused by a user" : study.runs || row.paused_by || row.state === "paused" ? row.reason || "for a place in a job" : "no process runs the study";
+  const others = (waiting[row.reason]?.count ?? 1) - 1;
   return [el("p", { id: "why" }, el("b", {}, "It waits: "), why, others > 0 && el("span", { class: "quiet" }, `, as do ${plural(others, "other")}`))];
 }
 

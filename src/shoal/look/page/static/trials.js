@@ -1,7 +1,7 @@
 // The table of trials: sorted, filtered, searched; requests for those that are chosen; as CSV.
 import { el, lastLine, withError } from "./text.js";
 import { frozen } from "./source.js";
-import { card, requestButton, say, stateBadge, stateLabel, stateWords, trialLink } from "./parts.js";
+import { card, requestButton, say, stateBadge, trialLink } from "./parts.js";
 import { addButton } from "./forms.js";
 
 const PAGE = 100, KEYS = 3;
@@ -19,7 +19,7 @@ export function trialsView(study) {
     const columns = orderedColumns(shown, study);
     const best = study.snapshot.best?.trial ?? null, front = new Set((study.snapshot.front ?? []).map((each) => each.trial));
     const body = rows.slice(0, view.shown).flatMap((row) => {
-      const kind = row.trial === best || front.has(row.trial) ? "best" : "", reason = row.reason === stateWords(study, row) ? "" : lastLine(row.reason);
+      const kind = row.trial === best || front.has(row.trial) ? "best" : "", reason = row.state === "paused" && !row.paused_by ? "" : lastLine(row.reason); // its status says it
       const first = el("tr", { class: kind }, frozen ? null : el("td", { class: "key" }, el("input", { type: "checkbox", "aria-label": `choose trial ${row.trial}`, checked: view.chosen.has(row.trial),
         onchange: (event) => (event.target.checked ? view.chosen.add(row.trial) : view.chosen.delete(row.trial)) })),
       columns.map((column) => cell(study, row, column, key.has(column.key))));
@@ -43,14 +43,14 @@ export function trialsView(study) {
   const catchUp = () => setTimeout(() => { if (missed) update(); });
   place.addEventListener("click", catchUp);
   place.addEventListener("focusout", catchUp);
-  const chosen = (verb) => () => [...view.chosen].filter((trial) => fits(study.trials.get(trial)?.state, verb)).sort((one, other) => one - other);
+  const chosen = (verb) => () => [...view.chosen].filter((trial) => study.trials.get(trial)?.actions.includes(verb)).sort((one, other) => one - other);
   const done = () => { view.chosen.clear(); draw(); };
-  const states = ["", "running", "pending", "paused", "complete", "stopped", "failed", "interrupted"];
+  const states = ["", "running", "waiting", "waiting for others", "paused", "complete", "stopped", "failed", "interrupted"];
   const element = card("Trials", "",
     el("div", { class: "row" },
       el("input", { type: "search", placeholder: "Search values, reasons, devices", "aria-label": "Search", oninput: (event) => { view.text = event.target.value; draw(); } }),
       el("label", {}, "state", el("select", { name: "state", onchange: (event) => { view.state = event.target.value; draw(); } },
-        states.map((state) => el("option", { value: state }, stateLabel(state) || "all")))),
+        states.map((state) => el("option", { value: state }, state || "all")))),
       constants, count, el("button", { type: "button", id: "csv", onclick: () => save(study, view) }, "CSV"),
       ["pause", "resume", "stop", "retry"].map((verb) => requestButton(study, verb, chosen(verb), verb === "stop" ? "danger" : "", done)), addButton(study)),
     place, more);
@@ -74,11 +74,6 @@ function keyColumns(study) {
   return new Set(["trial", "state", ...study.snapshot.objectives.map((goal) => `metric.${goal.metric}`), ...parameters.map((name) => `config.${name}`)]);
 }
 
-// Whether a request makes sense for a trial in this state; undefined: there is no such trial.
-function fits(state, verb) {
-  return verb === "retry" ? state === "failed" : state !== undefined && !["complete", "stopped", "failed"].includes(state);
-}
-
 // How far a trial is beyond the constraints: 0 if it is feasible.
 function violation(row) {
   return row.feasible ? 0 : row.violation ?? Number.MAX_VALUE;
@@ -90,7 +85,7 @@ function columnsOf(study) {
   const metric = (name) => ({ key: `metric.${name}`, title: name, kind: "number", value: (row) => row.metrics[name] });
   return [
     { key: "trial", title: "trial", kind: "number", value: (row) => row.trial },
-    { key: "state", title: "state", kind: "", value: (row) => row.state },
+    { key: "state", title: "state", kind: "", value: (row) => row.status },
     ...goals.map((name) => ({ key: `metric.${name}`, title: name, kind: "number", value: (row) => row.ranked[name], error: (row) => row.errors[name] })),
     ...(study.snapshot.constraints.length ? [{ key: "violation", title: "violation", kind: "number", value: violation }] : []),
     { key: "best_epoch", title: "best epoch", kind: "number", value: (row) => row.best_epoch ?? undefined },
@@ -107,7 +102,7 @@ function columnsOf(study) {
 function cell(study, row, column, key) {
   const value = column.value(row), kind = `${column.kind} ${key ? "key" : ""}`.trim();
   if (column.key === "trial") return el("td", { class: kind }, trialLink(study, row.trial));
-  if (column.key === "state") return el("td", { class: kind }, stateBadge(study, row));
+  if (column.key === "state") return el("td", { class: kind }, stateBadge(row));
   if (column.key === "seconds") return el("td", { class: "number" }, value.toFixed(1));
   const named = column.key.startsWith("config.") ? column.title : null; // above the value where there are no columns
   return el("td", { class: kind, "data-name": named }, value === undefined ? "–" : withError(value, column.error?.(row)));
@@ -123,7 +118,7 @@ function head(column, view, draw, key) {
 function selected(study, view, columns) {
   const text = view.text.trim().toLowerCase();
   let rows = [...study.trials.values()];
-  if (view.state) rows = rows.filter((row) => row.state === view.state);
+  if (view.state) rows = rows.filter((row) => row.status === view.state);
   if (text) rows = rows.filter((row) => columns.some((column) => String(column.value(row) ?? "").toLowerCase().includes(text)));
   if (!view.sort) {
     const ranked = study.ranked(study.goal.metric), place = new Map(ranked.map((row, index) => [row.trial, index]));

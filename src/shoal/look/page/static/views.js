@@ -1,12 +1,12 @@
 // The views of a study. Each returns {element, update}; update is called with the numbers of the trials that changed.
 import { bytes, duration, el, lastLine, moment, number, numbers, percent, plural, refill } from "./text.js";
 import { frozen } from "./source.js";
-import { address, card, legend, requestButton, requestsList, shares, stateLabel, table, trialLink } from "./parts.js";
+import { address, card, legend, requestButton, requestsList, shares, statusKind, table, trialLink } from "./parts.js";
 import { chart } from "./chart.js";
 import { addDeviceButton, drainButton, policyButton } from "./forms.js";
 import { timeline, timelineLegend } from "./timeline.js";
 
-const STATES = ["complete", "running", "pending", "paused", "stopped", "interrupted", "failed"];
+const STATES = ["complete", "running", "waiting", "waiting for others", "paused", "stopped", "interrupted", "failed"];
 const NOTES = 3; // most lines of the study's note that are shown among its problems
 
 function figure(label, value, ...more) {
@@ -34,23 +34,23 @@ export function overviewView(study) {
 
 function summary(study) {
   const found = study.snapshot, text = found.text;
-  const total = Object.values(found.states).reduce((sum, count) => sum + count, 0);
+  const total = Object.values(found.status).reduce((sum, count) => sum + count, 0);
   const done = found.epochs_total ? Math.min(1, found.epochs_done / found.epochs_total) : 0;
-  const best = found.best, held = study.heldWaiting;
-  const states = [...STATES.map((state) => [state, (found.states[state] ?? 0) - (state === "pending" ? held : 0)]), ["held", held]];
+  const best = found.best, states = STATES.filter((status) => found.status[status]).map((status) => [status, found.status[status]]);
   const value = best && (Array.isArray(best.value) ? best.value.map(number).join(", ") : number(best.value));
   return [
     card("What is best?", "third", figure(Array.isArray(found.metric) ? "Best trials of several metrics" : `Best ${found.metric}`, value ?? "–",
-      best ? el("p", { class: "small" }, "by trial ", trialLink(study, best.trial)) : el("p", { class: "small quiet" }, text.best === "–" ? "no value yet" : text.best),
+      best ? el("p", { class: "small" }, "by trial ", trialLink(study, best.trial), best.epoch === null ? "" : ` at ${found.unit === "epochs" ? "epoch" : "report"} ${best.epoch}`,
+        JSON.stringify(best.last) === JSON.stringify(best.value) ? "" : `; last value ${[best.last].flat().map(number).join(", ")}`) : el("p", { class: "small quiet" }, text.best === "–" ? "no value yet" : text.best),
       best && bestConfig(study, best),
       text.front ? el("p", { class: "small quiet" }, text.front) : null,
       found.constraints.length ? el("p", { class: "small quiet" }, `subject to ${found.constraints.join(", ")}`) : null)),
     card("When is it done?", "third", figure(text.left ? "Time left" : "Running time", text.left || text.elapsed,
       shares([["f0", done]], 1), el("p", { class: "small quiet" }, `${found.unit}: ${text.epochs}, ${percent(done)}`),
-      el("p", { class: "small quiet" }, [text.left ? `${text.elapsed} elapsed` : stateText(study), text.timeout].filter(Boolean).join(", ")))),
+      el("p", { class: "small quiet" }, [text.left || found.runs > 1 ? text.time : stateText(study), text.timeout].filter(Boolean).join(", ")))),
     card("What is wrong?", "third", el("ul", { class: "plain small", id: "wrong" }, problems(study).map((each) => el("li", {}, each)))),
-    card("Trials", "", shares(states.map(([state, count]) => [`f-${state}`, count]), Math.max(total, 1)),
-      legend(states.filter(([, count]) => count).map(([state, count]) => [`f-${state}`, `${count} ${state === "held" ? "paused by a user" : stateLabel(state)}`]))),
+    card("Trials", "", shares(states.map(([status, count]) => [statusKind(status), count]), Math.max(total, 1)),
+      legend(states.map(([status, count]) => [statusKind(status), `${count} ${status}`]))),
   ];
 }
 
@@ -88,15 +88,14 @@ function noteLines(found) {
 function improvement(study) {
   const { curve, total } = study.overview, last = curve.findLast((point) => point.value !== null);
   if (!last) return "No value yet.";
-  return `The last of ${plural(curve.length, "improvement")} was at ${duration(last.seconds)} of ${duration(total)} of running time, ` +
-    `${duration(total - last.seconds)} before ${study.snapshot.ended ? "the end" : "now"}.`;
+  return `The best value has changed ${plural(curve.length, "time")}, last at ${duration(last.seconds)} of ${duration(total)} of running time.`;
 }
 
 export function stateText(study) {
   const found = study.snapshot;
   if (found.paused.study) return "paused";
   if (found.ended) return "ended";
-  if (study.heldWaiting && study.heldWaiting === found.states.pending && !found.states.running) return "waits for paused trials";
+  if (found.status.paused && !found.status.waiting && !found.status.running) return "waits for paused trials";
   return study.runs ? "running" : "no process runs it";
 }
 
@@ -114,7 +113,7 @@ function gains(overview) {
   const together = jobs.reduce((sum, bar) => sum + bar.trials.length * (bar.end - bar.begin), 0) / trained, saved = overview.saved;
   return [
     ...figure("Trials in a training job, on average", together.toFixed(1)),
-    ...figure("Device time saved by fusing and packing, about", saved ? (saved.seconds > 0 ? duration(saved.seconds) : "none") : "not known"),
+    ...figure("Device time gained by fusing and packing, less that of measuring, about", saved ? (saved.seconds > 0 ? duration(saved.seconds) : "none") : "not known"),
     el("p", { class: "small quiet" }, saved ? saved.said : "Trials that train alone, and models that were not measured, say nothing of it."),
   ];
 }
@@ -143,7 +142,7 @@ function overviewLists(study) {
 // The reasons of waiting trials; those that differ in numbers alone are one group, with its reasons inside.
 function waitingGroups(study) {
   const groups = new Map();
-  for (const [reason, some] of Object.entries(study.snapshot.waiting)) {
+  for (const [reason, some] of Object.entries({ ...study.snapshot.waiting, ...study.snapshot.waiting_for_others })) {
     const key = reason.replace(/\d+(\.\d+)?/g, "#");
     groups.set(key, [...(groups.get(key) ?? []), [reason || "waits for a place in a job", some]]);
   }
@@ -207,7 +206,7 @@ export function devicesView(study) {
         card("Use of devices", "half", table([["device", ""], ["kind", ""], ["with a job", "number"], ["reserved", "number"], ...(measured ? [["GPU kernels", "number"], ["GPU memory", "number"]] : []), ["jobs", "number"], ["failed", "number"]], used),
           el("p", { class: "small quiet" }, `with a job: share of the time in which it had one, whatever the job did; reserved: mean share of its compute that jobs reserved${measured ? "; GPU kernels: measured share of the time with a kernel on the GPU; GPU memory: most in use at a time, by any program" : ""}`)),
         card("What the time was spent on", "half", table([["activity", ""], ["seconds", "number"], ["share", "number"], ["meaning", "text"]],
-          spent.sort((one, other) => other[1] - one[1]).map(([name, seconds]) => [name, seconds.toFixed(1), percent(seconds / all), overview.meanings[name]]), `${duration(overview.accounting.wall_seconds)} of ${plural(overview.accounting.slots, "device")}`))));
+          spent.sort((one, other) => other[1] - one[1]).map(([name, seconds]) => [name, seconds.toFixed(1), percent(seconds / all), overview.accounting.meanings[name]]), `${duration(overview.accounting.wall_seconds)} of ${plural(overview.accounting.slots, "device")}`))));
     place.querySelector(".scroll").scrollLeft = old;
   };
   return { element: place, update: async (trials, first) => { await study.needOverview(!first); draw(); }, slow: true };
