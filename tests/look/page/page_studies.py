@@ -26,18 +26,19 @@ NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u202
 def nasty_study(directory: Path) -> None:
     """A study whose values, reasons, logs and errors are markup."""
     clock = Clock()
-    space = Space({"lr": loguniform(1e-6, 1.0)}).to_json()
-    study = StudySpec(metric="accuracy", mode="max", space=space)
+    space = Space({"lr": choice([NASTY, "b"]), NASTY: choice([NASTY, "b"]), f"constant {NASTY}": NASTY}).to_json()
+    study = StudySpec(metric=NASTY, mode="max", space=space)
     with RecordedJournal.create(
         directory, study, {"note": NASTY}, task=b"\x80", algorithm=b"\x80", clock=clock
     ) as journal:
         journal.record_devices(machines(1, NASTY))
-        trials = tuple(Trial(number, {"lr": NASTY, NASTY: float("nan")}, number, 0) for number in range(2))
+        trials = tuple(Trial(number, {"lr": NASTY, NASTY: NASTY, "x": float("nan")}, number, 0) for number in range(2))
         journal.record_proposal(2, [TrialGroup(trials, Budget(3), NASTY)])
+        journal.record_pause([1], NASTY)
         journal.record_waiting_reasons({1: NASTY})
         clock.now += 1
         journal.record_job_start(training("job-00001", [0]), "cuda:0")
-        journal.record_reports("job-00001", [Report(0, 1, {"accuracy": 0.5, NASTY: float("inf")}, 1.0)])
+        journal.record_reports("job-00001", [Report(0, 1, {NASTY: 0.5, f"other {NASTY}": float("inf")}, 1.0)])
         clock.now += 1
         journal.record_job_end("job-00001", "raised", f"Traceback\nValueError: {NASTY}", failed=True)
         journal.record_reports("", [Report(0, 1, state=TrialState.FAILED, reason=f"ValueError: {NASTY}")])

@@ -388,6 +388,7 @@ def test_markup_of_a_study_is_inert_served_and_in_a_report(browser, site: Page, 
             for view in (*VIEWS[:-2], "trial/0"):
                 go(tab, "nasty", view)
                 assert tab.locator("img").count() == 0
+                assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
             assert NASTY[:20] in tab.inner_text("body")
 
 

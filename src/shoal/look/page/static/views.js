@@ -205,8 +205,8 @@ export function devicesView(study) {
       el("div", { class: "grid below-now" },
         card("Use of devices", "half", table([["device", ""], ["kind", ""], ["with a job", "number"], ["reserved", "number"], ...(measured ? [["GPU kernels", "number"], ["GPU memory", "number"]] : []), ["jobs", "number"], ["failed", "number"]], used),
           el("p", { class: "small quiet" }, `with a job: share of the time in which it had one, whatever the job did; reserved: mean share of its compute that jobs reserved${measured ? "; GPU kernels: measured share of the time with a kernel on the GPU; GPU memory: most in use at a time, by any program" : ""}`)),
-        card("What the time was spent on", "half", table([["activity", ""], ["seconds", "number"], ["share", "number"], ["meaning", "text"]],
-          spent.sort((one, other) => other[1] - one[1]).map(([name, seconds]) => [name, seconds.toFixed(1), percent(seconds / all), overview.accounting.meanings[name]]), `${duration(overview.accounting.wall_seconds)} of ${plural(overview.accounting.slots, "device")}`))));
+        card("What the time was spent on", "half", table([["activity", "text"], ["seconds", "number"], ["share", "number"]],
+          spent.sort((one, other) => other[1] - one[1]).map(([name, seconds]) => [[name, el("div", { class: "small quiet" }, overview.accounting.meanings[name])], seconds.toFixed(1), percent(seconds / all)]), `${duration(overview.accounting.wall_seconds)} of ${plural(overview.accounting.slots, "device")}`))));
     place.querySelector(".scroll").scrollLeft = old;
   };
   return { element: place, update: async (trials, first) => { await study.needOverview(!first); draw(); }, slow: true };
