@@ -103,7 +103,7 @@ def test_a_pause_by_a_user_and_a_wait_for_others_are_two_states(tab) -> None:
     assert (states["0"], states["1"], states["2"]) == ("complete", "paused", "waiting for others")
 
     go(tab, "halving", "trial/2")
-    assert tab.inner_text("#why") == "It waits: waiting for others at epoch 3"
+    assert tab.inner_text("#why") == "It waits: for others at epoch 3"
     verbs = "[...document.querySelectorAll('main [data-verb]')].map(each => each.dataset.verb)"
     assert tab.evaluate(verbs) == ["stop"]
     go(tab, "halving", "trial/1")

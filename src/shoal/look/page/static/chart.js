@@ -117,8 +117,8 @@ function beyond(shown, [low, high]) {
 }
 
 // A chart that is drawn anew by `update`. `read()` returns {curves, best, names, xLabel, yLabel, logY, logX, step, better,
-// ends, titles, describe}: `best` are the curves in colour, `curves` the others, both lists of [x, values]; `ends` what the
-// legend says of each of the best while no place is pointed at, `titles` what it says on hovering.
+// ends, endsLabel, titles, describe}: `best` are the curves in colour, `curves` the others, both lists of [x, values]; `ends` and
+// `endsLabel` what the legend says of the best, and which value that is, while no place is pointed at; `titles` its tooltips.
 export function chart(height, read) {
   const plotted = el("div", {}), note = el("p", { class: "small quiet beyond" }), place = el("div", { class: "chart", role: "img" }, plotted, note);
   let plot = null, kind = "", shown = null;
@@ -136,7 +136,7 @@ export function chart(height, read) {
       cursor: { drag: { x: true, y: false }, dataIdx: (u, series, index) => index },
       scales: { x: { time: false, distr: shown.logX ? 3 : 1 }, y: { distr: shown.logY ? 3 : 1, range } },
       axes: [{ ...axis(shown.xLabel, true, place.clientWidth), ...(shown.xLabel === "seconds" || shown.logX ? {} : { incrs: WHOLE }) }, axis(shown.yLabel, false, height - 60)],
-      series: [{ label: shown.xLabel, value: (u, value, series, index) => (index === null ? "best" : number(value)) }, ...shown.names.map((label, position) => ({
+      series: [{ label: shown.xLabel, value: (u, value, series, index) => (index === null ? shown.endsLabel ?? "" : number(value)) }, ...shown.names.map((label, position) => ({
         label, stroke: colour(`--s${position}`), width: position ? 1.4 : MOST_WIDTH, spanGaps: true,
         points: { show: !shown.step && shown.best[position][0].length < 40, size: 5 },
         value: (u, value, series, index) => (index === null ? shown.ends?.[position] ?? "–" : number(value)), ...steps }))],

@@ -1,6 +1,8 @@
 // The jobs of every device over time, as SVG.
 import { bytes, el, duration, numbers, svg } from "./text.js";
 
+// What a job of each purpose does, before "trials 1, 2".
+export const JOB_VERBS = { train: "trains", signature: "compares", profile: "measures", assist: "helps with" };
 const LANE = 16, GAP = 10, FOOT = 26, NARROW = 600, STRIP = 24;
 
 function kindOf(bar, structure) {
@@ -17,7 +19,7 @@ function layers(overview, bar, thickness) {
 
 function describe(bar) {
   const arrays = Object.entries(bar.arrays).map(([name, trials]) => `\n${name}: trials ${numbers(trials)}`).join("");
-  const doing = { train: "trains", signature: "looks at", profile: "measures", assist: "helps with" }[bar.purpose] ?? bar.purpose;
+  const doing = JOB_VERBS[bar.purpose] ?? bar.purpose;
   const outcome = bar.runs ? "still runs" : bar.outcome;
   return `${bar.job} ${doing} trials ${numbers(bar.trials)}\n${duration(bar.begin)} to ${duration(bar.end)}, ${outcome}${arrays}`;
 }
@@ -117,6 +119,6 @@ export function timelineLegend(overview) {
   const entries = overview.structures.slice(0, 8).map((name, position) => [`f${position}`, name]);
   if (overview.structures.length > 8) entries.push(["f-other", `${overview.structures.length - 8} more structures`]);
   if (Object.values(overview.telemetry).some((rows) => rows.length)) entries.push(["f-kernels", "measured: a kernel runs"], ["f-memory", "measured: memory in use"]);
-  if (overview.bars.some((bar) => bar.purpose !== "train")) entries.push(["f-measure", "looks at models, measures, or helps a job of another device"]);
+  if (overview.bars.some((bar) => bar.purpose !== "train")) entries.push(["f-measure", "compares models, measures, or helps a job of another device"]);
   return entries;
 }

@@ -4,6 +4,7 @@ import { frozen, loadLog, loadTrial } from "./source.js";
 import { card, pairs, requestButton, stateBadge, table, trialLink } from "./parts.js";
 import { chart } from "./chart.js";
 import { cloneButton } from "./forms.js";
+import { JOB_VERBS } from "./timeline.js";
 
 export function trialView(study, wanted) {
   const trial = Number(wanted), place = el("div", { class: "grid" });
@@ -50,7 +51,7 @@ function whyNow(study, row) {
   const found = study.snapshot, waiting = row.state === "pending" ? found.waiting : found.waiting_for_others;
   const why = found.paused.study ? "the study is paused by a user" : study.runs || row.paused_by || row.state === "paused" ? row.reason || "for a place in a job" : "no process runs the study";
   const others = (waiting[row.reason]?.count ?? 1) - 1;
-  return [el("p", { id: "why" }, el("b", {}, "It waits: "), why, others > 0 && el("span", { class: "quiet" }, `, as do ${plural(others, "other")}`))];
+  return [el("p", { id: "why" }, el("b", {}, "It waits: "), why.replace(/^wait(ing|s) /, ""), others > 0 && el("span", { class: "quiet" }, `, as do ${plural(others, "other")}`))];
 }
 
 function checkpointTable(study, checkpoints) {
@@ -78,8 +79,8 @@ function trialJobs(study, overview, trial, log) {
       log.replaceChildren(el("p", { class: "bad" }, error.message));
     }
   };
-  const rows = bars.map((bar) => [bar.job, bar.purpose, bar.device, numbers(bar.trials), duration(bar.begin), duration(bar.end - bar.begin),
+  const rows = bars.map((bar) => [bar.job, JOB_VERBS[bar.purpose] ?? bar.purpose, bar.device, numbers(bar.trials), duration(bar.begin), duration(bar.end - bar.begin),
     bar.runs ? "runs" : bar.outcome, ...(frozen ? [] : [el("button", { type: "button", class: "little show-log", onclick: show(bar.job) }, "log")])]);
-  const columns = [["job", "whole"], ["purpose", "whole"], ["device", "whole"], ["with trials", "text"], ["begin", "number"], ["time", "number"], ["outcome", ""], ["", ""]];
+  const columns = [["job", "whole"], ["does", "whole"], ["device", "whole"], ["with trials", "text"], ["begin", "number"], ["time", "number"], ["outcome", ""], ["", ""]];
   return [rows.length ? table(columns.slice(0, frozen ? 7 : 8), rows) : el("p", { class: "quiet" }, "It has been in no job yet.")];
 }

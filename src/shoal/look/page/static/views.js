@@ -178,6 +178,7 @@ function learningCurves(study, chosen) {
   const best = study.ranked(chosen.metric).slice(0, 6).filter((trial) => found[trial.trial]?.[0].length), coloured = new Set(best.map((trial) => trial.trial));
   return { curves: Object.keys(found).filter((trial) => !coloured.has(Number(trial))).map(pair), best: best.map((trial) => pair(trial.trial)),
     names: best.map((trial) => `trial ${trial.trial}`), ends: best.map((trial) => number(trial.ranked[chosen.metric])),
+    endsLabel: best.some((trial) => trial.best_epoch !== null) ? "best" : "last",
     titles: best.map((trial) => study.varying.filter((name) => name in trial.flat).map((name) => `${name} ${number(trial.flat[name])}`).join("\n")),
     xLabel: chosen.x === "epoch" ? study.snapshot.unit : "seconds", better: study.modeOf(chosen.metric),
     yLabel: chosen.metric, logX: chosen.logX, logY: chosen.logY,
