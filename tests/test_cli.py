@@ -382,7 +382,7 @@ def test_json_of_status_has_the_grid_over_the_chosen_axes(begun):
 
 def test_status_says_why_each_waiting_trial_waits(begun):
     directory = str(begun(9))
-    assert "9 trials (0, 1, 2, …): no process runs the study" in CliRunner().invoke(app, ["status", directory]).stdout
+    assert "9 trials (0, 1, 2, …): waits until the study is resumed" in CliRunner().invoke(app, ["status", directory]).stdout
     with closing(RecordedJournal.open(directory)):
         shown = CliRunner().invoke(app, ["status", directory]).stdout
     assert "waiting      5 trials (0, 2, 4, …): reason 0" in shown
@@ -650,7 +650,7 @@ def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(shoal, begin, tmp_path)
     assert "shoal: resume with: shoal resume stopped\n" in told
     assert "Traceback" not in told
     left = shoal("status", "stopped", cwd=tmp_path)
-    assert left.stderr == "shoal: the study is not running; resume it with: shoal resume stopped\n"
+    assert left.stderr == "shoal: waits until the study is resumed; resume it with: shoal resume stopped\n"
     assert not status(directory)["finished"]
     done = shoal("resume", "stopped", "--json", "--backend", "inline", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

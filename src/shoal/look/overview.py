@@ -35,6 +35,7 @@ from shoal.look.text import (
     printable,
     savings_text,
     states_text,
+    study_state_text,
     time_text,
     trial_state_text,
     verdict_texts,
@@ -387,8 +388,7 @@ def _curve(study: Overview) -> str:
 def _summary_table(study: Overview) -> str:
     state = study.state
     goals = ", ".join(f"{goal.metric} ({goal.mode})" for goal in study.objectives)
-    ended = {"": "not running", "finished": "complete", "timeout": "ended by its timeout"}.get(state.end, state.end)
-    runner = ended if state.pid is None else f"{LockOwner(state.pid, state.host)} runs it"
+    runner = study_state_text(state) if state.pid is None else f"{LockOwner(state.pid, state.host)} runs it"
     remaining = "" if state.seconds_left is None else f", {duration_text(state.seconds_left)} left"
     return _table(
         (),

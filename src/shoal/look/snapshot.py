@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from msgspec import convert
@@ -425,12 +426,14 @@ def _best_and_least_violating(journal: JournalView, rows: Sequence[TrialRow]) ->
 
 
 def _constants(space: Space) -> dict[str, Any]:
-    """The parameters with one plain value in all configurations that have them, by their names in flattened ones."""
-    return {
-        name: leaf.values[0]
-        for name, leaf in space.leaves().items()
-        if len(leaf.values) == 1 and not isinstance(leaf.values[0], Domain | Dependent | Expression)
-    }
+    """The parameters with one value in all configurations, by their names in flattened ones."""
+    found = {}
+    for name, leaf in space.leaves().items():
+        value, *others = leaf.values
+        points = list(islice(value.points() or (), 2)) if isinstance(value, Domain) else [value]
+        if not others and not leaf.optional and len(points) == 1 and not isinstance(value, Dependent | Expression):
+            found[name] = points[0]
+    return found
 
 
 def _front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> tuple[Best, ...]:

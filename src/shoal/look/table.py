@@ -425,7 +425,7 @@ def _waiting_lines(snapshot: Snapshot) -> list[str]:
     reasons = [*snapshot.waiting.items(), *snapshot.waiting_for_others.items()]
     if snapshot.waiting and snapshot.pid is None:  # the reasons are from before the stop
         numbers = sorted(chain.from_iterable(snapshot.waiting.values()))
-        reasons = [("no process runs the study", numbers), *snapshot.waiting_for_others.items()]
+        reasons = [("waits until the study is resumed", numbers), *snapshot.waiting_for_others.items()]
     lines = [
         f"{numbered_trials(numbers)}: {reason or 'waits for a place in a job'}"
         for reason, numbers in reasons[:_MAX_REASONS]

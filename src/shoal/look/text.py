@@ -48,6 +48,7 @@ __all__ = [
     "state_text",
     "states_text",
     "structure_text",
+    "study_state_text",
     "task_edit_text",
     "time_text",
     "timeout_text",
@@ -338,6 +339,17 @@ def _checks_text(found: Verdict) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split())
+
+
+def study_state_text(snapshot: Snapshot) -> str:
+    """Return the state of a study: "running", "paused", "waits for paused trials", "not running", or how it ended."""
+    if snapshot.end:
+        return {"finished": "complete", "timeout": "ended by its timeout"}.get(snapshot.end, snapshot.end)
+    if snapshot.paused:
+        return "paused"
+    if snapshot.pid is None:
+        return "not running"
+    return "waits for paused trials" if snapshot.all_paused else "running"
 
 
 def states_text(snapshot: Snapshot) -> str:

@@ -98,7 +98,7 @@ def test_a_study_that_runs_is_steered_from_its_page(browser, tmp_path: Path) -> 
         reached(tab, study, lambda _, trials: added + 2 in trials and trials[added + 2].epoch == 3)
         pressed(tab, "[data-verb=pause]")
         reached(tab, study, lambda _, trials: trials[0].state == "pending")
-        wait(tab, "document.getElementById('why')?.innerText === 'It waits: paused by a user'")
+        wait(tab, f"document.getElementById('why')?.innerText === 'It waits: paused by {USER}'")
         pressed(tab, "[data-verb=resume]")
         reached(tab, study, lambda _, trials: trials[0].state == "running")
         go(tab, "study", "trial/1")

@@ -4,18 +4,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from shoal.core.domain import Domain
 from shoal.core.errors import ShoalError
 from shoal.core.job import log_path
-from shoal.core.reference import Dependent, Expression
 from shoal.core.request import requester
 from shoal.core.rows import DeviceRow, Telemetry
-from shoal.core.space import Space
 from shoal.core.trial import Report, TrialState, state_name
 from shoal.journal.codec import metrics_of
 from shoal.journal.requests import pending_requests
@@ -37,9 +33,11 @@ from shoal.look.text import (
     finite_or_none,
     hypervolume_text,
     intervention_text,
+    progress_texts,
     request_text,
     savings_text,
     states_text,
+    study_state_text,
     time_text,
     timeout_text,
     trial_verdict_text,
@@ -105,9 +103,11 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
         "waiting": _reasons(found.waiting),
         "waiting_for_others": _reasons(found.waiting_for_others),
         "unit": found.unit,
-        "constants": _constants(journal.space),
+        "constants": list(found.constants),
         "text": {
+            "state": study_state_text(found),
             "states": states_text(found),
+            "now": progress_texts(found),
             "epochs": epochs_text(found),
             "elapsed": duration_text(found.elapsed),
             "time": time_text(found),
@@ -130,22 +130,6 @@ def _reasons(reasons: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     return {reason: {"count": len(some), "first": list(some[:12])} for reason, some in reasons.items()}
 
 
-def _constants(space: Space) -> list[str]:
-    """The parameters of a space that have one value in all configurations, by their names in a flattened one."""
-    return [
-        name
-        for name, leaf in space.leaves().items()
-        if len(leaf.values) == 1 and not leaf.optional and _is_single(leaf.values[0])
-    ]
-
-
-def _is_single(value: Any) -> bool:
-    if isinstance(value, Domain):
-        points = value.points()
-        return points is not None and len(list(islice(points, 2))) == 1
-    return not isinstance(value, Dependent | Expression)
-
-
 def _has_ended(journal: JournalView, found: Snapshot) -> bool:
     """Whether the study has ended; the algorithm may propose more trials when all trials so far have ended."""
     study = journal.study
@@ -158,7 +142,7 @@ def summary_view(directory: Path, now: float) -> dict[str, Any]:
         with JournalView.read(directory) as journal:
             found = snapshot(journal, now)
             return {
-                "runs": found.pid is not None,
+                "state": study_state_text(found),
                 "states": states_text(found),
                 "epochs": epochs_text(found),
                 "best": best_text(found),

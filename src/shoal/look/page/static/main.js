@@ -5,7 +5,7 @@ import { address, card, requestButton, table } from "./parts.js";
 import { Shown } from "./study.js";
 import { spaceView } from "./space.js";
 import { trialView } from "./trial.js";
-import { curvesView, devicesView, diagnosisView, failuresView, overviewView, stateText } from "./views.js";
+import { curvesView, devicesView, diagnosisView, failuresView, overviewView } from "./views.js";
 import { trialsView } from "./trials.js";
 
 const VIEWS = {
@@ -32,8 +32,8 @@ function drawHead() {
   const found = study?.snapshot, head = document.getElementById("head");
   const home = studies.length > 1 ? el("a", { class: "home", href: "#/" }, "Studies") : el("span", { class: "home quiet" }, "Shoal");
   if (!study) { refill(head, home); return; }
-  const state = found ? stateText(study) : "";
-  const kind = !study.linked ? "quiet" : state === "running" ? "runs" : ["paused", "waits for paused trials", "no process runs it"].includes(state) ? "wait" : "quiet";
+  const state = found ? found.text.state : "";
+  const kind = !study.linked ? "quiet" : state === "running" ? "runs" : ["paused", "waits for paused trials", "not running"].includes(state) ? "wait" : "quiet";
   const controls = found && !found.ended && !frozen
     ? [requestButton(study, found.paused.study ? "resume study" : "pause study"), requestButton(study, "end study", null, "danger")] : [];
   refill(head, ...[home, el("h1", {}, study.name), state && el("span", { class: `badge ${kind}`, id: "state" }, study.linked ? state : `last seen: ${state}`),
@@ -57,7 +57,7 @@ function fault(text) {
 
 function list() {
   const rows = studies.map(({ name, study: found }) => [
-    el("a", { href: address(name) }, name), found.error ? el("span", { class: "bad" }, found.error) : found.runs ? "running" : "no process runs it",
+    el("a", { href: address(name) }, name), found.error ? el("span", { class: "bad" }, found.error) : found.state,
     found.states ?? "", found.epochs ?? "", found.best ?? "", found.began ? moment(found.began) : ""]);
   return card("", "", table([["study", "text"], ["state", ""], ["trials", "text"], ["epochs", ""], ["best", "text"], ["began", ""]], rows));
 }

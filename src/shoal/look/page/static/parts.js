@@ -89,7 +89,7 @@ export function requestButton(study, verb, trials, kind = "", done = () => {}) {
 export async function submit(study, body, done = () => {}) {
   try {
     await request(study.name, body);
-    say(study.runs ? "Asked. It appears below Requests once it is done." : "Noted. It is done once a process runs the study.");
+    say(study.runs ? "Asked. It appears below Requests once it is done." : "Noted. It is done when the study is resumed.");
     done();
   } catch (error) {
     say(error.message);

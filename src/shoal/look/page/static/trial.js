@@ -49,7 +49,7 @@ function trialHead(study, row, checkpoints, proof) {
 function whyNow(study, row) {
   if (!["pending", "paused"].includes(row.state)) return [row.reason && (row.reason.includes("\n") ? el("pre", {}, row.reason) : el("p", { class: "quiet" }, row.reason))];
   const found = study.snapshot, waiting = row.state === "pending" ? found.waiting : found.waiting_for_others;
-  const why = found.paused.study ? "the study is paused by a user" : study.runs || row.paused_by || row.state === "paused" ? row.reason || "for a place in a job" : "no process runs the study";
+  const why = found.paused.study ? "the study is paused by a user" : study.runs || row.paused_by || row.state === "paused" ? row.reason || "for a place in a job" : "waits until the study is resumed";
   const others = (waiting[row.reason]?.count ?? 1) - 1;
   return [el("p", { id: "why" }, el("b", {}, "It waits: "), why.replace(/^wait(ing|s) /, ""), others > 0 && el("span", { class: "quiet" }, `, as do ${plural(others, "other")}`))];
 }

@@ -24,7 +24,7 @@ export function overviewView(study) {
     refill(lists, ...overviewLists(study));
   };
   const slow = async (fresh) => {
-    gain.replaceChildren(el("h2", {}, "What is gained"), ...gains(await study.needOverview(fresh)));
+    gain.replaceChildren(el("h2", {}, "What is gained"), ...gains(await study.needOverview(fresh), study.snapshot.speedup));
     since.textContent = improvement(study);
     best.update();
     refill(now, ...summary(study));
@@ -47,7 +47,8 @@ function summary(study) {
       found.constraints.length ? el("p", { class: "small quiet" }, `subject to ${found.constraints.join(", ")}`) : null)),
     card("When is it done?", "third", figure(text.left ? "Time left" : "Running time", text.left || text.elapsed,
       shares([["f0", done]], 1), el("p", { class: "small quiet" }, `${found.unit}: ${text.epochs}, ${percent(done)}`),
-      el("p", { class: "small quiet" }, [text.left || found.runs > 1 ? text.time : stateText(study), text.timeout].filter(Boolean).join(", ")))),
+      ...text.now.map((line) => el("p", { class: "small quiet" }, line)),
+      el("p", { class: "small quiet" }, [text.left || found.runs > 1 ? text.time : text.state, text.timeout].filter(Boolean).join(", ")))),
     card("What is wrong?", "third", el("ul", { class: "plain small", id: "wrong" }, problems(study).map((each) => el("li", {}, each)))),
     card("Trials", "", shares(states.map(([status, count]) => [statusKind(status), count]), Math.max(total, 1)),
       legend(states.map(([status, count]) => [statusKind(status), `${count} ${status}`]))),
@@ -73,7 +74,7 @@ function problems(study) {
     found.devices.some((device) => !device.healthy) && [el("span", { class: "bad" }, `Not in use: ${found.devices.filter((device) => !device.healthy).map((device) => device.device).join(", ")}`)],
     !found.ended && found.paused.study && "The study is paused by a user.",
     !found.ended && !found.paused.study && held > 0 && `${plural(held, "trial")} paused by a user: ${numbers(found.paused.trials)}`,
-    !found.ended && !study.runs && "No process runs the study: shoal resume goes on with it.",
+    !found.ended && !study.runs && "The study is not running: continue it with shoal resume.",
     ...noteLines(found).slice(0, NOTES),
   ].filter(Boolean);
   return [...(lines.length ? lines : [el("span", { class: "good" }, "Nothing is known to be wrong.")]),
@@ -91,14 +92,6 @@ function improvement(study) {
   return `The best value has changed ${plural(curve.length, "time")}, last at ${duration(last.seconds)} of ${duration(total)} of running time.`;
 }
 
-export function stateText(study) {
-  const found = study.snapshot;
-  if (found.paused.study) return "paused";
-  if (found.ended) return "ended";
-  if (found.status.paused && !found.status.waiting && !found.status.running) return "waits for paused trials";
-  return study.runs ? "running" : "no process runs it";
-}
-
 function bestSoFar(study) {
   const curve = study.overview?.curve.filter((point) => point.value !== null) ?? [];
   const times = curve.map((point) => point.seconds), values = curve.map((point) => point.value);
@@ -107,7 +100,7 @@ function bestSoFar(study) {
     step: true, better: study.goal.mode, describe: `best ${study.goal.metric} over time, now ${number(values.at(-1) ?? null)}` };
 }
 
-function gains(overview) {
+function gains(overview, speedup) {
   const jobs = overview.bars.filter((bar) => bar.purpose === "train"), trained = jobs.reduce((sum, bar) => sum + bar.end - bar.begin, 0);
   if (!trained) return [el("p", { class: "quiet" }, "No training job has run yet.")];
   const together = jobs.reduce((sum, bar) => sum + bar.trials.length * (bar.end - bar.begin), 0) / trained, saved = overview.saved;
@@ -115,6 +108,7 @@ function gains(overview) {
     ...figure("Trials in a training job, on average", together.toFixed(1)),
     ...figure("Device time gained by fusing and packing, less that of measuring, about", saved ? (saved.seconds > 0 ? duration(saved.seconds) : "none") : "not known"),
     el("p", { class: "small quiet" }, saved ? saved.said : "Trials that train alone, and models that were not measured, say nothing of it."),
+    speedup && el("p", { class: "small quiet" }, speedup.text),
   ];
 }
 
@@ -129,7 +123,7 @@ function overviewLists(study) {
     waiting.length > 0 && card("Waiting", "half", el("ul", { class: "plain small", id: "waiting" }, waiting)),
     (devices.length > 0 || !found.ended) && card("Devices now", "half",
       el("div", { class: "row" }, el("span", { class: "quiet small" }, `policy: ${found.policy.now}`), !found.ended && [policyButton(study), addDeviceButton(study)]),
-      devices.length ? table(columns, devices) : el("p", { class: "quiet" }, "No process runs the study.")),
+      devices.length ? table(columns, devices) : el("p", { class: "quiet" }, "The study is not running.")),
     card("Requests", "half", requestsList(study)),
     found.arrays.length > 0 && card("Fused or plain", "half", el("ul", { class: "plain small", id: "arrays" }, found.arrays.map((each) => el("li", {}, each.text)))),
     noteLines(found).length > NOTES && card("Notes", "half", el("pre", {}, found.note)),
