@@ -650,7 +650,7 @@ def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(shoal, begin, tmp_path)
     assert "shoal: resume with: shoal resume stopped\n" in told
     assert "Traceback" not in told
     left = shoal("status", "stopped", cwd=tmp_path)
-    assert left.stderr == "shoal: waits until the study is resumed; resume it with: shoal resume stopped\n"
+    assert left.stderr == "shoal: the study is not running; resume it with: shoal resume stopped\n"
     assert not status(directory)["finished"]
     done = shoal("resume", "stopped", "--json", "--backend", "inline", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
