@@ -21,9 +21,9 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[1]
 SIZE = {"width": 960, "height": 600}
-VIEWS = (("overview", 0.4), ("curves", 0.25), ("space", 0.2), ("trials", 0.15))
+VIEWS = (("overview", 0.4), ("curves", 0.2), ("space", 0.15), ("trials", 0.15), ("diagnosis", 0.1))
 """View -> its part of the frames."""
-COLOURS = 48
+COLOURS = 96
 
 
 def main() -> int:
@@ -59,6 +59,7 @@ def record(address: str, seconds: int) -> list[Image.Image]:
         tab = browser.new_page(viewport=SIZE, color_scheme="light")
         tab.goto(address)
         tab.wait_for_selector("#tabs a")
+        tab.wait_for_selector("text=by trial")  # the first value
         for view, part in VIEWS:
             tab.evaluate("view => { location.hash = view }", f"/digits/{view}")
             for _ in range(max(1, round(seconds * part))):
