@@ -14,6 +14,7 @@ import shoal
 from shoal.core.activity import Activity
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
+from shoal.core.event import Proven
 from shoal.core.job import Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.journal.view import JournalView
@@ -55,6 +56,15 @@ def train(journal: RecordedJournal, structures: str, trials: int, seconds: float
     journal.record_job_start(training("1", list(range(trials)), structures), "cuda:0")
     for epoch in (1, 2):
         journal.record_reports("1", [Report(number, epoch, {"accuracy": 0.5}, seconds) for number in range(trials)])
+
+
+def step(journal: RecordedJournal, name: str, numbers: list[int], structures: str, device: str = "cuda:0") -> None:
+    """A job whose arrays have taken a step."""
+    job = training(name, numbers, structures)
+    journal.record_job_start(job, device)
+    for array in job.arrays:
+        if len(array.members) > 1:
+            journal.record_checks(Proven(name, array.key, {member.trial.number: 0 for member in array.members}))
 
 
 def test_an_array_is_compared_with_its_members_one_by_one(
@@ -164,7 +174,7 @@ FULL = "these models fill a GPU each: expect 1.0 to 1.1 times the speed of one t
             {"fused_gain": {4: 3.04}},
             [("a", 4)],
             None,
-            "arrays of 4 train 3.0 times as fast as one trial at a time, as measured",
+            "training steps of arrays of 4 are 3.0 times as fast as those of one trial at a time, as measured",
             id="an array",
         ),
         pytest.param({"fused_gain": {4: 1.04}}, [("a", 4)], None, FULL, id="an array that gains nothing"),
@@ -182,14 +192,15 @@ FULL = "these models fill a GPU each: expect 1.0 to 1.1 times the speed of one t
             {},
             [("ab", 5), ("b", 2)],
             0.5,
-            "arrays of 4 train 2.0 to 4.0 times as fast as one trial at a time, as measured",
+            "training steps of arrays of 4 are 2.0 to 4.0 times as fast as those of one trial at a time, as measured",
             id="arrays in packs",
         ),
         pytest.param(
             {"step_seconds": {1: 0.1}},
             [("ab", 2)],
             0.8,
-            "trials packed into one process train 1.2 times as fast as one trial at a time, as measured",
+            "training steps of trials packed into one process are 1.2 times as fast as those of one trial at a time, "
+            "as measured",
             id="a pack",
         ),
         pytest.param({"step_seconds": {1: 0.1}}, [("a", 4)], None, None, id="only one member was timed"),
@@ -211,9 +222,18 @@ def test_the_speedup_to_expect_is_told_once_it_is_measured(
         history.put_relative_time(("a x 32", "b x 32"), KIND, relative)
     free = iter(range(8))
     for name, (structures, trials) in enumerate(jobs):
-        journal.record_job_start(training(str(name), [next(free) for _ in range(trials)], structures), "cuda:0")
+        step(journal, str(name), [next(free) for _ in range(trials)], structures)
     found = speedup(journal, history)
     assert (found and speedup_text(found)) == text
+
+
+def test_trials_that_joined_a_job_one_after_another_are_no_larger_array(
+    journal: RecordedJournal, history: History
+) -> None:
+    history.put("a", "d", 32, KIND, replace(PROFILE, step_seconds={1: 0.1, 4: 0.2, 8: 0.2}))
+    step(journal, "1", [0, 1, 2, 3], "a")
+    journal.record_join("1", "cuda:0", training("2", [4, 5, 6, 7], "a").arrays)
+    assert speedup(journal, history) == Speedup(2.0, 2.0, 4, "GPU")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +245,7 @@ def test_what_models_fill_on_a_cpu(
     profile = replace(PROFILE, cores=cores, compute=compute, fused_gain={4: 1.0})
     history.put("a", "d", 32, "cpu/1", profile)
     journal.record_devices(Cluster((Node("one", 2, (Device("cpu:0", "cpu/1", 1000),)),)))
-    journal.record_job_start(training("1", [0, 1, 2, 3], "a"), "cpu:0")
+    step(journal, "1", [0, 1, 2, 3], "a", "cpu:0")
     assert speedup(journal, history) == Speedup(1.0, 1.0, 4, fills)
 
 
@@ -246,7 +266,7 @@ def test_a_study_records_its_speedup_as_soon_as_it_is_measured_and_looks_ever_mo
     for tenth in range(100):
         now[0] = tenth / 10
         if tenth == 21:
-            journal.record_job_start(training("1", [0, 1, 2, 3], "a"), "cuda:0")
+            step(journal, "1", [0, 1, 2, 3], "a")
         watch.update()
         looks.append("speedup" in journal.study)
     assert looks.index(True) == 30, "after looks at 0, 0.5, 1.2 and 2 seconds"

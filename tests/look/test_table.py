@@ -277,7 +277,9 @@ def test_jobs_that_share_a_device_stand_below_its_name():
         pytest.param({"best": None}, "best     –", id="nothing measured"),
         pytest.param({"states": {}}, "trials   none yet", id="no trial"),
         pytest.param({"pid": None}, "trials   15 waiting, 8 interrupted", id="nobody runs it"),
-        pytest.param({"pid": None}, "waiting  15 trials (0, 1, 2, …): waits until the study is resumed", id="why, then"),
+        pytest.param(
+            {"pid": None}, "waiting  15 trials (0, 1, 2, …): waits until the study is resumed", id="why, then"
+        ),
         pytest.param({"paused": True, "seconds_left": None}, "25 of 100  0:01:01 elapsed\n", id="it is paused"),
         pytest.param({"states": {TrialState.COMPLETE: 3}}, "25 of 100  0:01:01 elapsed\n", id="all have ended"),
         pytest.param(

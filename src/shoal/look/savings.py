@@ -81,16 +81,20 @@ def speedup(journal: JournalView, history: History) -> Speedup | None:
     if journal.spec.opaque or not journal.spec.fuse:
         return None
     kinds = {device.name: device.kind for device in journal.devices(all_runs=True)}
+    largest = {verdict.key: verdict.members for verdict in journal.verdicts()}
     trials: dict[tuple[str, str], set[int]] = {}
     sizes: dict[tuple[str, str], int] = {}
     packs: dict[tuple[str, str], float] = {}
     for job in journal.jobs():
         kind = kinds[job.device]
         packed = _pack_gain(job, history.relative_times(kind))
-        for structure, numbers in job.members.items():  # of training jobs alone
+        for structure, numbers in job.members.items():  # of training jobs alone, with those that joined later
             key = structure, kind
+            size = min(len(numbers), largest.get(structure, 0))
+            if not size and len(numbers) > 1:
+                continue  # the array has taken no step yet
             trials.setdefault(key, set()).update(numbers)
-            sizes[key] = max(sizes.get(key, 1), len(numbers))
+            sizes[key] = max(sizes.get(key, 1), size)
             if packed is not None:
                 packs[key] = max(packs.get(key, 0.0), packed)
     costs = _costs_by_steps(history) if sizes else {}

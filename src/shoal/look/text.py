@@ -289,7 +289,7 @@ def speedup_text(found: Speedup) -> str:
     what = f"arrays of {found.members}" if found.members > 1 else "trials packed into one process"
     least, most = f"{found.least:.1f}", f"{found.most:.1f}"
     times = most if least == most else f"{least} to {most}"
-    return f"{what} train {times} times as fast as one trial at a time, as measured"
+    return f"training steps of {what} are {times} times as fast as those of one trial at a time, as measured"
 
 
 def verdict_texts(found: Sequence[Verdict]) -> list[str]:
