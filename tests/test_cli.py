@@ -382,7 +382,8 @@ def test_json_of_status_has_the_grid_over_the_chosen_axes(begun):
 
 def test_status_says_why_each_waiting_trial_waits(begun):
     directory = str(begun(9))
-    assert "9 trials (0, 1, 2, …): waits until the study is resumed" in CliRunner().invoke(app, ["status", directory]).stdout
+    stopped = CliRunner().invoke(app, ["status", directory]).stdout
+    assert "9 trials (0, 1, 2, …): waits until the study is resumed" in stopped
     with closing(RecordedJournal.open(directory)):
         shown = CliRunner().invoke(app, ["status", directory]).stdout
     assert "waiting      5 trials (0, 2, 4, …): reason 0" in shown

@@ -312,7 +312,7 @@ def test_what_an_axis_explains():
     known = effects(MIXED, lambda config: config["depth"]).explained
     assert known["depth"] == pytest.approx(1.0)
     assert all(known[name] < 0.15 for name in ("lr", "kind", "noise"))
-    told = "explained of the ranking at one budget: depth 100%, kind 0%"
+    told = "importance at one budget: depth 100%, kind 0%"
     shown = effects(MIXED, lambda config: config["depth"]).project("depth", "kind")
     assert rendered(HeatMap(shown, runs=False))[-1].startswith(told[:-2])
     assert not effects(MIXED, lambda config: 1.0).explained

@@ -25,6 +25,10 @@ from shoal.look.text import finite_or_none, printable, rounded, state_text
 __all__ = ["Cell", "HeatMap", "StudyGrid", "grid_json", "journal_grid", "study_grid"]
 
 
+_LEAST_EXPLAINED = 0.005
+"""Share of the ranking below which an axis explains nothing, and is shown as 0 %."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """The trials at one position of a grid.
@@ -86,7 +90,7 @@ class StudyGrid:
 
     @property
     def main_axes(self) -> tuple[str, ...]:
-        """The two axes that explain most of the values; while none does, those with the most values or bins.
+        """The two axes that explain most of the values, or one if no other does; while none does, the longest two.
 
         Of axes that one choice decides together only one counts. There may be fewer than two; the longer one is first.
         """
@@ -94,7 +98,8 @@ class StudyGrid:
         by_chooser: dict[str, Axis] = {}
         for axis in sorted(longest, key=lambda axis: -self.explained.get(axis.name, 0.0)):
             by_chooser.setdefault(axis.chooser, axis)
-        chosen = list(by_chooser.values())[:2]
+        first = list(by_chooser.values())[:2]
+        chosen = [axis for axis in first if self.explained.get(axis.name, 0.0) >= _LEAST_EXPLAINED] or first
         return tuple(axis.name for axis in longest if axis in chosen)
 
     def __repr__(self) -> str:
@@ -289,8 +294,10 @@ class HeatMap:
     def _explained(self) -> str:
         """Return the share of the ranking that the parameters of the map explain; "" while it is unknown."""
         known = self.grid.explained
+        if known and max(known.values()) < _LEAST_EXPLAINED:
+            return "importance at one budget: no parameter explains the ranking"
         parts = [f"{printable(axis.name)} {known[axis.name]:.0%}" for axis in self.grid.axes if axis.name in known]
-        return f"explained of the ranking at one budget: {', '.join(parts)}" if parts else ""
+        return f"importance at one budget: {', '.join(parts)}" if parts else ""
 
 
 def _line(*parts: Text) -> Text:

@@ -20,7 +20,7 @@ from shoal.journal.view import JournalView
 from shoal.look.accounting import account, accounting_json
 from shoal.look.budget_values import budget_values
 from shoal.look.diagnosis import diagnosis, diagnosis_json
-from shoal.look.grid import StudyGrid, grid_json, study_grid
+from shoal.look.grid import grid_json, study_grid
 from shoal.look.importance import eta_squared
 from shoal.look.overview import Bar, Overview, by_key, failed_job_json, overview, overview_json
 from shoal.look.savings import savings
@@ -77,8 +77,6 @@ def _finite(value: Any) -> Any:
 
 MAX_POINTS = 60_000
 """Most points of all curves of a metric; of longer curves every second, third ... epoch is sent."""
-_LEAST_EXPLAINED = 0.005
-"""Share of the ranking below which an axis is shown as explaining 0 %."""
 _MAX_REQUESTS = 200
 """Most requests of users that are shown, the newest."""
 _MAX_FAILURES = 200
@@ -197,19 +195,13 @@ def space_view(directory: Path) -> dict[str, Any]:
     return grid_json(grid, runs=runs) | {
         "mode": grid.mode,
         "metric": grid.metric,
-        "main": _main_axes(grid),
+        "main": list(grid.main_axes),
         "log": [axis.name for axis in grid.axes if axis.log],
         "explained": dict(grid.explained),
         "compared": str(found),
         "selection": found.selection,
         "values": [[number, _shown(value)] for number, value in found.values.items()],
     }
-
-
-def _main_axes(grid: StudyGrid) -> list[str]:
-    """The two axes of the grid that are shown first; one alone if no other explains a percent of the ranking."""
-    known = [name for name in grid.main_axes if grid.explained.get(name, 0.0) >= _LEAST_EXPLAINED]
-    return known or list(grid.main_axes)
 
 
 def curves_view(directory: Path, metric: str) -> dict[str, Any]:
