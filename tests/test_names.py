@@ -25,6 +25,11 @@ def nested(config: dict[str, Any]) -> Any:
     return inner["mometum"]
 
 
+def beside(config: dict[str, Any]) -> Any:
+    sizes = {"small": config["width"]}
+    return sizes["medium"]
+
+
 WIDTH = "The config has no 'widht' (did you mean 'width'?); it has 'lr', 'width', 'optimizer'"
 CASES: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
     "a value": (lambda config: config["widht"], [WIDTH]),
@@ -38,6 +43,8 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
     "popped": (lambda config: config.pop("seed"), ["The config has no 'seed'; it has 'lr', 'width', 'optimizer'"]),
     "no name": (lambda config: config[3], []),
     "looked up by a value": (lambda config: {"adam": 1}[config["optimizer"]["name"]], []),
+    "of a dict beside it": (beside, []),
+    "of a global dict": (lambda config: ROWS["valid"], []),
     "of another dict": (lambda config: ROWS[f"valid{config['width']}"], []),
 }
 

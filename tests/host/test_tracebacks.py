@@ -2,11 +2,8 @@
 
 import logging
 import runpy
-import sys
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -30,6 +27,16 @@ class Mine(shoal.Random):
 shoal.tune(print, {"lr": shoal.uniform(0, 1)}, metric="loss", mode="min", algorithm=Mine(3, epochs=1))
 """
 
+UNPICKLABLE = """
+class Mine(shoal.Task):
+    data = model = optimizer = loss = None
+
+    def __getstate__(self):
+        raise ValueError("of the user")
+
+shoal.tune(Mine(), {"lr": shoal.uniform(0, 1)}, metric="valid_loss", mode="min", trials=3, epochs=1)
+"""
+
 CASES: dict[str, tuple[str, list[str], str]] = {
     "mode": (call(mode='"mini"'), ["shoal.tune("], '`mode` must be "min" or "max", got \'mini\''),
     "space": (call(space="shoal.loguniform(-1, 1)"), ["shoal.tune("], "`lr`: low must be above 0"),
@@ -47,43 +54,46 @@ CASES: dict[str, tuple[str, list[str], str]] = {
 
 def raised(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> BaseException:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     (folder / "script.py").write_text(script)
     with pytest.raises(Exception) as error:  # noqa: PT011
         runpy.run_path(str(folder / "script.py"), run_name="__main__")
     return error.value
 
 
-def shown(error: BaseException, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Lines that Python prints of an uncaught error, from the script on."""
-    sys.excepthook(type(error), error, error.__traceback__)
-    text = capsys.readouterr().err
-    return text[text.index("script.py") :].splitlines()
+def frames(error: BaseException) -> tuple[list[str], list[str]]:
+    """Lines of the script in a traceback, and files of Shoal."""
+    found = traceback.extract_tb(error.__traceback__)
+    package = str(Path(shoal.__file__).parent)
+    return (
+        [str(each.line) for each in found if Path(each.filename).name == "script.py"],
+        [Path(each.filename).name for each in found if each.filename.startswith(package)],
+    )
 
 
 @pytest.mark.parametrize(("script", "lines", "message"), CASES.values(), ids=CASES)
 def test_script_ends_at_the_users_line(
-    script: str,
-    lines: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    script: str, lines: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SHOAL_DEBUG", raising=False)
-    printed = shown(raised(script, tmp_path, monkeypatch), capsys)
-    code = [line.strip() for line in printed if line.startswith("    ") and not set(line) <= set(" ^~")]
-    assert [found.startswith(line) for found, line in zip(code, lines, strict=True)] == [True] * len(lines)
-    assert message in "\n".join(printed)
-    assert str(Path(shoal.__file__).parent) not in "\n".join(printed)
+    error = raised(script, tmp_path, monkeypatch)
+    of_user, ours = frames(error)
+    assert [found.startswith(line) for found, line in zip(of_user, lines, strict=True)] == [True] * len(lines)
+    assert message in str(error)
+    assert ours == ["tracebacks.py"]
 
 
-def test_debug_keeps_all_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_debug_keeps_all_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_DEBUG", "1")
-    printed = "\n".join(shown(raised(CASES["mode"][0], tmp_path, monkeypatch), capsys))
-    assert "objective.py" in printed
+    _, ours = frames(raised(CASES["mode"][0], tmp_path, monkeypatch))
+    assert "objective.py" in ours
+
+
+def test_cause_in_code_of_the_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHOAL_DEBUG", raising=False)
+    error = raised(BEGIN + UNPICKLABLE, tmp_path, monkeypatch)
+    assert error.__cause__ is not None
+    of_user, ours = frames(error.__cause__)
+    assert (of_user[-1], ours) == ('raise ValueError("of the user")', [])
 
 
 def test_bug_keeps_all_frames() -> None:
@@ -103,27 +113,3 @@ def test_log_has_the_callers_line_and_one_frame_of_ours(caplog: pytest.LogCaptur
         logging.exception("it failed")
     files = [line for line in caplog.text.splitlines() if line.startswith("  File")]
     assert [Path(line.split('"')[1]).name for line in files] == ["test_tracebacks.py", "tracebacks.py"]
-
-
-def test_hook_of_the_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = raised(CASES["mode"][0], tmp_path, monkeypatch)
-    calls: list[BaseException] = []
-    mine: Any = lambda kind, error, trace: calls.append(error)  # noqa: E731
-    monkeypatch.setattr(sys, "excepthook", mine)
-    for _ in range(2):
-        with pytest.raises(shoal.ShoalError):
-            shoal.resume("")
-    sys.excepthook(type(error), error, error.__traceback__)
-    assert calls == [error]
-
-
-def test_notebook_ends_at_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def structured(kind: type, error: BaseException, trace: Any, tb_offset: int) -> list[str]:
-        return [frame.name for frame in traceback.extract_tb(trace)][tb_offset - 1 :]
-
-    shell = SimpleNamespace(InteractiveTB=SimpleNamespace(structured_traceback=structured))
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
-    with pytest.raises(shoal.ShoalError) as error:
-        shoal.resume("")
-    rendered: Any = error.value
-    assert rendered._render_traceback_() == ["test_notebook_ends_at_the_users_line"]

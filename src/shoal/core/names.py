@@ -1,6 +1,6 @@
 """Unknown names: the nearest known one, and the names that a config has."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from traceback import walk_tb
 from types import FrameType
@@ -15,10 +15,11 @@ def nearest_name_hint(name: object, names: Collection[str]) -> str:
 
 
 def explain_missing_name(error: KeyError, *arguments: object) -> None:
-    """Add a note to a KeyError that a config raised: the missing name, the nearest one, and those that the config has.
+    """Add a note to a KeyError that a config may have raised: the missing name, the nearest one, those that it has.
 
-    Errors of other mappings, and errors with notes, stay as they are. The error is one of a config if the frame that
-    raised it has the config, or a dict in it, and the name, which is no value of the config, as in a lookup by one.
+    Errors with notes stay as they are. The error may be one of a config if the frame that raised it has the config, or
+    a dict in it, and the name, which is no value of the config, as in a lookup by one, and if no other mapping that
+    the frame names lacks it. A mapping that the frame does not name is not seen.
 
     Args:
         arguments: Those of the user's function that raised the error; configs are the dicts among them.
@@ -27,8 +28,12 @@ def explain_missing_name(error: KeyError, *arguments: object) -> None:
         return
     *_, (frame, _) = walk_tb(error.__traceback__)
     (name,), held = error.args, {id(value) for value in frame.f_locals.values()}
-    for config in (each for each in arguments if isinstance(each, dict)):
-        parts = list(_parts(config))
+    configs = [list(_parts(each)) for each in arguments if isinstance(each, dict)]
+    own = {id(part) for parts in configs for part in parts}
+    named = [*frame.f_locals.values(), *(frame.f_globals.get(each) for each in frame.f_code.co_names)]
+    if any(isinstance(each, Mapping) and id(each) not in own and name not in each for each in named):
+        return
+    for parts in configs:
         if not _has_name(frame, name) or any(value == name for part in parts for value in _leaves(part)):
             continue
         for part in parts:

@@ -2,14 +2,14 @@
 
 import inspect
 import os
-import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from shoal.core.errors import ShoalError, StudyInterrupted
 from shoal.core.names import nearest_name_hint
@@ -18,37 +18,39 @@ __all__ = ["ends_at_call", "user_lines", "user_traceback"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-E = TypeVar("E", bound=BaseException)
 
 _PACKAGE = __name__.partition(".")[0]
 _ROOT = f"{Path(__file__).parents[1]}{os.sep}"
 _OVERRIDES = os.path.join("torch", "overrides.py")
+_LIBRARIES = (*(sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")), "<frozen ")
 _CONTEXTS = contextmanager.__code__.co_filename
 
 
 def ends_at_call(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a public function: errors that Shoal raises on purpose end at the line of the user that calls it.
+    """Decorate a public function: errors that Shoal raises on purpose end at the line of the user that calls it, and
+    one frame of this module, which notebooks and pytest leave out.
 
-    Frames of the user below the call stay, as those of an algorithm of their own; with `SHOAL_DEBUG=1` all do, and the
-    causes. So does any error that is a bug. An argument that the function lacks is answered with the nearest one.
+    Frames of the user below the call stay, as those of an algorithm of their own, also those of the cause; with
+    `SHOAL_DEBUG=1` all do. So do those of any error that is a bug. An argument that the function lacks is answered with
+    the nearest one.
     """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        __tracebackhide__ = True  # pytest leaves out this frame, as the hooks below do
+        __tracebackhide__ = True  # read by IPython and pytest
         try:
             return function(*args, **kwargs)
         except (ShoalError, StudyInterrupted) as error:
             if os.environ.get("SHOAL_DEBUG"):
                 raise
-            raise _shown(error.with_traceback(_without(error.__traceback__, _is_internal))) from None
+            raise error.with_traceback(_without_internal(error.__traceback__)) from _cause_of_user(error)
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised within the function
                 raise
             known = inspect.signature(function).parameters
             unknown = [f"{name!r}{nearest_name_hint(name, known)}" for name in kwargs if name not in known]
             text = f"{function.__name__}() has no argument {', '.join(unknown)}" if unknown else str(error)
-            raise _shown(TypeError(text)) from None
+            raise TypeError(text) from None
 
     return call
 
@@ -57,7 +59,7 @@ def user_lines(trace: TracebackType | None, file: str) -> str:
     """Return the frames of a traceback from the first one of a file on, without those of Shoal, with their lines."""
     while trace is not None and trace.tb_frame.f_code.co_filename != file:
         trace = trace.tb_next
-    return "".join(traceback.format_tb(_without(trace, _is_internal)))
+    return "".join(traceback.format_tb(_without_internal(trace)))
 
 
 def user_traceback(error: BaseException) -> str:
@@ -86,38 +88,23 @@ def _is_internal(frame: TracebackType) -> bool:
     return _is_own_frame(frame) or file.endswith(_OVERRIDES) or file == _CONTEXTS
 
 
-def _is_boundary(frame: TracebackType) -> bool:
-    return frame.tb_frame.f_code.co_filename == __file__
+def _cause_of_user(error: BaseException) -> BaseException | None:
+    """Return the cause of an error if code of the user raised it, without other frames."""
+    cause = error.__cause__
+    kept = None if cause is None else _without_internal(cause.__traceback__)
+    if cause is None or all(frame.f_code.co_filename.startswith(_LIBRARIES) for frame, _ in traceback.walk_tb(kept)):
+        return None
+    return cause.with_traceback(kept)
 
 
-def _without(trace: TracebackType | None, drops: Callable[[TracebackType], bool]) -> TracebackType | None:
-    """Return a traceback without some frames."""
+def _without_internal(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of Shoal; None if no other is left."""
     links = []
     while trace is not None:
-        if not drops(trace):
+        if not _is_internal(trace):
             links.append(trace)
         trace = trace.tb_next
     kept = None
     for link in reversed(links):
         kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return kept
-
-
-def _shown(error: E) -> E:
-    """Let Python or IPython show an error without the frame of `call`, which is added when the error is raised."""
-    ipython = sys.modules.get("IPython")
-    if ipython is not None and (shell := ipython.get_ipython()) is not None:
-        format_lines = shell.InteractiveTB.structured_traceback
-        error._render_traceback_ = lambda: format_lines(  # type: ignore[attr-defined]  # IPython's name
-            type(error), error, _without(error.__traceback__, _is_boundary), tb_offset=1
-        )
-        return error
-    before = sys.excepthook
-    if not (isinstance(before, partial) and before.func is _show):
-        sys.excepthook = partial(_show, before)
-    return error
-
-
-def _show(before: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    shown = error.with_traceback(_without(trace, _is_boundary))
-    before(kind, shown, shown.__traceback__)
