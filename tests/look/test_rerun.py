@@ -112,7 +112,7 @@ def losses(*values: float) -> list[dict[str, float]]:
             False,
             [
                 "differs from the first epoch on: loss by 30 % at epoch 1",
-                "not expected, as rounding does not explain loss by 30 % at epoch 1: a change of its initial weights "
+                "not expected, rounding does not explain loss by 30 % at epoch 1: a change of its initial weights "
                 "by 4e-6 moves the trial by 0.2 % by then",
                 "possible causes: an edit",
             ],
@@ -125,7 +125,7 @@ def losses(*values: float) -> list[dict[str, float]]:
             False,
             [
                 "equal to 1e-4 up to epoch 2; differs from epoch 3",
-                "not expected, as rounding does not explain loss by 50 % at epoch 3: a change of its initial weights "
+                "not expected, rounding does not explain loss by 50 % at epoch 3: a change of its initial weights "
                 "by 4e-6 does not move the trial by then",
                 "possible causes: state that its checkpoints lack, as another job continued it in epoch 3; an edit",
             ],
@@ -137,8 +137,8 @@ def losses(*values: float) -> list[dict[str, float]]:
             [losses(1)],
             False,
             [
-                "equal to 1e-4 up to epoch 1; differs from epoch 2 on: loss at epoch 2, which only one",
-                "not expected, as rounding does not explain loss at epoch 2, which only one",
+                "equal to 1e-4 up to epoch 1; differs from epoch 2 on: loss at epoch 2, finite in only one",
+                "not expected, rounding does not explain loss at epoch 2, finite in only one",
                 "possible causes",
             ],
             id="all reruns diverge",
@@ -149,8 +149,8 @@ def losses(*values: float) -> list[dict[str, float]]:
             [losses(1, 0.9)],
             True,
             [
-                "equal to 1e-4 up to epoch 1; differs from epoch 2 on: loss at epoch 2, which only one",
-                "expected, as training amplifies rounding: a change of its initial weights by 4e-6 makes a metric NaN",
+                "equal to 1e-4 up to epoch 1; differs from epoch 2 on: loss at epoch 2, finite in only one",
+                "expected, as training amplifies rounding: a change of its initial weights by 4e-6 decides whether",
             ],
             id="rounding decides about a divergence",
         ),

@@ -105,10 +105,10 @@ def rerun(
     runs code from the study's directory, the pickled task: rerun only trials of people you trust. A class of a module
     is imported as it is now; files of the task that were edited since the last run of the study are named.
 
-    For each metric the largest relative difference over the epochs is shown, and then from which epoch on there is one
-    beyond the rounding of a step, and whether it is expected. Training amplifies rounding, mostly in float32; where the
-    difference is larger, the trial is trained up to twice more from initial weights that are changed by a few
-    roundings, to measure by how much: see docs/fusion.md. The exit status is 0 in either case. With --json all curves
+    Prints the largest relative difference of each metric, the first epoch whose difference exceeds the rounding of one
+    step, and whether that is expected. Training amplifies rounding, mostly in float32. For a larger difference, the
+    trial is trained up to twice more from initial weights changed by a few roundings, which measures by how much
+    rounding grows: see docs/fusion.md. The exit status is 0 in either case. With --json all curves
     are printed, and the output of the task goes to standard error.
     """
     working_directory()  # for the reason in `run_script`

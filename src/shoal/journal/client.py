@@ -142,11 +142,13 @@ def _number(directory: Path, request: str) -> int:
     pending = [each.name for each in pending_requests(directory) if each.verb in ("add trial", "clone")]
     with JournalView.read(directory) as journal:  # after the requests, since one is deleted once it is recorded
         result = journal.intervention(request)
-        if result is not None and not result.refused:
+        if result is not None and result.refused:
+            raise ShoalError("; ".join(result.refused))
+        if result is not None:
             return result.trials[0]
         ahead = sum(journal.intervention(name) is None for name in pending if name < request)
-        added = [row.number + 1 for row in journal.trials() if row.trial.is_added]
-        return max(added, default=FIRST_ADDED) + ahead
+        ((newest,),) = journal.tables.rows("SELECT max(number) FROM trials")
+        return max(FIRST_ADDED, 0 if newest is None else newest + 1) + ahead
 
 
 def _clone(

@@ -239,7 +239,7 @@ def rerun_verdict(rerun: Rerun) -> list[str]:
         causes = f"state that its checkpoints lack, as another job continued it in epoch {wrong.epoch}; {causes}"
     return [
         line,
-        f"not expected, as rounding does not explain {_text(wrong)}: {changed} {_moves(carried)} by then",
+        f"not expected, rounding does not explain {_text(wrong)}: {changed} {_moves(carried)} by then",
         f"possible causes: {causes}",
     ]
 
@@ -299,13 +299,13 @@ def _differences(first: Curve, second: Curve) -> Iterator[Difference]:
 def _text(difference: Difference) -> str:
     name = shortened(printable(difference.metric))
     if difference.relative == math.inf:
-        return f"{name} at epoch {difference.epoch}, which only one of them has as a finite number"
+        return f"{name} at epoch {difference.epoch}, finite in only one of the two"
     return f"{name} by {_share(difference.relative)} at epoch {difference.epoch}"
 
 
 def _moves(relative: float) -> str:
     if relative == math.inf:
-        return "makes a metric NaN or infinite"
+        return "decides whether a metric is finite"
     return f"moves the trial by {_share(relative)}" if relative else "does not move the trial"
 
 
