@@ -143,8 +143,9 @@ class Study(StudyRequests):
             return front_volume(journal.configurations(), self.objectives, journal.study, reference)
 
     def dataframe(self) -> "pd.DataFrame":
-        """Return one row per trial: its state, config, metrics (last and best), epochs, seconds, device, array, proof
-        and reason; with constraints also its `violation`, with `repeats` or `folds` the number of its configuration.
+        """Return one row per trial: its state in the words of `shoal trials`, config, metrics (last and best), epochs,
+        seconds, device, array, proof and reason; with constraints also its `violation`, with `repeats` or `folds` the
+        number of its configuration.
 
         `proof` says whether the trial trains fused or plain, and what was proven of it; see the method `proof`.
 

@@ -20,7 +20,8 @@ from shoal.core.activity import Activity
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.journal.view import JournalView
-from shoal.look.accounting import Accounting, accounting
+from shoal.look.accounting import Accounting, account
+from shoal.look.overview import timed_jobs
 from shoal.spec import StudySpec
 
 FIRST, SECOND = "cuda:0", "cuda:1"
@@ -42,6 +43,10 @@ def journal(tmp_path: Path, clock: Clock) -> Iterator[RecordedJournal]:
 
 def signature_job(name: str) -> Job:
     return replace(training(name, [0]), purpose=Purpose.SIGNATURE)
+
+
+def accounting(journal: JournalView, now: float) -> Accounting:
+    return account(journal, *timed_jobs(journal, now))
 
 
 def spent(journal: RecordedJournal, device: str) -> dict[Activity, float]:
@@ -181,5 +186,7 @@ def check_activities(study: Path) -> None:
         assert shown["seconds"][activity] > 0.0, f"no time was spent on {activity}"
     table = CliRunner().invoke(app, ["report", str(study), "--accounting"]).stdout
     assert "validation" in table
+    assert set(shown["diagnosis"]["summary"].split()) <= set(table.split()), "the losses follow the table"
+    assert all(loss["remedy"].split()[-1] in table for loss in shown["diagnosis"]["losses"])
     assert "running or killed jobs" not in table
     assert not (study / "report").exists()

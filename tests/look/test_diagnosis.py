@@ -46,12 +46,12 @@ CASES = {
     "idle at the end": (Activity.FINISHED, "devices idle at the end", "fewer devices"),
     "start": (Activity.START, "start of processes", "imports"),
     "data": (Activity.DATA, "start of processes", "preprocessing"),
-    "profile": (Activity.PROFILE, "measuring", "shoal history"),
+    "waiting for measuring": (Activity.WAITS_FOR_MEASURING, "devices idle while others measure", "shoal history"),
     "compile": (Activity.COMPILE, "compilation", "tensor shapes"),
     "checks": (Activity.CHECKS, "checks against plain PyTorch", "Nothing to change"),
     "validation": (Activity.VALIDATION, "validation", "smaller validation set"),
     "checkpoints": (Activity.CHECKPOINTS, "checkpoints", "checkpoint_seconds"),
-    "engine": (Activity.ENGINE, "scheduling", "longer rungs"),
+    "engine": (Activity.ENGINE, "planning", "longer rungs"),
 }
 
 
@@ -62,6 +62,14 @@ def test_time_beside_training_steps_is_named_with_a_remedy(
     (loss,) = diagnosed(study, {Activity.STEPS: 80.0, activity: 20.0}).losses
     assert (loss.name, loss.seconds, loss.at_most) == (name, 20.0, False)
     assert remedy in loss.remedy
+
+
+def test_measuring_is_what_jobs_report_of_it(study: Overview) -> None:
+    spent = {Activity.SIGNATURE: 1.0, Activity.PROFILE: 2.0, Activity.AUTOTUNE: 4.0, Activity.COMPILE: 8.0}
+    (bar,) = study.bars
+    study = replace(study, bars=(replace(bar, job=replace(bar.job, activities=spent)),))
+    (loss,) = diagnosed(study, {Activity.STEPS: 80.0}).losses
+    assert (loss.name, loss.seconds) == ("measuring", 7.0)
 
 
 def test_three_losses_are_named_the_largest_first(study: Overview) -> None:
@@ -110,7 +118,12 @@ def test_a_pause_hides_no_other_loss(study: Overview) -> None:
     spent = {Activity.STEPS: 190.0, Activity.WAITS_FOR_MEASURING: 9800.0, Activity.VALIDATION: 10.0}
     found = diagnosed(paused, spent, wall=5000.0)
     assert [(loss.name, loss.seconds) for loss in found.losses] == [("paused by a user", 9800.0), ("validation", 10.0)]
-    assert found.summary == "95% of 200 s of device time, without the present pause, were training steps."
+    assert found.summary == "2% of 10000 s of device time were training steps."
+    assert [line.split(":")[0] for line in found.lines[1:]] == [
+        "paused by a user, 9800 s (98%)",
+        "validation, 10 s (0%)",
+    ]
+    assert [loss["share"] for loss in diagnosis_json(found)["losses"]] == [0.98, 0.001]
 
 
 def test_work_of_a_killed_job_since_its_last_report_is_lost(tmp_path: Path) -> None:

@@ -41,8 +41,13 @@ def test_one_row_a_trial():
 
 def test_what_ran_when_the_engine_was_killed_is_interrupted():
     rows = [row(0, TrialState.RUNNING), row(1, TrialState.PENDING)]
-    assert dataframe(rows, runs=False)["state"].tolist() == ["interrupted", "pending"]
-    assert dataframe(rows, runs=True)["state"].tolist() == ["running", "pending"]
+    assert dataframe(rows, runs=False)["state"].tolist() == ["interrupted", "waiting"]
+    assert dataframe(rows, runs=True)["state"].tolist() == ["running", "waiting"]
+
+
+def test_states_are_in_the_words_of_the_table():
+    rows = [row(0, TrialState.PENDING), row(1, TrialState.PENDING, paused_by="ada"), row(2, TrialState.PAUSED)]
+    assert dataframe(rows)["state"].tolist() == ["waiting", "paused", "waiting for others"]
 
 
 def test_conditional_values_are_nan_where_they_do_not_apply():

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import time
+from dataclasses import replace
 from itertools import pairwise
 from unittest.mock import ANY
 
@@ -336,8 +337,14 @@ def test_json_is_strict_and_complete():
             {"name": "width", "labels": ["64", "[1, 2]"], "values": [64, [1, 2]], "edges": []},
         ],
         "cells": [
-            {"at": [1, 0], "trials": {"running": 1, "complete": 1}, "best": 0.5, "best_trial": 0},
-            {"at": [5, 1], "trials": {"complete": 1}, "best": None, "best_trial": 2},
+            {
+                "at": [1, 0],
+                "trials": {"running": 1, "complete": 1},
+                "status": {"running": 1, "complete": 1},
+                "best": 0.5,
+                "best_trial": 0,
+            },
+            {"at": [5, 1], "trials": {"complete": 1}, "status": {"complete": 1}, "best": None, "best_trial": 2},
         ],
     }
 
@@ -442,6 +449,20 @@ def heat_map(space=SMALL, shown=SHOWN, names=("lr", "width"), *, runs=True, mode
 )
 def test_heat_map(seen, width, lines):
     assert rendered(seen, width) == lines
+
+
+def test_a_trial_that_a_person_paused_is_told_from_one_that_waits():
+    shown = trials(*SHOWN[1:4])
+    shown[1] = replace(shown[1], paused_by="ada")
+    seen = study_grid(Space(SMALL), shown, Objective("accuracy", "max"))
+    (cell,) = grid_json(seen)["cells"]
+    assert (cell["trials"], cell["status"]) == (
+        {"pending": 2, "stopped": 1},
+        {"waiting": 1, "paused": 1, "stopped": 1},
+    )
+    lines = rendered(HeatMap(seen.project("width"), runs=True))
+    assert lines[2].split() == ["0.5", "1■1□1…", "·"]
+    assert lines[3] == "■ stopped □ paused … waiting"
 
 
 @pytest.fixture(scope="module")

@@ -266,7 +266,8 @@ def test_a_pipe_gets_a_line_for_the_measured_speedup_once(study, pipe):
             study.changes["speedup"] = None if second < 2 else Speedup(1.0, 1.04, 8, "core")
             line.update()
         study.changes["speedup"] = Speedup(1.0, 1.05, 16, "core")
-    told = "these models fill a core each: expect 1.0 to 1.1 times the speed of one trial at a time, as measured"
+    expected = "expect 1.0 to 1.1 times the speed of one trial at a time, as measured"
+    told = f"one of these models already fills a core: {expected}"
     assert [text for text in lines(pipe) if "times the speed" in text] == [f"shoal: 0:00:02 {told}"]
     console = Console(file=io.StringIO(), width=40, color_system=None)
     console.print(status_table(study.take()))
@@ -274,7 +275,7 @@ def test_a_pipe_gets_a_line_for_the_measured_speedup_once(study, pipe):
 
 
 def test_the_last_line_says_what_was_saved(study, pipe):
-    study.changes["savings"] = Savings(640, 95.0, 412.0, 0.0, 8.0)
+    study.changes |= {"savings": Savings(640, 95.0, 412.0, 0.0, 8.0), "speedup": Speedup(3.0, 3.0, 8, "")}
     with LineProgress(study.take, pipe, study.clock):
         pass
     assert lines(pipe)[-1].startswith(

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.app import app
+from shoal.core.activity import MEASURING, seconds_of
 from shoal.core.trial import TrialState
 from shoal.journal.schema import FILE_NAME
 from shoal.look.page.files import frozen_page
@@ -163,10 +165,15 @@ def test_the_states_are_the_same_everywhere(places: Any, when: int) -> None:
     counts = {name: names.count(name) for name in names}
     assert {name: count for name, count in found["status json"]["trials"].items() if count} == counts
     assert page["snapshot"]["states"] == counts
-    assert found["frame"]["state"].value_counts().to_dict() == counts
     assert sorted(row["state"] for row in page["trials"]) == sorted(names)
     words = [row["status"] for row in found["trials json"]]
     assert found["status json"]["status"] == {word: words.count(word) for word in words}
+    assert found["frame"]["state"].value_counts().to_dict() == found["status json"]["status"]
+    for key, each in [("trials", counts), ("status", found["status json"]["status"])]:
+        grid = Counter[str]()
+        for cell in found["status json"]["grid"]["cells"]:
+            grid.update(cell[key])
+        assert grid == each, f"the grid has other {key}"
     text = page["snapshot"]["text"]["states"]
     assert text in found["status"]
     assert text in found["notebook"]
@@ -187,6 +194,16 @@ def test_the_gain_is_the_same_everywhere(places: Any) -> None:
     assert (saved["said"], saved["seconds"]) == (gain["text"], gain["saved"])
     for text in (found["status"], found["notebook"], "\n".join(lines)):
         assert gain["text"] in text
+
+
+def test_measuring_is_the_same_everywhere(places: Any) -> None:
+    _, found, _ = places
+    spent, saved = found["accounting json"]["seconds"], found["status json"]["savings"]
+    assert saved["measuring"] == pytest.approx(seconds_of(MEASURING, spent))
+    assert saved["measuring"] > 0
+    for diagnosis in (found["accounting json"]["diagnosis"], found["page"]["overview"]["diagnosis"]):
+        named = [loss["seconds"] for loss in diagnosis["losses"] if loss["name"] == "measuring"]
+        assert named in ([], [pytest.approx(saved["measuring"])]), "it may be no large loss"
 
 
 def test_the_last_lines_of_a_run_say_the_same(places: Any) -> None:

@@ -17,7 +17,7 @@ from shoal.core.objective import objectives
 from shoal.core.ranking import ranked
 from shoal.core.trial import Trial, TrialState
 from shoal.look.failures import cause_lines, failing_json, failing_text
-from shoal.look.savings import Savings
+from shoal.look.savings import Savings, Speedup
 from shoal.look.snapshot import Best, DeviceUse, Failing, JobUse, TaskEdit
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.look.text import (
@@ -228,6 +228,12 @@ def test_status():
             id="measuring cost more",
         ),
         pytest.param(
+            Savings(640, 95.3, 362.7, 0.0, 0.6),
+            "fusing   faster by 0:04:28, less 0:00:01 of measuring: 0:04:27 of device time saved; "
+            "640 epochs took 0:01:35, one trial at a time 0:06:03",
+            id="the rounded times add up",
+        ),
+        pytest.param(
             Savings(64, 95.0, 90.0, 0.0, 8.0),
             "fusing   no gain: 64 epochs took 0:01:35, one trial at a time 0:01:30; measuring took 0:00:08",
             id="slower",
@@ -235,7 +241,10 @@ def test_status():
     ],
 )
 def test_status_says_what_fusing_and_packing_saved(found, line):
-    assert line in rendered(status_table(snapshot(savings=found)), width=250)
+    shown = snapshot(savings=found, speedup=Speedup(3.0, 3.0, 3, ""))  # which is of training steps alone
+    assert line in rendered(status_table(shown), width=250)
+    assert not any(text.startswith("speed") for text in rendered(status_table(shown), width=250))
+    assert snapshot_json(shown)["speedup"]["most"] == 3.0
     assert snapshot_json(snapshot(savings=found))["savings"]["saved"] == found.saved
 
 
@@ -495,6 +504,16 @@ def test_long_texts_stay_within_the_width():
 def test_a_pause_of_a_person_is_told_from_a_wait_for_the_algorithm(state, changes, status, actions):
     shown = row(3, state, **changes)
     assert (trial_state_text(shown, runs=True), shown.actions) == (status, actions)
+
+
+def test_a_held_trial_has_no_reason_that_repeats_its_state():
+    reason = "waiting for others at epoch 3"
+    rows = [
+        row(0, TrialState.PAUSED, reason=reason),
+        row(1, TrialState.PAUSED, reason=f"{reason}, then paused by ada", paused_by="ada"),
+    ]
+    lines = rendered(trials_table(rows, objectives("accuracy", "max")), width=200)
+    assert [line.strip() for line in lines if reason in line] == [f"{reason}, then paused by ada"]
 
 
 def test_counts_tell_paused_trials_from_waiting_ones():

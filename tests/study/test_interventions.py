@@ -177,7 +177,7 @@ def test_trials_of_a_rung_wait_for_one_that_is_paused_and_its_reason_says_so(tmp
     )
     stage.run(carrier)
     assert stage.outcome() == undisturbed(tmp_path, Stage)
-    assert f"{PAUSED}; 8 trials wait for it at epoch 1" in carrier.seen
+    assert f"{PAUSED}, which keeps 8 trials waiting at epoch 1" in carrier.seen
 
 
 def test_a_trial_that_is_resumed_before_it_has_left_waits_for_that(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_paused_trial_may_be_stopped_and_a_rung_does_not_wait_for_it(tmp_path:
         asking(
             stage,
             (lambda rows: TrialState.RUNNING in {row.state for row in rows}, lambda study: study.pause([1, 2])),
-            (lambda rows: any("wait for it" in row.reason for row in rows), lambda study: study.stop([1, 2])),
+            (lambda rows: any("waiting at epoch" in row.reason for row in rows), lambda study: study.stop([1, 2])),
         )
     )
     assert stopped_as(stage, 1, 2) == {(TrialState.STOPPED, "stopped by a user")}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from shoal.cli.export import export
 from shoal.cli.history import history_app
@@ -37,7 +38,8 @@ from shoal.host.remedy import command
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
-from shoal.look.accounting import accounting, accounting_json, accounting_table
+from shoal.look.accounting import account, accounting_json, accounting_table
+from shoal.look.diagnosis import diagnosis, diagnosis_json
 from shoal.look.disk import free_text, nearly_full_text
 from shoal.look.grid import HeatMap, StudyGrid, grid_json, journal_grid
 from shoal.look.importance import METHODS, importance_json
@@ -71,7 +73,8 @@ def report(
     printed as JSON, and a file is written only with --html.
 
     With --accounting a table is printed instead: how the seconds of all devices were spent, from the start of the study
-    to its last event. They add up to the running time times the number of devices.
+    to its last event. They add up to the running time times the number of devices. The largest losses follow, each with
+    its cause and a remedy.
     """
     if html is not None and spent:
         raise ShoalError("--html writes a file of its own; leave --accounting out")
@@ -132,11 +135,14 @@ def rerun(
 
 def _print_accounting(directory: Path, as_json: bool) -> None:
     with JournalView.read(directory) as journal:
-        found = accounting(journal, time.time())
+        study = overview(journal, time.time())
+        found = account(journal, study.elapsed, study.bars)
+        losses = diagnosis(journal, study, found)
     if as_json:
-        print_json({"directory": str(directory), **accounting_json(found)})
-    else:
-        print_table(accounting_table(found))
+        print_json({"directory": str(directory), **accounting_json(found), "diagnosis": diagnosis_json(losses)})
+        return
+    print_table(accounting_table(found))
+    print_table(Text("\n".join(["", *losses.lines])))
 
 
 def _default_file(directory: Path) -> Path:

@@ -1,8 +1,9 @@
 """Activities that take the time of a device."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
-__all__ = ["Activity"]
+__all__ = ["MEASURING", "TRAINING_STEPS", "Activity", "seconds_of"]
 
 
 class Activity(StrEnum):
@@ -41,3 +42,13 @@ class Activity(StrEnum):
     """The device has had its last job, and other devices go on."""
     UNREPORTED = "running or killed jobs"
     """A job that still runs, or that was killed before it could report its activities."""
+
+
+MEASURING = (Activity.SIGNATURE, Activity.PROFILE, Activity.AUTOTUNE)
+"""Activities of jobs that decide how trials are grouped and stepped."""
+TRAINING_STEPS = (Activity.STEPS, Activity.TIMED_STEPS)
+
+
+def seconds_of(activities: tuple[Activity, ...], spent: Mapping[Activity, float]) -> float:
+    """Return the seconds of some activities together."""
+    return sum(spent.get(activity, 0.0) for activity in activities)

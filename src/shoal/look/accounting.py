@@ -14,10 +14,10 @@ from shoal.core.job import Purpose
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.elapsed import Elapsed
-from shoal.look.overview import Bar, by_key, timed_jobs
+from shoal.look.overview import Bar, by_key
 from shoal.look.text import rounded
 
-__all__ = ["Accounting", "account", "accounting", "accounting_json", "accounting_table"]
+__all__ = ["Accounting", "account", "accounting_json", "accounting_table"]
 
 _MEANINGS = {
     Activity.START: "processes start: imports, the task, and the wait for the first process",
@@ -32,7 +32,7 @@ _MEANINGS = {
     Activity.CHECKS: "some trials train in plain PyTorch beside their array, and are compared with it",
     Activity.VALIDATION: "validation",
     Activity.CHECKPOINTS: "trials are saved",
-    Activity.ENGINE: "the device waits for the planner: it decides, or messages are on their way",
+    Activity.ENGINE: "the device waits: its next job is planned, or messages are on their way",
     Activity.WAITS_FOR_MEASURING: "no job: models are compared or measured on other devices",
     Activity.WAITS_FOR_TRIALS: "no job: the next trials depend on results of other devices",
     Activity.FINISHED: "no job any more: other devices finish",
@@ -58,11 +58,6 @@ class Accounting:
     def total(self) -> float:
         """Seconds of running time, summed over all devices."""
         return self.wall * len(self.devices)
-
-
-def accounting(journal: JournalView, now: float) -> Accounting:
-    """Account for the time of a study from its journal; `now` is in seconds since 1970."""
-    return account(journal, *timed_jobs(journal, now))
 
 
 def account(journal: JournalView, elapsed: Elapsed, bars: Sequence[Bar]) -> Accounting:

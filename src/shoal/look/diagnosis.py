@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shoal.core.activity import Activity
+from shoal.core.activity import MEASURING, TRAINING_STEPS, Activity, seconds_of
 from shoal.core.event import Outcome
 from shoal.core.rows import Verdict
 from shoal.journal.statistics import StudyStatistics
@@ -63,11 +63,9 @@ class Diagnosis:
         """How much of the device time went into training steps, and whether there is anything to gain."""
         if self.unknown and not self.steps:
             return "What jobs spent their time on is not known yet: each reports it at its end, and programs never do."
-        total = self.total - self.paused
-        share = self.steps / total if total > 0 else 0.0
-        without = ", without the present pause," if self.paused else ""
-        parts = [f"{share:.0%} of {rounded(total, 3)} s of device time{without} were training steps."]
-        if self.unknown >= _LEAST_SHARE * total:
+        share = self.steps / self.total if self.total > 0 else 0.0
+        parts = [f"{share:.0%} of {rounded(self.total, 3)} s of device time were training steps."]
+        if self.unknown >= _LEAST_SHARE * self.total:
             parts.append(f"{_seconds(self.unknown)} are not known yet: a job reports its activities at its end.")
         elif not self.losses:
             parts.append("Nothing else took more than one percent of it, so there is nothing to gain.")
@@ -108,7 +106,7 @@ def diagnose(study: Overview, spent: Accounting, last_reports: Mapping[str, floa
         *_cut_losses(study, last_reports),
     ]
     named = sorted((loss for loss in found if loss.seconds >= least > 0), key=lambda loss: -loss.seconds)
-    steps = seconds[Activity.STEPS] + seconds[Activity.TIMED_STEPS]
+    steps = seconds_of(TRAINING_STEPS, seconds)
     return Diagnosis(tuple(named[:_MOST]), spent.total, paused, steps, seconds[Activity.UNREPORTED])
 
 
@@ -142,16 +140,22 @@ def _of_activities(study: Overview, seconds: Mapping[Activity, float], paused: f
     """The activities beside training steps, those with one remedy together."""
     # Without a job on any device, the accounting counts time as waiting for measuring.
     waits = max(0.0, seconds[Activity.WAITS_FOR_MEASURING] - paused)
-    took = {**seconds, Activity.WAITS_FOR_MEASURING: waits}
+    measured = {each: sum(bar.job.activities.get(each, 0.0) for bar in study.bars) for each in MEASURING}
+    took = {**seconds, **measured, Activity.WAITS_FOR_MEASURING: waits}
     structures = _count(len(study.structures), "structure")
     jobs = _count(len(study.bars), "job")
-    measuring = (Activity.SIGNATURE, Activity.PROFILE, Activity.AUTOTUNE, Activity.WAITS_FOR_MEASURING)
     for name, activities, cause, remedy in (
         (
             "devices idle while others train",
             (Activity.WAITS_FOR_TRIALS,),
             "Devices had no job, because the next trials depend on results of trials on other devices.",
             "Use more trials or fewer devices; an asynchronous algorithm such as shoal.ASHA waits least.",
+        ),
+        (
+            "devices idle while others measure",
+            (Activity.WAITS_FOR_MEASURING,),
+            "Devices had no job, because models were still compared or measured on other devices.",
+            "The results stay on this machine (shoal history), so the next study of these models waits less.",
         ),
         (
             "devices idle at the end",
@@ -167,7 +171,7 @@ def _of_activities(study: Overview, seconds: Mapping[Activity, float], paused: f
         ),
         (
             "measuring",
-            measuring,
+            MEASURING,
             f"Models were built and short runs timed, to decide how to group the trials of {structures}.",
             "The results stay on this machine (shoal history), so the next study of these models skips most of it.",
         ),
@@ -196,9 +200,9 @@ def _of_activities(study: Overview, seconds: Mapping[Activity, float], paused: f
             "Increase checkpoint_seconds, or use longer rungs, so that trials change jobs less often.",
         ),
         (
-            "scheduling",
+            "planning",
             (Activity.ENGINE,),
-            f"Devices waited for the scheduler to take results and to start the next of {jobs}.",
+            f"Devices waited until results were taken and the next of {jobs} were planned.",
             "Use longer rungs, so that fewer jobs are started.",
         ),
     ):
@@ -222,7 +226,7 @@ def _steps_seconds(bars: Sequence[Bar], found: Verdict) -> float:
     for bar in bars:
         members = bar.job.members
         if found.key in members:
-            steps = bar.job.activities.get(Activity.STEPS, 0.0) + bar.job.activities.get(Activity.TIMED_STEPS, 0.0)
+            steps = seconds_of(TRAINING_STEPS, bar.job.activities)
             total += steps * len(members[found.key]) / sum(map(len, members.values()))
     return total
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.errors import ShoalError
 from shoal.core.rows import TrialRow, Verdict
 from shoal.core.space import flatten
-from shoal.core.trial import state_name
 from shoal.journal.check import named_trials
 from shoal.journal.view import JournalView
-from shoal.look.text import trial_verdict_text
+from shoal.look.text import trial_state_text, trial_verdict_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,11 +37,11 @@ def dataframe(
 ) -> "pd.DataFrame":
     """Return a pandas data frame with a row for each trial.
 
-    Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
-    value) and `<name>.best` (of any epoch), `violation` of the constraints if the study has any, `best_epoch`,
-    `epochs`, `seconds`, `device`, `job`, `proof`, `reason`. A config value that a trial does not have, like a metric it
-    has not reported, is NaN. A metric whose name is that of another column, or of the best of another metric, is called
-    `metric.<name>`. `proof` holds the verdicts of trials that were in an array.
+    Columns: `trial`, `state` in the words of `shoal trials`, `config.<dotted name>` for every value in any config,
+    each metric by its name (its last value) and `<name>.best` (of any epoch), `violation` of the constraints if the
+    study has any, `best_epoch`, `epochs`, `seconds`, `device`, `job`, `proof`, `reason`. A config value that a trial
+    does not have, like a metric it has not reported, is NaN. A metric whose name is that of another column, or of the
+    best of another metric, is called `metric.<name>`. `proof` holds the verdicts of trials that were in an array.
     """
     check_pandas()
     import pandas as pd
@@ -50,7 +49,7 @@ def dataframe(
     configs = [{f"config.{name}": value for name, value in flatten(row.config).items()} for row in rows]
     columns: dict[str, list[Any]] = {
         "trial": [row.number for row in rows],
-        "state": [state_name(row.state, runs) for row in rows],
+        "state": [trial_state_text(row, runs) for row in rows],
     }
     for name in _names(configs):
         columns[name] = [config.get(name, math.nan) for config in configs]

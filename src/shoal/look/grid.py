@@ -20,7 +20,7 @@ from shoal.journal.view import JournalView
 from shoal.look.axis import Axis, axes
 from shoal.look.budget_values import budget_values
 from shoal.look.importance import eta_squared
-from shoal.look.text import finite_or_none, printable, rounded, state_text
+from shoal.look.text import counts_in_words, finite_or_none, printable, rounded
 
 __all__ = ["Cell", "HeatMap", "StudyGrid", "grid_json", "journal_grid", "study_grid"]
 
@@ -36,16 +36,22 @@ class Cell:
     Args:
         states: Number of trials in each state that occurs, in the order of `TrialState`.
         best: Best value of the study's metric among trials that have not failed; None before the first.
+        paused: Number of the pending trials that users have paused.
     """
 
     states: Mapping[TrialState, int]
     best: float | None
     best_trial: int | None
+    paused: int = 0
 
     @property
     def trials(self) -> int:
         """Number of trials."""
         return sum(self.states.values())
+
+    def status(self, runs: bool) -> dict[str, int]:
+        """State in words, as of `trial_state_text` -> number of its trials; only states that occur."""
+        return counts_in_words(self.states, self.paused, runs)
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,7 +140,9 @@ def study_grid(
 
 
 def grid_json(grid: StudyGrid, *, runs: bool = True) -> dict[str, Any]:
-    """A grid as plain values; None for NaN and infinities. Without a process, running trials are "interrupted"."""
+    """A grid as plain values; None for NaN and infinities. Without a process, running trials are "interrupted".
+    `trials` of a cell are by the public `TrialState`, `status` by its words, as `state` and `status` of `trial_json`.
+    """
     return {
         "axes": [
             {"name": axis.name, "labels": list(axis.labels), "values": list(axis.values), "edges": list(axis.edges)}
@@ -144,6 +152,7 @@ def grid_json(grid: StudyGrid, *, runs: bool = True) -> dict[str, Any]:
             {
                 "at": list(position),
                 "trials": {state_name(state, runs): count for state, count in cell.states.items()},
+                "status": cell.status(runs),
                 "best": finite_or_none(cell.best),
                 "best_trial": cell.best_trial,
             }
@@ -153,9 +162,10 @@ def grid_json(grid: StudyGrid, *, runs: bool = True) -> dict[str, Any]:
 
 
 def _cell(row: TrialRow) -> Cell:
+    paused = int(row.state is TrialState.PENDING and bool(row.paused_by))
     if row.objective is None or row.violation or row.state is TrialState.FAILED:
-        return Cell({row.state: 1}, None, None)
-    return Cell({row.state: 1}, row.objective, row.number)
+        return Cell({row.state: 1}, None, None, paused)
+    return Cell({row.state: 1}, row.objective, row.number, paused)
 
 
 def _merged_cell(cells: Sequence[Cell], mode: str) -> Cell:
@@ -165,24 +175,27 @@ def _merged_cell(cells: Sequence[Cell], mode: str) -> Cell:
     for cell in cells:
         counts.update(cell.states)
     states = {state: counts[state] for state in TrialState if counts[state]}
+    paused = sum(cell.paused for cell in cells)
     sign = 1 if mode == "min" else -1
     scored = [(sign * cell.best, cell.best_trial) for cell in cells if cell.best is not None]
     if not scored:
-        return Cell(states, None, None)
+        return Cell(states, None, None, paused)
     best, trial = min(scored)
-    return Cell(states, sign * best, trial)
+    return Cell(states, sign * best, trial, paused)
 
 
 _EMPTY = Cell({}, None, None)
 
+_FINAL_SIGNS = {"complete": "✓", "stopped": "■", "failed": "✗"}
 _SIGNS = {
-    TrialState.COMPLETE: "✓",
-    TrialState.STOPPED: "■",
-    TrialState.FAILED: "✗",
-    TrialState.PAUSED: "‖",
-    TrialState.RUNNING: "▸",
-    TrialState.PENDING: "…",
+    **_FINAL_SIGNS,
+    "waiting for others": "‖",
+    "paused": "□",
+    "running": "▸",
+    "interrupted": "▸",
+    "waiting": "…",
 }
+"""By the words of states."""
 _SHADES = ("color(243)", "color(65)", "color(71)", "color(41)", "color(47)")
 _FEW_SHADES = ("bright_black", "green", "bright_green")
 """From worst to best, the second for terminals of 16 colours: all legible under black text, on black and on white."""
@@ -287,8 +300,8 @@ class HeatMap:
         return column
 
     def _legend(self) -> str:
-        present = {state for cell in self.grid.cells.values() for state in cell.states}
-        signs = [f"{sign} {state_text(state, self.runs)}" for state, sign in _SIGNS.items() if state in present]
+        present = {status for cell in self.grid.cells.values() for status in cell.status(self.runs)}
+        signs = [f"{sign} {status}" for status, sign in _SIGNS.items() if status in present]
         return " ".join(signs) or "no trials yet"
 
     def _explained(self) -> str:
@@ -326,10 +339,11 @@ def _value_text(cell: Cell, digits: int) -> str:
 
 def _state_lines(cell: Cell, lines: int) -> list[str]:
     """Return the number of trials in each state, on one line, or on two if the cell has three."""
-    signs = [(state, f"{cell.states[state]}{sign}") for state, sign in _SIGNS.items() if state in cell.states]
+    counts = cell.status(runs=True)
+    signs = [(status, f"{counts[status]}{sign}") for status, sign in _SIGNS.items() if status in counts]
     if lines < 3:
         return ["".join(text for _, text in signs)]
-    return ["".join(text for state, text in signs if state.final is final) for final in (True, False)]
+    return ["".join(text for status, text in signs if (status in _FINAL_SIGNS) is final) for final in (True, False)]
 
 
 def _fit_width(text: str, width: int) -> str:

@@ -309,7 +309,7 @@ class LineProgress(_ConsoleProgress):
         self._print_speedup(snapshot)
 
     def _print_speedup(self, snapshot: Snapshot) -> None:
-        if snapshot.speedup is not None and not self._has_speedup:
+        if snapshot.speedup is not None and snapshot.savings is None and not self._has_speedup:
             self._has_speedup = True
             self._print(f"{duration_text(snapshot.elapsed)} {speedup_text(snapshot.speedup)}")
 

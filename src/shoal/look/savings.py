@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from statistics import fmean
 
-from shoal.core.activity import Activity
-from shoal.core.job import Purpose
+from shoal.core.activity import MEASURING, TRAINING_STEPS, Activity, seconds_of
 from shoal.core.rows import JobRow
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
@@ -21,6 +20,8 @@ __all__ = ["Savings", "Speedup", "SpeedupWatch", "savings", "speedup"]
 
 BUSY = 0.9
 """Fraction of a device from which on a trial alone fills it."""
+_OF_EPOCHS = (*TRAINING_STEPS, Activity.COMPILE, Activity.AUTOTUNE, Activity.CHECKS, Activity.VALIDATION)
+"""Activities within the seconds that epochs report; others are outside of epochs, of BUILD nearly all."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,13 @@ class Savings:
     Args:
         epochs: Number of epochs of trials whose structure was measured; the others are in none of the sums.
         together: Seconds that these epochs took.
-        alone: Seconds that they would take one trial at a time, by the measured speed-up of arrays of each size. That
-            of validation is not measured: it counts as it is, from the time that its job reports at its end. Checks
-            against plain PyTorch count as nothing, since a trial alone needs none.
+        alone: Seconds that they would take one trial at a time, by the measured speed-up of the training steps of
+            arrays of each size. Validation, compilation and autotuning count as they are, from the activities that
+            their job reports at its end; until then, all of its time counts as steps. Checks against plain PyTorch
+            count as nothing, since a trial alone needs none.
         packed: Seconds that jobs with several arrays saved by sharing a process, by the measured relative times of
             their structures. They are a part of `alone - together`.
-        measuring: Seconds of the jobs that found fusion keys or profiled.
+        measuring: Seconds of `MEASURING` that jobs have reported, in jobs of any purpose.
     """
 
     epochs: int
@@ -171,16 +173,12 @@ def savings(journal: JournalView, history: History) -> Savings | None:
         together += took
         unpacked = took * (1 + (_pack_gain(job, history.relative_times(kind)) or 0.0))
         packed += unpacked - took
-        validation, checks = _shares(job)
-        alone += unpacked * (validation + (1 - validation - checks) * _speedup(cost, members))
+        steps, checks = _shares(job)
+        alone += unpacked * (1 - steps - checks + steps * _speedup(cost, members))
         shared = shared or sum(map(len, job.members.values())) > 1
     if not shared:
         return None
-    measuring = sum(
-        job.ended - job.started
-        for job in jobs.values()
-        if job.purpose in (Purpose.SIGNATURE, Purpose.PROFILE) and job.ended is not None
-    )
+    measuring = sum(seconds_of(MEASURING, job.activities) for job in jobs.values())
     return Savings(epochs, together, alone, packed, measuring)
 
 
@@ -206,11 +204,13 @@ def _is_measured(cost: Cost, members: int) -> bool:
 
 
 def _shares(job: JobRow) -> tuple[float, float]:
-    """Return the parts of the time of a job's epochs in which it validated and checked arrays; 0 while it runs."""
-    validation, checks = (job.activities.get(each, 0.0) for each in (Activity.VALIDATION, Activity.CHECKS))
-    steps = sum(job.activities.get(each, 0.0) for each in (Activity.STEPS, Activity.TIMED_STEPS))
-    total = (validation + checks + steps) or 1.0
-    return validation / total, checks / total
+    """Return the parts of the time of a job's epochs in which it took training steps and checked arrays; 1 and 0 while
+    it runs.
+    """
+    total = seconds_of(_OF_EPOCHS, job.activities)
+    if not total:
+        return 1.0, 0.0
+    return seconds_of(TRAINING_STEPS, job.activities) / total, job.activities.get(Activity.CHECKS, 0.0) / total
 
 
 def _pack_gain(job: JobRow, relative_times: Mapping[tuple[str, str], float]) -> float | None:

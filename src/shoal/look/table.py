@@ -152,6 +152,8 @@ def trials_table(
 ) -> Group:
     """All trials, the best first, with the reason for the state of each below its config, and what the columns mean.
 
+    The reason of a trial that waits for others has only the epoch, which is in a column.
+
     With several metrics, each has its columns, and the trials of the front (`best`, if it is known) are marked.
     `of_best` is that of the study: by default the values are those of the best epoch by the first metric.
     """
@@ -192,7 +194,7 @@ def trials_table(
             ),
             row.state,
             config_text(row.config),
-            printable(row.reason, lines=True),
+            "" if row.state is TrialState.PAUSED and not row.paused_by else printable(row.reason, lines=True),
         )
         for row in _with_repeats(ranked(rows, objectives))
     ]
@@ -287,7 +289,7 @@ def status_table(snapshot: Snapshot) -> Table:
     if snapshot.hypervolume is not None:
         _add_lines(table, "front", [hypervolume_text(snapshot.hypervolume, snapshot.metric)])
     _add_lines(table, "fusing", [savings_text(snapshot.savings, snapshot.unit)] if snapshot.savings else [])
-    _add_lines(table, "speed", [speedup_text(snapshot.speedup)] if snapshot.speedup else [])
+    _add_lines(table, "speed", [speedup_text(snapshot.speedup)] if snapshot.speedup and not snapshot.savings else [])
     for use in snapshot.devices:
         _add_lines(table, use.device.name, device_lines(use, snapshot.unit))
     return table
@@ -299,7 +301,9 @@ def _add_lines(table: Table, title: str, lines: Iterable[str], style: str = "") 
 
 
 def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
-    """A trial as plain values; None for NaN and the infinities. Without a process, a running one is "interrupted"."""
+    """A trial as plain values; None for NaN and the infinities. Without a process, a running one is "interrupted".
+    `state` is the public `TrialState`, and `status` the words of tables for it, see `trial_state_text`.
+    """
     return {
         "trial": row.number,
         "state": state_name(row.state, runs),

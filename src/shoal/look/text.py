@@ -4,7 +4,7 @@ import math
 import re
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "best_text",
     "best_texts",
     "config_text",
+    "counts_in_words",
     "duration_text",
     "epochs_text",
     "finite_or_none",
@@ -263,28 +264,29 @@ def timeout_text(snapshot: Snapshot) -> str:
 
 def savings_text(found: Savings, unit: str) -> str:
     """What fusing and packing gained, and of what, on a line: "faster by 4.4 s, less 5.5 s of measuring: no net gain";
-    for `unit` see `Snapshot`.
+    for `unit` see `Snapshot`. The rounded times add up: two of them are calculated from the others.
     """
     exact = found.alone < _EXACT_SECONDS
+    saved, measuring, together = (round(x, 1 if exact else 0) for x in (found.saved, found.measuring, found.together))
+    faster = saved + measuring
 
     def text(seconds: float) -> str:
         return f"{seconds:.1f} s" if exact else duration_text(seconds)
 
     least = 0.05 if exact else 0.5  # less is shown as 0
-    took = f"{found.epochs} {unit} took {text(found.together)}, one trial at a time {text(found.alone)}"
-    if found.faster < least:
-        return f"no gain: {took}; measuring took {text(found.measuring)}"
+    took = f"{found.epochs} {unit} took {text(together)}, one trial at a time {text(together + faster)}"
+    if faster < least:
+        return f"no gain: {took}; measuring took {text(measuring)}"
     packed = f" ({text(found.packed)} of it by packing)" if found.packed >= least else ""
-    net = f"{text(found.saved)} of device time saved" if found.saved >= least else "no net gain"
-    return f"faster by {text(found.faster)}{packed}, less {text(found.measuring)} of measuring: {net}; {took}"
+    net = f"{text(saved)} of device time saved" if saved >= least else "no net gain"
+    return f"faster by {text(faster)}{packed}, less {text(measuring)} of measuring: {net}; {took}"
 
 
 def speedup_text(found: Speedup) -> str:
     """Whether it helps to train trials together, in a sentence."""
     if found.most < SMALL_SPEEDUP:
-        why = (
-            f"these models fill a {found.fills} each" if found.fills else "training these models together gains little"
-        )
+        full = f"one of these models already fills a {found.fills}"
+        why = full if found.fills else "training these models together gains little"
         return f"{why}: expect 1.0 to {SMALL_SPEEDUP:.1f} times the speed of one trial at a time, as measured"
     what = f"arrays of {found.members}" if found.members > 1 else "trials packed into one process"
     least, most = f"{found.least:.1f}", f"{found.most:.1f}"
@@ -362,10 +364,15 @@ def states_text(snapshot: Snapshot) -> str:
 
 def state_counts(snapshot: Snapshot) -> dict[str, int]:
     """State in words, as of `trial_state_text` -> number of its trials; only states that trials have."""
-    found = {state_text(state, snapshot.pid is not None): count for state, count in snapshot.states.items() if count}
     held = {number for numbers in snapshot.waiting.values() for number in numbers} & set(snapshot.held)
-    if held:
-        found |= {_WAITING: found[_WAITING] - len(held), _PAUSED: len(held)}
+    return counts_in_words(snapshot.states, len(held), snapshot.pid is not None)
+
+
+def counts_in_words(states: Mapping[TrialState, int], paused: int, runs: bool) -> dict[str, int]:
+    """As `state_counts`, of trials in these states; users have paused `paused` of the pending ones."""
+    found = {state_text(state, runs): count for state, count in states.items()}
+    if paused:
+        found |= {_WAITING: found[_WAITING] - paused, _PAUSED: paused}
     return {state: count for state, count in found.items() if count}
 
 

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Protocol
 
+from shoal.core.activity import Activity
 from shoal.core.array import FusionKey, remove_members
 from shoal.core.demand import Profile
 from shoal.core.device import Device
@@ -31,6 +32,8 @@ PROFILE_SECONDS = 0.3
 """Time of the measurement of one array."""
 STOP_SECONDS = 0.05
 """Time from the request to stop until a job has saved its trials."""
+_MEASURES = {Purpose.SIGNATURE: Activity.SIGNATURE, Purpose.PROFILE: Activity.PROFILE}
+"""Activities of the jobs that report them."""
 
 
 class Workload(Protocol):
@@ -291,6 +294,7 @@ class Virtual(Backend):
         name = job.job.id
         starts = self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS
         yield starts, False
+        begun = self.now
         match job.job.purpose:
             case Purpose.SIGNATURE:
                 yield from self._work(job, SIGNATURE_SECONDS * len(job.job.members), settled=False)
@@ -310,7 +314,9 @@ class Virtual(Backend):
                     yield self._beat_seconds, False
         if name in self.jobs:
             self._end(job)
-            self._pending.append(base.Ended(name, Outcome.FINISHED))
+            measured = _MEASURES.get(job.job.purpose)
+            spent = {Activity.START: starts, measured: self.now - begun} if measured else {}
+            self._pending.append(base.Ended(name, Outcome.FINISHED, activities=spent))
 
     def _stop_timeline(self, job: VirtualJob) -> Timeline:
         yield STOP_SECONDS, False

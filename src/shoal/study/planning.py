@@ -165,7 +165,7 @@ def _group_waiting_text(state: StudyState, held: TrialRecord) -> str:
     waiting = sum(x is not None and x.state is TrialState.PAUSED and x.target == held.target for x in others)
     if not waiting:
         return ""
-    return f"; {waiting} {'trial waits' if waiting == 1 else 'trials wait'} for it at epoch {held.target}"
+    return f", which keeps {waiting} {'trial' if waiting == 1 else 'trials'} waiting at epoch {held.target}"
 
 
 def _plan_input(state: StudyState, cluster: Cluster, now: float) -> PlanInput:

@@ -6,11 +6,6 @@ export function card(title, size, ...content) {
   return el("section", { class: `card ${size}` }, title && el("h2", {}, title), ...content);
 }
 
-// A state of the journal in the words of `row.status`, for counts by state: a trial "paused" there is held by its algorithm.
-export function stateLabel(state) {
-  return { pending: "waiting", paused: "waiting for others" }[state] ?? state;
-}
-
 // The class of a colour for a status.
 export function statusKind(status) {
   return { waiting: "f-pending", paused: "f-held", "waiting for others": "f-paused" }[status] ?? `f-${status}`;

@@ -1,7 +1,7 @@
 // Trials by their hyper-parameters: parallel coordinates, slices at one budget, and the grid of states.
 import { el, number, percent, plural, refill, svg } from "./text.js";
 import { bounds } from "./chart.js";
-import { card, legend, shares, stateLabel, table, trialLink } from "./parts.js";
+import { card, legend, shares, statusKind, table, trialLink } from "./parts.js";
 
 const SHADES = 5, HIGH = 300, TOP = 26, BELOW = 14, LEAST = 104;
 const SLICE = { width: 290, height: 200, left: 56, right: 14, top: 8, below: 40, gap: 46 };
@@ -168,8 +168,8 @@ function projected(space, down, across) {
   const sign = space.mode === "min" ? 1 : -1, found = new Map();
   for (const cell of space.cells) {
     const key = `${down < 0 ? 0 : cell.at[down]} ${cell.at[across]}`;
-    const merged = found.get(key) ?? found.set(key, { trials: {}, best: null, best_trial: null }).get(key);
-    for (const [state, count] of Object.entries(cell.trials)) merged.trials[state] = (merged.trials[state] ?? 0) + count;
+    const merged = found.get(key) ?? found.set(key, { status: {}, best: null, best_trial: null }).get(key);
+    for (const [status, count] of Object.entries(cell.status)) merged.status[status] = (merged.status[status] ?? 0) + count;
     if (cell.best !== null && (merged.best === null || sign * cell.best < sign * merged.best)) Object.assign(merged, { best: cell.best, best_trial: cell.best_trial });
   }
   return found;
@@ -187,11 +187,11 @@ function gridCard(study, chosen, redraw) {
   const cell = (row, column) => {
     const found = cells.get(`${row} ${column}`);
     if (!found) return el("td", { class: "cell empty" }, "·");
-    const total = Object.values(found.trials).reduce((sum, count) => sum + count, 0);
-    const states = Object.entries(found.trials).map(([state, count]) => `${count} ${stateLabel(state)}`);
+    const total = Object.values(found.status).reduce((sum, count) => sum + count, 0);
+    const states = Object.entries(found.status).map(([status, count]) => `${count} ${status}`);
     return el("td", { class: `cell ${found.best === null ? "" : shade(found.best)}` },
       found.best === null ? el("div", {}, "–") : el("a", { href: trialLink(study, found.best_trial).getAttribute("href"), title: `trial ${found.best_trial}` }, number(found.best)),
-      shares(Object.entries(found.trials).map(([state, count]) => [`f-${state}`, count]), total), el("div", { class: "small" }, states.join(", ")));
+      shares(Object.entries(found.status).map(([status, count]) => [statusKind(status), count]), total), el("div", { class: "small" }, states.join(", ")));
   };
   const select = (label, name, value, options) => el("label", {}, label, el("select", { name, onchange: (event) => { chosen[name] = event.target.value; redraw(); } },
     options.map((each) => el("option", { value: each, selected: each === value }, each || "nothing"))));

@@ -108,7 +108,7 @@ function gains(overview, speedup) {
     ...figure("Trials in a training job, on average", together.toFixed(1)),
     ...figure("Device time gained by fusing and packing, less that of measuring, about", saved ? (saved.seconds > 0 ? duration(saved.seconds) : "none") : "not known"),
     el("p", { class: "small quiet" }, saved ? saved.said : "Trials that train alone, and models that were not measured, say nothing of it."),
-    speedup && el("p", { class: "small quiet" }, speedup.text),
+    !saved && speedup && el("p", { class: "small quiet" }, speedup.text),
   ];
 }
 
