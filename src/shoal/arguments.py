@@ -77,7 +77,8 @@ def pickled_task(task: object) -> bytes:
 def is_pickled_by_value(task: object) -> bool:
     """Return whether the pickle holds the definition of a task, as for scripts and notebooks, and not only its name."""
     defined = _definition(task)
-    return "<locals>" in defined.__qualname__ or not is_importable(defined.__module__)
+    module = getattr(defined, "__module__", None)  # None for methods of built-in objects, such as `{}.get`
+    return isinstance(module, str) and ("<locals>" in defined.__qualname__ or not is_importable(module))
 
 
 def script_of(task: object) -> dict[str, str | None] | None:
@@ -90,7 +91,7 @@ def script_of(task: object) -> dict[str, str | None] | None:
 def _definition(task: object) -> Any:
     while isinstance(task, functools.partial):
         task = task.func
-    return task if hasattr(task, "__qualname__") else type(task)
+    return task if isinstance(getattr(task, "__qualname__", None), str) else type(task)
 
 
 def batch_size_override(task: object) -> str | None:
