@@ -1,11 +1,15 @@
 """`Study.history`: the reports of trials as a data frame."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shoal
 from shoal.core.errors import ShoalError
+from shoal.core.trial import Report
+from shoal.journal import view
+from shoal.journal.codec import report_of
 from shoal.journal.view import JournalView
 
 
@@ -30,6 +34,18 @@ def test_of_all_trials_by_their_numbers(finished: shoal.Study) -> None:
     for number in (0, finished.best_trial.number):
         alone = frame[frame["trial"] == number].drop(columns="trial").reset_index(drop=True)
         assert alone.equals(finished.history(number))
+
+
+def test_of_one_trial_no_report_of_another_is_decoded(finished: shoal.Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def decoded(row: tuple[Any, ...]) -> Report:
+        read.append(row[1])
+        return report_of(row)
+
+    monkeypatch.setattr(view, "report_of", decoded)
+    assert len(finished.history(3)) == read.count(3) > 0
+    assert set(read) == {3}
 
 
 def test_a_metric_may_have_the_name_of_a_column(tmp_path: Path) -> None:

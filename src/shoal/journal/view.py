@@ -275,25 +275,24 @@ class JournalView(OpenJournal):
         """Reports of a trial, in the order of arrival."""
         return self.tables.read("report", report_of, f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)
 
-    def reports_after(self, seq: int, limit: int) -> list[tuple[int, float, Report]]:
+    def reports_after(self, seq: int, limit: int, trial: int | None = None) -> list[tuple[int, float, Report]]:
         """The first report of each epoch of each trial, of those recorded after a position, in order.
 
         Reports of failures are left out, and so are repetitions of an epoch that only change the trial's state.
 
         Args:
             seq: Position in the one sequence of asks, reports and interventions.
+            trial: Number of the only trial; None: all.
 
         Returns:
             `seq`, time in seconds since 1970, and the report.
         """
         rows = self.tables.rows(
             "SELECT seq, time, trial, epoch, metrics, seconds, state, reason FROM reports AS own WHERE seq > ? "
-            "AND state <> ? AND NOT EXISTS (SELECT 1 FROM reports AS other WHERE other.trial = own.trial "
-            "AND other.epoch = own.epoch AND other.seq < own.seq AND other.state <> ?) ORDER BY seq LIMIT ?",
-            seq,
-            TrialState.FAILED,
-            TrialState.FAILED,
-            limit,
+            f"AND trial {'IS NOT' if trial is None else '='} ? AND state <> ? AND NOT EXISTS "
+            "(SELECT 1 FROM reports AS other WHERE other.trial = own.trial AND other.epoch = own.epoch "
+            "AND other.seq < own.seq AND other.state <> ?) ORDER BY seq LIMIT ?",
+            *(seq, trial, TrialState.FAILED, TrialState.FAILED, limit),
         )
         return [(row[0], row[1], self.tables.decoded("report", report_of, (row[0], *row[2:]))) for row in rows]
 

@@ -80,7 +80,7 @@ def history_frame(journal: JournalView, number: int | None = None) -> "pd.DataFr
     if number is not None:
         named_trials(journal, [number])
     step = "step" if journal.spec.opaque else "epoch"
-    found = [row for row in journal.reports_after(0, sys.maxsize) if number in (None, row[2].trial)]
+    found = journal.reports_after(0, sys.maxsize, number)
     reports = [report for _, _, report in found]
     columns: dict[str, Any] = {} if number is not None else {"trial": [report.trial for report in reports]}
     columns[step] = [report.epoch for report in reports]
