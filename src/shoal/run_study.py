@@ -38,6 +38,7 @@ from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.interrupts import interruptible
 from shoal.study.preview import MeasureOnly, Preview, preview
+from shoal.train.checkpoint_paths import is_exportable
 
 if TYPE_CHECKING:
     from shoal.results import Study
@@ -160,8 +161,10 @@ def run_study(
             raise _Measured(preview(engine.state))
     check_results(journal)
     if show_progress:
-        best = None if spec.opaque else take().best
-        display.print_lines(next_commands(journal.directory, best.trial if best else None), whole=True)
+        shown = take()
+        best = shown.best or next(iter(shown.front), None)
+        exported = best.trial if best and is_exportable(journal.directory, best.trial, best.epoch) else None
+        display.print_lines(next_commands(journal.directory, exported), whole=True)
     from shoal.results import Study  # what it needs to show results is not needed before
 
     return Study(journal.directory)

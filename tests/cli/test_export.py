@@ -1,9 +1,11 @@
 """`shoal export` and `Study.export`: trained models as folders, to be loaded without the study."""
 
 import errno
+import importlib
 import importlib.util
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +19,8 @@ from typer.testing import CliRunner, Result
 import shoal
 from shoal.cli.app import app
 from shoal.core.errors import CheckpointError, ShoalError
-from shoal.integrations import model_folder
+from shoal.integrations import load_pretrained, model_folder
+from shoal.programs.opaque import Command
 
 ODD = "<b>a|b</b> `x` [y](z)"
 
@@ -149,7 +152,8 @@ def test_the_card_is_one_of_the_hub(finished: shoal.Study, tmp_path: Path) -> No
     assert card.data.library_name == "pytorch"
     assert (result.metric_type, result.metric_value) == ("valid_loss", finished.best_trial.ranked["valid_loss"])
     assert f"shoal rerun {finished.directory} {number}" in card.text
-    assert "It ranks 1 of 8 by valid_loss (min)." in card.text
+    assert f"Weights of trial {number} after 4 epochs. The trial ranks 1 of 8 by valid_loss (min)." in card.text
+    assert "seed of weights and dropout" in card.text
 
 
 def test_of_a_program_the_files_that_it_kept(tmp_path: Path) -> None:
@@ -171,6 +175,8 @@ def test_of_a_program_the_files_that_it_kept(tmp_path: Path) -> None:
     assert "<b>" not in "".join(body).replace("\\<", "")
     assert "\\<b\\>a\\|b\\</b\\>" in "".join(body)
     assert json.loads(front.split("model-index: ")[1])[0]["results"][0]["metrics"][0]["value"] == 0.1
+    assert "Files of trial 1 after 2 reports. The trial ranks " in card
+    assert not any(each in card for each in ("library_name", "pytorch", "dropout", "order of samples"))
     with pytest.raises(ShoalError, match="exported as they are"):
         study.export(0, merged=True)
 
@@ -204,6 +210,75 @@ def test_load_says_what_it_lacks(finished: shoal.Study, tmp_path: Path, monkeypa
         load.load()
 
 
+@pytest.mark.parametrize(
+    ("text", "script", "refused"),
+    [
+        pytest.param("y = 2\n", None, True, id="another module"),
+        pytest.param("y = 1\n", None, False, id="the same text"),
+        pytest.param("y = 2\n", "net.py", False, id="a script, which nothing imports"),
+    ],
+)
+def test_a_module_of_the_same_name_is_not_taken_for_that_of_the_folder(
+    text: str, script: str | None, refused: bool, finished: shoal.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text("y = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "net", importlib.import_module("net"))
+    folder = finished.export(0, tmp_path / "out")
+    (folder / "source" / "net.py").write_text(text)
+    (folder / "trial.json").write_text(json.dumps(facts(folder) | {"script": script}))
+    if refused:
+        with pytest.raises(ImportError, match=r"named net is already imported from .*net.py; load .* new process"):
+            loader(folder).load()
+    else:
+        assert loader(folder).load() is not None
+
+
+@pytest.mark.parametrize(("package", "refused"), [("net", True), ("json", False)])
+def test_of_a_class_with_from_pretrained_only_its_own_source_counts(
+    package: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text("y = 1\n")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "net.py").write_text("y = 2\n")
+    (tmp_path / "load.py").write_text(Path(load_pretrained.__file__).read_text())
+    (tmp_path / "trial.json").write_text(json.dumps({"class": [package, "Absent"], "missing": []}))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "net", importlib.import_module("net"))
+    with pytest.raises(ImportError, match="named net is already imported" if refused else r"json\.Absent cannot be"):
+        loader(tmp_path).load()
+
+
+RUN = """
+import pathlib, sys
+pathlib.Path(sys.argv[2], "model.txt").write_text("kept")
+print('{"loss": 1.0, "size": 2}')
+"""
+
+
+def test_of_a_command_every_file_that_it_names_and_how_to_export_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.py").write_text(f"# {name}{RUN}")
+    study = shoal.tune(
+        Command((sys.executable, "a/run.py", "b/run.py", "{directory}"), ("loss", "size"), tmp_path),
+        {"x": 1.0}, metric=["loss", "size"], mode=["min", "min"], algorithm=shoal.Random(1, epochs=1),
+        backend="inline", devices="cpu:1", directory=tmp_path / "study",
+    )  # fmt: skip
+    assert capsys.readouterr().err.splitlines()[-1] == f"shoal:   shoal export {study.directory} 0"
+    assert f"export the files: shoal export {study.directory} 0" in CliRunner().invoke(
+        app, ["best", str(study.directory)]
+    ).stderr  # fmt: skip
+    folder = study.export(0, tmp_path / "out")
+    for name in ("a", "b"):
+        assert (folder / "source" / name / "run.py").read_text() == f"# {name}{RUN}"
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
+        *("README.md", "checkpoint/model.txt", "source/a/run.py", "source/b/run.py", "trial.json")
+    }
+
+
 def test_another_trial_or_no_adapter_is_refused_and_nothing_is_written(finished: shoal.Study, tmp_path: Path) -> None:
     place = tmp_path / "out"
     missing = export(finished, 77, "--output", place)
@@ -224,7 +299,7 @@ def test_several_trials_have_a_folder_each(finished: shoal.Study, tmp_path: Path
         "out/3/model.safetensors",
     }
     again = export(finished, 2, 3, "--output", tmp_path / "out")
-    assert "out/3 is not empty; name another folder by --output" in str(again.exception)
+    assert "out/3 exists and is not empty; name another folder" in str(again.exception)
     assert not (tmp_path / "out" / "2").exists()
     both = export(finished, 1, "--adapter", "--merged")
     assert "give one of them" in str(both.exception)
@@ -243,15 +318,22 @@ def test_a_folder_that_cannot_be_written_is_named(finished: shoal.Study, tmp_pat
     assert (tmp_path / "file").read_text() == ""
 
 
-def test_a_full_disk_leaves_no_folder(finished: shoal.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing(finished: shoal.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(model: object, place: Path) -> str:
         (place / "model.pt").write_bytes(b"half of")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(model_folder, "_save", write)
-    with pytest.raises(ShoalError, match=r"out cannot be written: .*No space left on device; name another folder"):
-        finished.export(0, tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    for name in ("out", "empty"):
+        with pytest.raises(
+            ShoalError, match=f"{name} cannot be written: .*No space left on device; name another"
+        ):
+            finished.export(0, tmp_path / name)
     assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "empty").iterdir()) == []
+    monkeypatch.undo()
+    assert (finished.export(0, tmp_path / "empty") / "README.md").exists()
 
 
 def test_a_trial_without_a_checkpoint_leaves_no_folder(finished: shoal.Study, tmp_path: Path) -> None:

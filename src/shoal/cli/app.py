@@ -51,7 +51,13 @@ from shoal.look.snapshot import snapshot
 from shoal.look.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.look.text import hypervolume_text, request_text
 from shoal.results import Study
-from shoal.train.checkpoint_paths import checkpoint_bytes, checkpoint_files, checkpoint_stem, program_checkpoints
+from shoal.train.checkpoint_paths import (
+    checkpoint_bytes,
+    checkpoint_files,
+    checkpoint_stem,
+    is_exportable,
+    program_checkpoints,
+)
 
 __all__ = ["app", "page", "report", "rerun"]
 
@@ -286,7 +292,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     With several metrics, all trials of the Pareto front; with --json a list.
     """
     with JournalView.read(directory) as journal:
-        runs, exports = journal.writer() is not None, not journal.spec.opaque
+        runs, opaque = journal.writer() is not None, journal.spec.opaque
     found = Study(directory)
     several = len(found.objectives) > 1
     rows = found.pareto if several else found.pareto[:1]
@@ -310,9 +316,10 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
             typer.echo(f"checkpoint: {checkpoint}")
     if 1 < len(found.objectives) <= MAX_METRICS and (volume := found.hypervolume()) is not None:
         typer.echo(hypervolume_text(volume, found.metric))
-    numbers = [str(row.number) for row, checkpoint in zip(rows, checkpoints, strict=True) if checkpoint]
-    if exports and numbers:
-        print_message(f"export the model{'s' if len(numbers) > 1 else ''}: {command('export', directory, *numbers)}")
+    numbers = [str(row.number) for row in rows if is_exportable(directory, row.number, row.best_epoch)]
+    if numbers:
+        what = "files" if opaque else "models" if len(numbers) > 1 else "model"
+        print_message(f"export the {what}: {command('export', directory, *numbers)}")
 
 
 @app.command()

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import AsJson, StudyDirectory, print_json, print_message
-from shoal.core.errors import ShoalError
 from shoal.journal.check import named_trials
 from shoal.journal.view import JournalView
 from shoal.results import Study
@@ -39,8 +38,8 @@ def export(
 
     This runs code from the study's directory, the pickled task: export only trials of people you trust.
     """
-    if adapter and merged:
-        raise ShoalError("--adapter writes the adapter alone, --merged a model without one; give one of them")
+    from shoal.integrations.model_folder import check_new_folder  # imports torch, which other commands do not need
+
     study = Study(directory)
     with JournalView.read(directory) as journal:
         named_trials(journal, trials)
@@ -48,8 +47,7 @@ def export(
     if output is not None:
         folders = {trial: output / str(trial) if len(folders) > 1 else output for trial in trials}
     for folder in folders.values():
-        if folder.is_dir() and any(folder.iterdir()):  # before any trial is written
-            raise ShoalError(f"{folder} is not empty; name another folder by --output")
+        check_new_folder(folder)  # before any trial is written
     files: dict[int, list[str]] = {}
     for trial, folder in folders.items():
         study.export(trial, folder, which="last" if last else "best", adapter=adapter, merged=merged)

@@ -20,10 +20,12 @@ def load(device: str = "cpu") -> nn.Module:
     """Return the trained model in evaluation mode.
 
     Raises:
-        ImportError: a package, or a file that the study did not record is missing; the message names it.
+        ImportError: a package, or a file that the study did not record is missing, or another module has the name of
+            one in source/; the message names it.
     """
     trial = json.loads((HERE / "trial.json").read_text(encoding="utf-8"))
     module, name = trial["class"]
+    _check_modules(module.partition(".")[0])
     sys.path.insert(0, str(HERE / "source"))
     try:
         cls = getattr(import_module(module), name)
@@ -32,6 +34,18 @@ def load(device: str = "cpu") -> nn.Module:
         raise ImportError(f"{module}.{name} cannot be imported: {error}. Missing in {HERE}: {missing}") from error
     model: nn.Module = cls.from_pretrained(str(HERE))
     return model.eval().to(device)
+
+
+def _check_modules(package: str) -> None:
+    """If the class is of source/, refuse a process that has imported another module under the name of one there."""
+    source = HERE / "source"
+    if not (source / package).is_dir() and not (source / f"{package}.py").is_file():
+        return
+    for path in sorted(source.rglob("*.py")):
+        name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and (not Path(file).is_file() or Path(file).read_bytes() != path.read_bytes()):
+            raise ImportError(f"a module named {name} is already imported from {file}; load {HERE} in a new process")
 
 
 if __name__ == "__main__":

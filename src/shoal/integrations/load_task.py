@@ -25,11 +25,13 @@ def load(device: str = "cpu") -> nn.Module:
     """Return the trained model in evaluation mode.
 
     Raises:
-        ImportError: Shoal, a package, or a file that the study did not record is missing; the message names it.
+        ImportError: Shoal, a package, or a file that the study did not record is missing, or another module has the
+            name of one in source/; the message names it.
         RuntimeError: task.pkl holds the bytecode of another version of Python.
     """
     trial = json.loads((HERE / "trial.json").read_text(encoding="utf-8"))
     _check(trial)
+    _check_modules(trial["script"])
     sys.path.insert(0, str(HERE / "source"))
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, trial["default_dtype"]))
@@ -52,6 +54,16 @@ def _check(trial: dict[str, Any]) -> None:
             f"task.pkl holds the bytecode of Python {versions['python']}, and this is {platform.python_version()}; run "
             "load.py with that version, or copy the classes from source/ and load the weights into the model"
         )
+
+
+def _check_modules(script: str | None) -> None:
+    """Refuse a process that has imported another module under the name of one in source/; nothing imports the script."""
+    source = HERE / "source"
+    for path in sorted(set(source.rglob("*.py")) - {source / (script or "")}):
+        name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and (not Path(file).is_file() or Path(file).read_bytes() != path.read_bytes()):
+            raise ImportError(f"a module named {name} is already imported from {file}; load {HERE} in a new process")
 
 
 def _loaded(trial: dict[str, Any]) -> nn.Module:

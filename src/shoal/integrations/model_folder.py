@@ -2,14 +2,16 @@
 
 import inspect
 import json
+import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +28,7 @@ from shoal.journal.view import JournalView
 from shoal.look.model_card import model_card
 from shoal.look.text import finite_or_none
 from shoal.train.checkpoint import Weights
-from shoal.train.checkpoint_paths import program_directory
+from shoal.train.checkpoint_paths import is_exportable, program_directory
 
 __all__ = ["check_new_folder", "export_model", "export_program"]
 
@@ -64,33 +66,32 @@ def export_model(
         "merged": merged,
         "bytecode": b"cloudpickle.cloudpickle" in journal.blob("task"),
     }
-    library = "pytorch"
+    facts["library"] = "pytorch"
     if saves:
         inner: Any = model.get_base_model() if loader == "adapter" else model  # type: ignore[operator]
         facts["class"] = [type(inner).__module__, type(inner).__qualname__]
         facts["base_model"] = getattr(inner, "name_or_path", "") or None if loader == "adapter" else None
         module = type(model).__module__.partition(".")[0]
-        library = module if module in ("peft", "transformers") else "pytorch"
+        facts["library"] = module if module in ("peft", "transformers") else "pytorch"
     classes = {type(module).__module__.partition(".")[0] for module in model.modules()}
-
-    def write(place: Path) -> None:
+    with _new_folder(folder):
         if saves:
             facts["weights"] = "from_pretrained"
-            model.save_pretrained(str(place))  # type: ignore[operator]
+            model.save_pretrained(str(folder))  # type: ignore[operator]
         else:
-            facts["weights"] = _save(model, place)
-            (place / "task.pkl").write_bytes(journal.blob("task"))
+            facts["weights"] = _save(model, folder)
+            (folder / "task.pkl").write_bytes(journal.blob("task"))
             if weights.carried:
-                (place / "state.pkl").write_bytes(weights.carried)
-        (place / "load.py").write_text(inspect.getsource(_LOADERS[loader]), encoding="utf-8")
-
-    return _write_folder(folder, journal, facts, write, library, classes)
+                (folder / "state.pkl").write_bytes(weights.carried)
+        (folder / "load.py").write_text(inspect.getsource(_LOADERS[loader]), encoding="utf-8")
+        _describe(folder, journal, facts, {"torch", *classes})
+    return folder
 
 
 def export_program(journal: JournalView, row: TrialRow, folder: Path, best: int | None) -> Path:
     """Write the folder of a trial that a function or a command trained, with the files that it kept, and return it."""
     kept = program_directory(journal.directory, row.number, best)
-    if not kept.is_dir() or not any(kept.iterdir()):
+    if not is_exportable(journal.directory, row.number, best):
         raise ShoalError(
             f"trial {row.number} of the study in {journal.directory} has kept no files; let the program save its model "
             "in shoal.checkpoint() before each report"
@@ -98,12 +99,11 @@ def export_program(journal: JournalView, row: TrialRow, folder: Path, best: int 
     name = kept.parent.name.partition("-")[0]
     step = int(name) if name.isdecimal() and kept.name == "files" else row.epoch
     metrics = next((report.metrics for report in journal.curve(row.number) if report.epoch == step), {})
-    facts = _facts(journal, row, step, metrics) | {"loader": None, "weights": "checkpoint"}
-
-    def write(place: Path) -> None:
-        shutil.copytree(kept, place / "checkpoint", symlinks=True)
-
-    return _write_folder(folder, journal, facts, write, "pytorch", set())
+    facts = _facts(journal, row, step, metrics) | {"loader": None, "library": None, "weights": "checkpoint"}
+    with _new_folder(folder):
+        shutil.copytree(kept, folder / "checkpoint", symlinks=True)
+        _describe(folder, journal, facts, set())
+    return folder
 
 
 def _facts(journal: JournalView, row: TrialRow, epoch: int, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -165,67 +165,102 @@ def _is_plain(value: Any) -> bool:
     return value.untyped_storage().nbytes() == value.nbytes
 
 
-def _write_folder(
-    folder: Path,
-    journal: JournalView,
-    facts: dict[str, Any],
-    write: Callable[[Path], None],
-    library: str,
-    classes: set[str],
-) -> Path:
-    """Write all files; of a failure no folder is left."""
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """Make a folder, or take an empty one, to be written within; of a failure nothing that was written is left.
+
+    The folder may be a mount or the working directory, so that no other one can be renamed to it.
+    """
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write(folder)
-        texts, facts["missing"] = _write_sources(journal, folder / "source", facts["loader"])
-        facts["versions"] = _versions(classes.union(*map(imported_packages, texts)))
-        (folder / "trial.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
-        names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name != "README.md")
-        (folder / "README.md").write_text(model_card(facts, names, library), encoding="utf-8")
+        yield
     except BaseException as error:
         if made:
             shutil.rmtree(folder, ignore_errors=True)
+        else:
+            _empty(folder)
         if isinstance(error, OSError):
             text = f"{folder} cannot be written: {error}; name another folder (`directory`, --output)"
             raise ShoalError(text) from error
         raise
-    return folder
 
 
-def _write_sources(journal: JournalView, place: Path, loader: str | None) -> tuple[list[str], list[str]]:
-    """Write the source files of the task, and return their texts, and what is missing.
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
-    Files that the study recorded are written as they were then, others of the task's projects as they are now.
+
+def _describe(folder: Path, journal: JournalView, facts: Mapping[str, Any], packages: set[str]) -> None:
+    """Write what is beside the weights: the sources, trial.json and README.md.
+
+    Args:
+        packages: Packages whose versions are told, besides those that the sources import.
     """
+    found = _sources(journal, with_modules=facts["loader"] is not None)
+    for name, text in found.texts.items():
+        target = folder / "source" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8", newline="")
+    versions = _versions(packages.union(*map(imported_packages, found.texts.values())))
+    facts = {**facts, "script": found.script, "missing": found.missing, "versions": versions}
+    (folder / "trial.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name != "README.md")
+    (folder / "README.md").write_text(model_card(facts, names), encoding="utf-8")
+
+
+class _Sources(NamedTuple):
+    """Source files of a task.
+
+    Args:
+        texts: Path in the folder `source` -> text.
+        script: Path of the script whose definitions are in the pickle, so that nothing imports it; None if there is
+            none.
+        missing: What is missing, in words.
+    """
+
+    texts: dict[str, str]
+    script: str | None
+    missing: list[str]
+
+
+def _sources(journal: JournalView, *, with_modules: bool) -> _Sources:
+    """Return files that the study recorded as they were then; `with_modules`, others of the task's projects as now."""
     recorded, script = journal.study.get("sources", {}), journal.study.get("script")
-    project = journal.spec.project
+    files = {Path(os.path.abspath(name)): source["text"] for name, source in recorded.items()}
+    root = _root(journal.spec.project, [path.parent for path, text in files.items() if text is not None])
     found: dict[str, str | None] = {}
-    for name, source in recorded.items():
-        path = Path(name)
-        found[str(path.relative_to(project)) if project else path.name] = source["text"]
-    missing = []
+    for path, text in files.items():  # a program without text, such as an interpreter, may be elsewhere
+        found[str(path.relative_to(root if path.is_relative_to(root) else path.anchor))] = text
+    missing, own = [], None
     if script is not None:
-        found.setdefault(script["name"], script["text"])
+        if script["name"] not in found:
+            own = script["name"]
+            found[own] = script["text"]
         if script["text"] is None:
             missing.append("the source of the task, which was defined in an interactive session")
-    if loader is not None:
+    if with_modules:
         for folder, paths in unrecorded_files(journal.blob("task"), recorded).items():
             for name, source in sources(paths).items():
                 found.setdefault(str(Path(name).relative_to(folder)), source["text"])
-    for name, text in found.items():
-        if text is None:
-            missing += [] if script is not None and name == script["name"] else [f"{name}: too long, or not UTF-8"]
-            continue
-        target = place / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8", newline="")
-    return [text for text in found.values() if text is not None], missing
+    unread = [name for name, text in found.items() if text is None and (script is None or name != script["name"])]
+    missing += [f"{name}: too long, or not UTF-8" for name in unread]
+    return _Sources({name: text for name, text in found.items() if text is not None}, own, missing)
+
+
+def _root(project: str | None, folders: list[Path]) -> Path:
+    """Return the folder to which the paths of sources are relative: the project, or for a command what is common."""
+    if project is not None:
+        return Path(os.path.abspath(project))
+    return Path(os.path.commonpath(folders)) if folders else Path()
 
 
 def _versions(packages: set[str]) -> dict[str, str]:
-    """Return the versions of Python, torch and Shoal, and of the imported packages that are installed."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "shoal": VERSION}
+    """Return the versions of Python and Shoal, and of the packages that are installed."""
+    found = {"python": platform.python_version(), "shoal": VERSION}
     for name in sorted(packages - found.keys()):
         try:
             found[name] = version(name)

@@ -13,17 +13,16 @@ __all__ = ["model_card"]
 _MARKUP = re.compile(r"([\\`*\[\]<>|~&])")
 
 
-def model_card(facts: Mapping[str, Any], files: Iterable[str], library: str) -> str:
+def model_card(facts: Mapping[str, Any], files: Iterable[str]) -> str:
     """Return the text of README.md.
 
     Args:
         facts: The content of trial.json.
         files: Names of the files and folders beside it.
-        library: Library that loads the model, such as "transformers".
     """
     title = f"{_text(facts['task'])}: trial {facts['trial']} of the study {_text(facts['study'])}"
     parts = [
-        _metadata(facts, library),
+        _metadata(facts),
         f"# {title}\n\n{_what(facts)}",
         f"## Configuration\n\n{_table(('name', 'value'), flatten(facts['config']).items())}",
         f"## Metrics\n\n{_metrics(facts)}",
@@ -35,7 +34,7 @@ def model_card(facts: Mapping[str, Any], files: Iterable[str], library: str) -> 
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(facts: Mapping[str, Any], library: str) -> str:
+def _metadata(facts: Mapping[str, Any]) -> str:
     """Return the front matter; its values are JSON, which is YAML."""
     values = {name: value for name, value in facts["metrics"].items() if value is not None}
     metrics = [{"type": printable(name), "value": value} for name, value in values.items()]
@@ -43,7 +42,7 @@ def _metadata(facts: Mapping[str, Any], library: str) -> str:
     data = {"type": "other", "name": f"validation set of {printable(facts['task'])}"}
     name = f"{printable(facts['study'])}, trial {facts['trial']}"
     index = [{"name": name, "results": [{"task": task, "dataset": data, "metrics": metrics}]}] if metrics else []
-    fields = {"library_name": library, "tags": ["shoal"], "model-index": index}
+    fields = {"library_name": facts["library"], "tags": ["shoal"], "model-index": index}
     if base := facts.get("base_model"):
         fields["base_model"] = printable(base)
     lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items() if value]
@@ -52,10 +51,11 @@ def _metadata(facts: Mapping[str, Any], library: str) -> str:
 
 def _what(facts: Mapping[str, Any]) -> str:
     goals = ", ".join(f"{_text(goal['metric'])} ({goal['mode']})" for goal in facts["goals"])
-    rank = f"It ranks {facts['rank']} of {facts['of']}" if facts["rank"] else "It has no rank"
-    what = "The files" if facts["weights"] == "checkpoint" else "The weights"
+    rank = f"ranks {facts['rank']} of {facts['of']}" if facts["rank"] else "has no rank"
+    what = "Files" if facts["loader"] is None else "Weights"
     steps = f" and {facts['step']} steps" if facts.get("step") else ""
-    return f"{what} after {_epochs(facts, facts['epoch'])}{steps} of the trial. {rank} by {goals}."
+    done = f"{_epochs(facts, facts['epoch'])}{steps}"
+    return f"{what} of trial {facts['trial']} after {done}. The trial {rank} by {goals}."
 
 
 def _epochs(facts: Mapping[str, Any], number: int) -> str:
@@ -77,10 +77,11 @@ def _training(facts: Mapping[str, Any]) -> str:
     rows: list[tuple[str, Any]] = [
         ("trained", f"{_epochs(facts, facts['last']['epoch'])} on {facts['device'] or 'no device'}"),
         ("seconds", facts["seconds"]),
-        ("seed of weights and dropout", facts["seed"]),
-        ("seed of the order of samples", facts["data_seed"]),
         ("study begun with", f"Shoal {facts['shoal']}"),
     ]
+    if facts["loader"] is not None:  # a program does with its seed as it likes
+        rows.append(("seed of weights and dropout", facts["seed"]))
+        rows.append(("seed of the order of samples", facts["data_seed"]))
     if facts["origin"] is not None:
         rows.append(("began from", f"trial {facts['origin']['trial']} at epoch {facts['origin']['epoch']}"))
     rows += [(f"{name}, when exported", version) for name, version in facts["versions"].items()]
@@ -100,12 +101,12 @@ def _loading(facts: Mapping[str, Any]) -> str:
         "adapter": "It needs peft and the base model, but no Shoal. Call `load(base=model)` for a base without a name.",
     }[facts["loader"]]
     call = 'model = load()  # or load(device="cuda"); an ordinary torch.nn.Module in evaluation mode'
-    return f"```python\nfrom load import load  # in this folder\n\n{call}\n```\n\n{needs}"
+    return f"```python\nfrom load import load  # in this folder\n\n{call}\n```\n\n{needs} A process loads one folder."
 
 
 def _reproducing(facts: Mapping[str, Any]) -> str:
     if facts["loader"] is None:
-        return "Start the program with this configuration and seed."
+        return f"Start the program with this configuration and the seed {facts['seed']}."
     return (
         f"```sh\n{printable(facts['rerun'])}\n```\n\nThis trains the trial again with its own seeds, and compares the "
         "metrics with those recorded. It needs the directory of the study."

@@ -26,6 +26,7 @@ __all__ = [
     "checkpoint_stem",
     "copy_checkpoint",
     "delete_checkpoints",
+    "is_exportable",
     "make_checkpoint_directory",
     "program_checkpoints",
     "program_directory",
@@ -142,6 +143,12 @@ def program_directory(directory: Path, trial: int, best: int | None = None) -> P
     found = program_checkpoints(directory, trial)
     chosen = [path for path in found if best is not None and path.name.startswith(f"{best:06d}-")] or found
     return chosen[0] / "files" if chosen else checkpoint_directory(directory, trial) / "live"
+
+
+def is_exportable(directory: Path, trial: int, best: int | None = None) -> bool:
+    """Return whether a trial has weights, or files that a program has kept, as of `program_directory`."""
+    kept = program_directory(directory, trial, best)
+    return bool(checkpoint_files(directory, trial)) or (kept.is_dir() and any(kept.iterdir()))
 
 
 def copy_checkpoint(directory: Path, trial: Trial) -> None:
