@@ -57,7 +57,7 @@ def _check(trial: dict[str, Any]) -> None:
 
 
 def _check_modules(script: str | None) -> None:
-    """Refuse a process that has imported another module under the name of one in source/; nothing imports the script."""
+    """Refuse a process that has imported another module under the name of one in source/, but for the script."""
     source = HERE / "source"
     for path in sorted(set(source.rglob("*.py")) - {source / (script or "")}):
         name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
