@@ -326,9 +326,7 @@ def test_a_full_disk_leaves_nothing(finished: shoal.Study, tmp_path: Path, monke
     monkeypatch.setattr(model_folder, "_save", write)
     (tmp_path / "empty").mkdir()
     for name in ("out", "empty"):
-        with pytest.raises(
-            ShoalError, match=f"{name} cannot be written: .*No space left on device; name another"
-        ):
+        with pytest.raises(ShoalError, match=f"{name} cannot be written: .*No space left on device; name another"):
             finished.export(0, tmp_path / name)
     assert not (tmp_path / "out").exists()
     assert list((tmp_path / "empty").iterdir()) == []
