@@ -1,5 +1,6 @@
 """TrainerTask with `peft_config`: one base in each process, whose adapters train as those that `model_init` makes."""
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,14 @@ def test_adapters_train_as_those_of_model_init(tmp_path: Path, weights: Path) ->
     assert len({row.job for trial in study.trials for row in study.proof(trial.number)}) == 1, "they are one array"
     model: Any = study.best_model()
     assert model.peft_config["default"].r == study.best_trial.config["r"]
-    model.save_pretrained(tmp_path / "adapter")
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+    with torch.no_grad():
+        ids = Texts(8).rows
+        expected = model(input_ids=ids).logits
+        for way, given in (("adapter", {"base": Loaded(weights)()}), ("merged", {})):
+            folder = study.export(study.best_trial.number, tmp_path / way, **{way: True})
+            loaded = runpy.run_path(str(folder / "load.py"))["load"](**given)
+            assert hasattr(loaded, "peft_config") is (way == "adapter")
+            torch.testing.assert_close(loaded(input_ids=ids).logits, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_names_of_the_space_are_those_of_arguments_or_adapter(weights: Path) -> None:
