@@ -30,17 +30,26 @@ def beside(config: dict[str, Any]) -> Any:
     return sizes["medium"]
 
 
-WIDTH = "The config has no 'widht' (did you mean 'width'?); it has 'lr', 'width', 'optimizer'"
+def told(name: str, near: str) -> list[str]:
+    has = "'lr', 'width', 'optimizer', 'name', 'momentum'"
+    return [f"KeyError: '{name}'; the config has only {has}{near}"]
+
+
+WIDTH = told("widht", " (did you mean 'width'?)")
 CASES: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
-    "a value": (lambda config: config["widht"], [WIDTH]),
-    "in a function of the user": (of_helper, [WIDTH]),
+    "a value": (lambda config: config["widht"], WIDTH),
+    "in a function of the user": (of_helper, WIDTH),
     "in a comprehension": (
         caught_in_loop,
-        ["The config has no 'lrs' (did you mean 'lr'?); it has 'lr', 'width', 'optimizer'"],
+        told("lrs", " (did you mean 'lr'?)"),
     ),
-    "a nested value": (nested, ["The config has no 'mometum' (did you mean 'momentum'?); it has 'name', 'momentum'"]),
-    "none is near": (lambda config: config["seed"], ["The config has no 'seed'; it has 'lr', 'width', 'optimizer'"]),
-    "popped": (lambda config: config.pop("seed"), ["The config has no 'seed'; it has 'lr', 'width', 'optimizer'"]),
+    "a nested value": (nested, told("mometum", " (did you mean 'momentum'?)")),
+    "a nested value at once": (
+        lambda config: config["optimizer"]["mometum"],
+        told("mometum", " (did you mean 'momentum'?)"),
+    ),
+    "none is near": (lambda config: config["seed"], told("seed", "")),
+    "popped": (lambda config: config.pop("seed"), told("seed", "")),
     "no name": (lambda config: config[3], []),
     "looked up by a value": (lambda config: {"adam": 1}[config["optimizer"]["name"]], []),
     "of a dict beside it": (beside, []),

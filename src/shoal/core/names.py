@@ -15,11 +15,12 @@ def nearest_name_hint(name: object, names: Collection[str]) -> str:
 
 
 def explain_missing_name(error: KeyError, *arguments: object) -> None:
-    """Add a note to a KeyError that a config may have raised: the missing name, the nearest one, those that it has.
+    """Add a note to a KeyError that a config may have raised: the names that the config has, and the nearest one.
 
-    Errors with notes stay as they are. The error may be one of a config if the frame that raised it has the config, or
-    a dict in it, and the name, which is no value of the config, as in a lookup by one, and if no other mapping that
-    the frame names lacks it. A mapping that the frame does not name is not seen.
+    A config may have raised it if the frame that raised it has the config, or a dict in it, and the name, which is no
+    value of the config, as in a lookup by one, and if no other mapping that the frame names lacks it. A mapping that
+    the frame does not name is not seen, so the note does not say that the config raised it. Errors with notes stay as
+    they are.
 
     Args:
         arguments: Those of the user's function that raised the error; configs are the dicts among them.
@@ -27,21 +28,23 @@ def explain_missing_name(error: KeyError, *arguments: object) -> None:
     if hasattr(error, "__notes__") or len(error.args) != 1 or not isinstance(error.args[0], str):
         return
     *_, (frame, _) = walk_tb(error.__traceback__)
-    (name,), held = error.args, {id(value) for value in frame.f_locals.values()}
+    (name,) = error.args
     configs = [list(_parts(each)) for each in arguments if isinstance(each, dict)]
     own = {id(part) for parts in configs for part in parts}
     named = [*frame.f_locals.values(), *(frame.f_globals.get(each) for each in frame.f_code.co_names)]
-    if any(isinstance(each, Mapping) and id(each) not in own and name not in each for each in named):
+    if not _has_name(frame, name) or any(isinstance(x, Mapping) and id(x) not in own and name not in x for x in named):
         return
+    held = {id(value) for value in named}
     for parts in configs:
-        if not _has_name(frame, name) or any(value == name for part in parts for value in _leaves(part)):
+        names = [str(key) for part in reversed(parts) for key in dict.keys(part)]
+        values = [value for part in parts for value in dict.values(part) if isinstance(value, str | int | float)]
+        if held.isdisjoint(map(id, parts)) or name in names or name in values:
             continue
-        for part in parts:
-            names = [str(key) for key in dict.keys(part)]
-            if id(part) in held and name not in names:
-                known = ", ".join(map(repr, names)) or "no values"
-                error.add_note(f"The config has no {name!r}{nearest_name_hint(name, names)}; it has {known}")
-                return
+        known = ", ".join(map(repr, names)) or "no values"
+        error.add_note(
+            f"KeyError: {name!r}; if it is to be a name of the config, that has {known}{nearest_name_hint(name, names)}"
+        )
+        return
 
 
 def _parts(config: dict[object, object]) -> Iterator[dict[object, object]]:
@@ -50,10 +53,6 @@ def _parts(config: dict[object, object]) -> Iterator[dict[object, object]]:
         if isinstance(value, dict):
             yield from _parts(value)
     yield config
-
-
-def _leaves(part: dict[object, object]) -> Iterator[object]:
-    return (value for value in dict.values(part) if isinstance(value, str | int | float))
 
 
 def _has_name(frame: FrameType, name: str) -> bool:
