@@ -41,9 +41,7 @@ def explain_missing_name(error: KeyError, *arguments: object) -> None:
         if held.isdisjoint(map(id, parts)) or name in names or name in values:
             continue
         known = ", ".join(map(repr, names)) or "no values"
-        error.add_note(
-            f"KeyError: {name!r}; if it is to be a name of the config, that has {known}{nearest_name_hint(name, names)}"
-        )
+        error.add_note(f"KeyError: {name!r}; the config has only {known}{nearest_name_hint(name, names)}")
         return
 
 
