@@ -147,7 +147,7 @@ def cluster(*devices: Device) -> Cluster:
     ("name", "devices", "processes", "message"),
     [
         pytest.param("mpss", [GPU], True, r"unknown `sharing` 'mpss'.*did you mean 'mps'\?", id="typo"),
-        pytest.param(["mps"], [GPU], True, "unknown `sharing` .'mps'.,", id="a list"),
+        pytest.param(["mps"], [GPU], True, "unknown `sharing` .'mps'.", id="a list"),
         pytest.param(None, [GPU], True, "unknown `sharing` None, known are 'auto', 'mps', 'plain'$", id="nothing"),
         pytest.param("mps", [GPU], False, "needs a process for each job; use backend='local'", id="one process"),
         pytest.param("mps", [GPU, CPU], True, r"cpu:0 \(cpu\) is not one", id="CPU slot"),

@@ -308,7 +308,7 @@ def test_a_metric_that_is_not_reported_is_named_with_those_that_are(tmp_path: Pa
 
 def test_a_directory_that_holds_a_study_is_left_alone(finished: shoal.Study) -> None:
     before = finished.trials
-    with pytest.raises(StudyExistsError, match=r"shoal resume .* or choose another directory"):
+    with pytest.raises(StudyExistsError, match=r"Resume it .shoal resume .*, begin a new study in another"):
         tune(tasks.Blobs(), LR, finished.directory)
     assert finished.trials == before
 

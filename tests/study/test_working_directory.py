@@ -13,6 +13,7 @@ from plain import check_plain, tune
 
 import shoal
 from shoal.core.errors import ShoalError
+from shoal.core.trial import FIRST_ADDED
 
 SPACE = {"lr": shoal.grid([0.01, 0.1])}
 
@@ -36,7 +37,7 @@ def test_a_relative_directory_outlives_a_change_of_the_working_directory(
     monkeypatch.chdir("/")
     assert len(again.trials) == 2
     check_plain(again, tasks.Blobs())
-    assert again.add({"lr": 0.1}, 1) == {"lr": 0.1}
+    assert again.add({"lr": 0.1}, 1) == FIRST_ADDED
     monkeypatch.chdir(tmp_path)
     assert len(shoal.resume("one/study", show_progress=False).trials) == 3
 
