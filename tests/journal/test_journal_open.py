@@ -36,12 +36,19 @@ def test_a_study_that_is_only_opened_was_not_run(tmp_path):
         assert [run.epochs for run in journal.runs()] == [0, 2]
 
 
-def test_a_directory_with_a_study_is_left_alone(journal):
+@pytest.mark.parametrize(
+    ("reported", "advice"),
+    [
+        pytest.param(True, r"\. Resume it \(shoal resume .*shoal\.resume\('.*another directory", id="with reports"),
+        pytest.param(False, "in which no trial has reported anything. Remove the directory, begin", id="without"),
+    ],
+)
+def test_a_directory_with_a_study_is_left_alone(journal, reported, advice):
+    if reported:
+        journal.record_proposal(1, [group([0], 5)])
+        journal.record_reports("1", [report(0, 1)])
     journal.close()
-    with pytest.raises(
-        StudyExistsError,
-        match=r"already holds a study\. Resume it \(shoal resume .*shoal\.resume\('.*another directory",
-    ):
+    with pytest.raises(StudyExistsError, match=f"already holds a study.*{advice}"):
         create(journal.directory)
     with RecordedJournal.open(journal.directory) as again:
         assert again.spec == SPEC

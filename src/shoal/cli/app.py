@@ -136,7 +136,7 @@ def rerun(
         print_message(line)
     if len(done.found) < len(done.recorded):
         print_message(f"it ended after {len(done.found)} of {len(done.recorded)} epochs, as its loss was not a number")
-    print_message(f"{len(done.found)} epochs on {done.device}")
+    print_message(f"{len(done.found)} epoch{'s' * (len(done.found) != 1)} on {done.device}")
 
 
 def _print_accounting(directory: Path, as_json: bool) -> None:

@@ -238,6 +238,12 @@ def create_tables(
     version.
     """
     if _has_tables(directory):
+        (reported,) = connection.execute("SELECT EXISTS (SELECT 1 FROM reports)").fetchone()
+        if not reported:
+            raise StudyExistsError(
+                f"{directory} already holds a study, in which no trial has reported anything. Remove the directory, begin "
+                f"a new study in another one (directory=, --directory), or resume it ({command('resume', directory)})"
+            )
         raise StudyExistsError(
             f"{directory} already holds a study. Resume it ({command('resume', directory)}; in Python "
             f"shoal.resume({str(as_given(directory))!r})), begin a new study in another directory (directory=, "
