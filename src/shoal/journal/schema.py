@@ -241,8 +241,8 @@ def create_tables(
         (reported,) = connection.execute("SELECT EXISTS (SELECT 1 FROM reports)").fetchone()
         if not reported:
             raise StudyExistsError(
-                f"{directory} already holds a study, in which no trial has reported anything. Remove the directory, begin "
-                f"a new study in another one (directory=, --directory), or resume it ({command('resume', directory)})"
+                f"{directory} already holds a study, in which no trial has reported anything. Remove the directory, "
+                f"begin a new study in another one (directory=, --directory), or resume it ({command('resume', directory)})"
             )
         raise StudyExistsError(
             f"{directory} already holds a study. Resume it ({command('resume', directory)}; in Python "
