@@ -242,7 +242,7 @@ def create_tables(
         if not reported:
             raise StudyExistsError(
                 f"{directory} already holds a study, in which no trial has reported anything. Remove the directory, "
-                f"begin a new study in another one (directory=, --directory), or resume it ({command('resume', directory)})"
+                f"begin one in another (directory=, --directory), or resume it ({command('resume', directory)})"
             )
         raise StudyExistsError(
             f"{directory} already holds a study. Resume it ({command('resume', directory)}; in Python "
