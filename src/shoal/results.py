@@ -354,10 +354,11 @@ class Study(StudyRequests):
 
         Returns:
             The `differences` by metric, the `largest` of them, `by_epoch`, and both curves. Where they differ by more
-            than the rounding of a step, the trial is trained up to twice more, from initial weights that are changed
-            by a few roundings, to measure how far rounding alone carries it; `unexplained` is the first difference
-            that is larger, or None. See docs/fusion.md. `changed` holds files of the task that were edited since the
-            study last ran, `edits` the edits with which it was resumed after the trial was proposed.
+            than the rounding of a step, the trial is trained up to twice more: equally, to find metrics that are
+            `irreproducible`, and from initial weights that are changed by a few roundings, to measure how far rounding
+            alone carries the others; `unexplained` is their first difference that is larger, or None. See
+            docs/fusion.md. `changed` holds files of the task that were edited since the study last ran, `edits` the
+            edits with which it was resumed after the trial was proposed; either leaves nothing to tell.
 
         Raises:
             ShoalError: the trial does not exist, failed, has no reports, or began with another trial's weights; or a
@@ -379,12 +380,11 @@ class Study(StudyRequests):
         again = retrain(task, row.trial, epochs, device, spec.settings)
         rounding = again.tolerance, again.perturbation
         found = Rerun.of(row.trial, device.name, recorded, again.reports, *rounding, study, proof, continued)
-        for seed in range(2):
-            if (wrong := found.unexplained) is None:
+        for perturbed in (False, True):
+            if found.edited or found.unexplained is None:
                 break
-            epochs = wrong.epoch if seed else epochs
-            again = retrain(task, row.trial, epochs, device, spec.settings, perturbed=seed)
-            found = found.with_perturbed(again.reports, epochs)
+            again = retrain(task, row.trial, epochs, device, spec.settings, perturbed=perturbed)
+            found = found.with_further(again.reports)
         return found
 
     def __repr__(self) -> str:

@@ -116,9 +116,10 @@ def rerun(
 
     Prints the largest relative difference of each metric, the first epoch whose difference exceeds the rounding of one
     step, and whether that is expected. Training amplifies rounding, mostly in float32. For a larger difference, the
-    trial is trained up to twice more from initial weights changed by a few roundings, which measures by how much
-    rounding grows: see docs/fusion.md. The exit status is 0 in either case. With --json all curves
-    are printed, and the output of the task goes to standard error.
+    trial is trained up to twice more: once equally, to find metrics that are not reproducible, and once from initial
+    weights changed by a few roundings, which measures by how much rounding grows: see docs/fusion.md. If the task was
+    edited, nothing can be told. The exit status is 0 in any case. With --json all curves are printed, and the output
+    of the task goes to standard error.
     """
     working_directory()  # for the reason in `run_script`
     with JournalView.read(directory) as journal:

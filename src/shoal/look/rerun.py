@@ -1,13 +1,14 @@
 """Comparison of a rerun trial with the record of its study."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.table import Table
+from rich.text import Text
 
 from shoal.core.device import Device
 from shoal.core.errors import ShoalError
@@ -39,6 +40,8 @@ __all__ = [
     "rerun_table",
     "rerun_verdict",
 ]
+
+K = TypeVar("K")
 
 Curve = Mapping[int, Mapping[str, float]]
 """Epoch -> metrics."""
@@ -95,8 +98,9 @@ class Rerun:
         found: Epoch -> metrics of the rerun; it has fewer epochs if a loss was not finite.
         tolerance: Relative difference that the rounding of one training step explains.
         perturbation: Relative change of the initial weights that stands for the rounding of a whole training.
-        perturbed: Curves of further reruns with so changed initial weights, of as many epochs as `found` or fewer; none
-            if `recorded` and `found` differ by at most `tolerance`.
+        repeated: Curve of a second, equal rerun; empty if `recorded` and `found` differ by at most `tolerance`, or the
+            task was edited.
+        perturbed: Curve of a rerun with so changed initial weights; empty if `repeated` leaves nothing to explain.
         proof: Comparison with plain PyTorch while the trial was trained; None if it was in no array.
         continued: Epochs that another job reported than the epoch before.
         changed: Paths of files of the task that were edited since the study last ran.
@@ -109,7 +113,8 @@ class Rerun:
     found: Curve
     tolerance: float
     perturbation: float
-    perturbed: tuple[Curve, ...] = ()
+    repeated: Curve = field(default_factory=dict)
+    perturbed: Curve = field(default_factory=dict)
     proof: Verdict | None = None
     continued: frozenset[int] = frozenset()
     changed: tuple[str, ...] = ()
@@ -141,33 +146,34 @@ class Rerun:
             edits=tuple(each for each in task_edits(study) if trial.number < each.next),
         )
 
-    def with_perturbed(self, reports: Sequence[Report], epochs: int) -> "Rerun":
-        """Add a rerun of so many epochs with changed initial weights; it has fewer if a loss was not finite."""
+    def with_further(self, reports: Sequence[Report]) -> "Rerun":
+        """Add `repeated`, or `perturbed` after it; either has no metrics after a loss that was not finite."""
         metrics = {report.epoch: report.metrics for report in reports}
-        curve = {epoch: metrics.get(epoch, {}) for epoch in self.recorded if epoch <= epochs}
-        return replace(self, perturbed=(*self.perturbed, curve))
+        curve = {epoch: metrics.get(epoch, {}) for epoch in self.recorded}
+        return replace(self, perturbed=curve) if self.repeated else replace(self, repeated=curve)
 
     @cached_property
     def differences(self) -> Mapping[str, Difference]:
         """Metric -> largest difference; an epoch or a metric that only one side has counts as NaN on the other."""
-        found: dict[str, Difference] = {}
-        for each in _differences(self.recorded, self.found):
-            if each.metric not in found or each.relative > found[each.metric].relative:
-                found[each.metric] = each
-        return found
+        return _largest(_differences(self.recorded, self.found), lambda each: each.metric)
+
+    @cached_property
+    def irreproducible(self) -> Mapping[str, Difference]:
+        """Metric -> largest difference of two equal reruns, if it is beyond `tolerance`."""
+        found = _largest(_differences(self.repeated, self.found), lambda each: each.metric)
+        return {name: each for name, each in found.items() if each.relative > self.tolerance}
 
     @cached_property
     def by_epoch(self) -> Mapping[int, Difference]:
-        """Epoch -> its largest difference of any metric."""
-        found: dict[int, Difference] = {}
-        for each in _differences(self.recorded, self.found):
-            if each.epoch not in found or each.relative > found[each.epoch].relative:
-                found[each.epoch] = each
-        return found
+        """Epoch -> its largest difference of any metric that is not `irreproducible`; empty without such metrics."""
+        return _largest(self._reproducible(self.recorded), lambda each: each.epoch)
+
+    def _reproducible(self, curve: Curve) -> Iterator[Difference]:
+        return (each for each in _differences(curve, self.found) if each.metric not in self.irreproducible)
 
     @property
     def first(self) -> Difference | None:
-        """The largest difference of the first epoch with one beyond `tolerance`; None without one."""
+        """The first difference of `by_epoch` beyond `tolerance`; None without one."""
         return next((each for each in self.by_epoch.values() if each.relative > self.tolerance), None)
 
     @cached_property
@@ -178,7 +184,7 @@ class Rerun:
         with changed initial weights. A metric that counts samples may not have moved yet; those that have moved then
         stand for it.
         """
-        for each in _differences(self.recorded, self.found):
+        for each in self._reproducible(self.recorded):
             if each.relative > max(self.tolerance, _CHANCE * self.carried(each.epoch, each.metric)):
                 return each
         return None
@@ -191,7 +197,19 @@ class Rerun:
 
     @cached_property
     def _carried(self) -> list[Difference]:
-        return [each for curve in self.perturbed for each in _differences(curve, self.found)]
+        return list(self._reproducible(self.perturbed))
+
+    @property
+    def edited(self) -> bool:
+        """Whether the task was edited after the trial was proposed."""
+        return bool(self.changed or self.edits)
+
+    @property
+    def expected(self) -> bool | None:
+        """Whether rounding explains all differences of `by_epoch`; None if that cannot be told."""
+        if self.first is not None and self.edited:
+            return None
+        return self.unexplained is None if self.by_epoch else None
 
     @property
     def largest(self) -> float:
@@ -200,13 +218,14 @@ class Rerun:
 
 
 def rerun_table(rerun: Rerun) -> Table:
-    """Return a row for each metric."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("metric", "largest relative difference", "at epoch", "recorded", "trained again"):
-        table.add_column(name, justify="left" if name == "metric" else "right")
+    """Return a row for each metric, with its largest relative difference; only the names fold."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("metric", overflow="fold")
+    for name in ("differs", "epoch", "recorded", "rerun"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, difference in rerun.differences.items():
         table.add_row(
-            name,
+            Text(printable(name)),
             rounded(difference.relative, 2),
             str(difference.epoch),
             number_text(difference.recorded),
@@ -218,27 +237,35 @@ def rerun_table(rerun: Rerun) -> Table:
 def rerun_verdict(rerun: Rerun) -> list[str]:
     """Return in sentences from which epoch on the two trainings differ, and whether rounding explains it."""
     first, wrong = rerun.first, rerun.unexplained
-    if first is None:
-        if rerun.largest == 0:
-            return ["equal to the last bit at every epoch"]
-        return [f"equal to {_share(rerun.largest)} at every epoch, which rounding explains"]
+    unequal = map(_text, rerun.irreproducible.values())
+    lines = [f"this task is not reproducible: two equal reruns differ in {each}" for each in unequal]
+    if not rerun.by_epoch:
+        return lines
+    others = "the other metrics are " if lines else ""
     largest = max(rerun.by_epoch.values(), key=lambda each: each.relative)
+    if largest.relative == 0:
+        return [*lines, f"{others}equal to the last bit at every epoch"]
+    if first is None:
+        return [*lines, f"{others}equal to {_share(largest.relative)} at every epoch, which rounding explains"]
     line = f"differs from the first epoch on: {_text(first)}"
     if first.epoch > 1:
         agree = f"equal to {_share(rerun.tolerance)} up to epoch {first.epoch - 1}"
         line = f"{agree}; differs from epoch {first.epoch} on: {_text(first)}"
     if largest is not first:
         line += f"; the largest difference is {_text(largest)}"
+    lines.append(line)
+    if rerun.edited:
+        return [*lines, "cannot tell whether that is expected: the task was edited"]
     changed = f"a change of its initial weights by {_share(rerun.perturbation)}"
     if wrong is None:
         carried = max(rerun.carried(each.epoch, each.metric) for each in (first, largest))
-        return [line, f"expected, as training amplifies rounding: {changed} {_moves(carried)}"]
+        return [*lines, f"expected, as training amplifies rounding: {changed} {_moves(carried)}"]
     carried = rerun.carried(wrong.epoch, wrong.metric)
     causes = "an edit of the task or its data, another device or version, random numbers that Shoal does not seed"
     if wrong.epoch in rerun.continued:
         causes = f"state that its checkpoints lack, as another job continued it in epoch {wrong.epoch}; {causes}"
     return [
-        line,
+        *lines,
         f"not expected, rounding does not explain {_text(wrong)}: {changed} {_moves(carried)} by then",
         f"possible causes: {causes}",
     ]
@@ -257,30 +284,30 @@ def rerun_notes(rerun: Rerun) -> list[str]:
 
 
 def rerun_json(rerun: Rerun) -> dict[str, Any]:
-    """Return the comparison as plain values, with both curves; None for NaN and the infinities."""
+    """Return the comparison as plain values, with all curves; None for NaN and the infinities."""
+    curves = {each: getattr(rerun, each) for each in ("recorded", "found", "repeated", "perturbed")}
     return {
         "trial": rerun.trial.number,
         "device": rerun.device,
         "epochs": max(rerun.recorded),
         "largest": finite_or_none(rerun.largest),
-        "expected": rerun.unexplained is None,
+        "expected": rerun.expected,
         "verdict": rerun_verdict(rerun),
         "first_epoch": None if rerun.first is None else rerun.first.epoch,
         "by_epoch": [finite_or_none(each.relative) for each in rerun.by_epoch.values()],
         "tolerance": rerun.tolerance,
         "perturbation": rerun.perturbation,
-        "perturbed": [
-            {name: [finite_or_none(curve[epoch].get(name)) for epoch in sorted(curve)] for name in rerun.differences}
-            for curve in rerun.perturbed
-        ],
+        "irreproducible": list(rerun.irreproducible),
         "changed": list(rerun.changed),
         "edits": [task_edit_json(edit) for edit in rerun.edits],
         "metrics": {
             name: {
                 "relative": finite_or_none(difference.relative),
                 "epoch": difference.epoch,
-                "recorded": [finite_or_none(rerun.recorded[epoch].get(name)) for epoch in sorted(rerun.recorded)],
-                "found": [finite_or_none(rerun.found[epoch].get(name)) for epoch in sorted(rerun.found)],
+                **{
+                    which: [finite_or_none(curve[epoch].get(name)) for epoch in sorted(curve)]
+                    for which, curve in curves.items()
+                },
             }
             for name, difference in rerun.differences.items()
         },
@@ -294,6 +321,15 @@ def _differences(first: Curve, second: Curve) -> Iterator[Difference]:
         for name in {**metrics, **others}:
             recorded, found = metrics.get(name, math.nan), others.get(name, math.nan)
             yield Difference(name, _relative(recorded, found), epoch, recorded, found)
+
+
+def _largest(differences: Iterable[Difference], key: Callable[[Difference], K]) -> dict[K, Difference]:
+    """Key -> its largest difference, the first of equal ones."""
+    found: dict[K, Difference] = {}
+    for each in differences:
+        if key(each) not in found or each.relative > found[key(each)].relative:
+            found[key(each)] = each
+    return found
 
 
 def _text(difference: Difference) -> str:

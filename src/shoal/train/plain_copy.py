@@ -159,9 +159,9 @@ class PlainCopy:
 
 
 @torch.no_grad()
-def perturb(model: nn.Module, relative: float, seed: int = 0) -> None:
+def perturb(model: nn.Module, relative: float) -> None:
     """Change the parameters by a relative difference of random sign, except those shared or without values so far."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for each in model.parameters():
         if (each.is_floating_point() or each.is_complex()) and not (is_lazy(each) or is_shared(each)):
             signs = torch.randint(0, 2, each.shape, generator=generator).to(each.device) * 2 - 1
