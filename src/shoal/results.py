@@ -381,10 +381,9 @@ class Study(StudyRequests):
         rounding = again.tolerance, again.perturbation
         found = Rerun.of(row.trial, device.name, recorded, again.reports, *rounding, study, proof, continued)
         for perturbed in (False, True):
-            if found.edited or found.unexplained is None:
-                break
-            again = retrain(task, row.trial, epochs, device, spec.settings, perturbed=perturbed)
-            found = found.with_further(again.reports)
+            if found.expected is False:
+                again = retrain(task, row.trial, epochs, device, spec.settings, perturbed)
+                found = found.with_further(again.reports)
         return found
 
     def __repr__(self) -> str:

@@ -200,16 +200,11 @@ class Rerun:
         return list(self._reproducible(self.perturbed))
 
     @property
-    def edited(self) -> bool:
-        """Whether the task was edited after the trial was proposed."""
-        return bool(self.changed or self.edits)
-
-    @property
     def expected(self) -> bool | None:
-        """Whether rounding explains all differences of `by_epoch`; None if that cannot be told."""
-        if self.first is not None and self.edited:
+        """Whether rounding explains all differences of `by_epoch`; None without any, or for those of an edited task."""
+        if not self.by_epoch or (self.first is not None and (self.changed or self.edits)):
             return None
-        return self.unexplained is None if self.by_epoch else None
+        return self.unexplained is None
 
     @property
     def largest(self) -> float:
@@ -254,7 +249,7 @@ def rerun_verdict(rerun: Rerun) -> list[str]:
     if largest is not first:
         line += f"; the largest difference is {_text(largest)}"
     lines.append(line)
-    if rerun.edited:
+    if rerun.expected is None:
         return [*lines, "cannot tell whether that is expected: the task was edited"]
     changed = f"a change of its initial weights by {_share(rerun.perturbation)}"
     if wrong is None:
