@@ -354,9 +354,9 @@ class Study(StudyRequests):
 
         Returns:
             The `differences` by metric, the `largest` of them, `by_epoch`, and both curves. Where they differ by more
-            than the rounding of a step, the trial is trained up to twice more: equally, to find metrics that are
-            `irreproducible`, and from initial weights that are changed by a few roundings, to measure how far rounding
-            alone carries the others; `unexplained` is their first difference that is larger, or None. See
+            than the rounding of a step, the trial is trained up to three times more: equally, to find metrics that are
+            `irreproducible`, and from initial weights that are changed by a few roundings, in a second way if the first
+            explains too little, to measure how far rounding alone carries the others; `unexplained` is their first difference that is larger, or None. See
             docs/fusion.md. `changed` holds files of the task that were edited since the study last ran, `edits` the
             edits with which it was resumed after the trial was proposed; either leaves nothing to tell.
 
@@ -380,7 +380,7 @@ class Study(StudyRequests):
         again = retrain(task, row.trial, epochs, device, spec.settings)
         rounding = again.tolerance, again.perturbation
         found = Rerun.of(row.trial, device.name, recorded, again.reports, *rounding, study, proof, continued)
-        for perturbed in (False, True):
+        for perturbed in (None, 0, 1):
             if found.expected is False:
                 again = retrain(task, row.trial, epochs, device, spec.settings, perturbed)
                 found = found.with_further(again.reports)

@@ -116,7 +116,7 @@ def rerun(
 
     Prints the largest relative difference of each metric, the first epoch whose difference exceeds the rounding of one
     step, and whether that is expected. Training amplifies rounding, mostly in float32. For a larger difference, the
-    trial is trained up to twice more: once equally, to find metrics that are not reproducible, and once from initial
+    trial is trained up to three times more: once equally, to find metrics that are not reproducible, then from initial
     weights changed by a few roundings, which measures by how much rounding grows: see docs/fusion.md. If the task was
     edited, nothing can be told. The exit status is 0 in any case. With --json all curves are printed, and the output
     of the task goes to standard error.
@@ -125,7 +125,7 @@ def rerun(
     with JournalView.read(directory) as journal:
         _, device = find_rerun(journal, trial, device_list(devices))
     print_message(
-        f"training trial {trial} again, alone, on {device.name}; up to twice more if the difference is not clear"
+        f"training trial {trial} again, alone, on {device.name}; up to three times more if the difference is not clear"
     )
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         done = Study(directory).rerun(trial, device_list(devices))

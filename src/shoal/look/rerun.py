@@ -147,7 +147,9 @@ class Rerun:
         )
 
     def with_further(self, reports: Sequence[Report]) -> "Rerun":
-        """Add `repeated`, or `perturbed` after it; either has no metrics after a loss that was not finite."""
+        """Add `repeated`, or after it `perturbed`, the newest of which counts; no metrics follow a loss that was not
+        finite.
+        """
         metrics = {report.epoch: report.metrics for report in reports}
         curve = {epoch: metrics.get(epoch, {}) for epoch in self.recorded}
         return replace(self, perturbed=curve) if self.repeated else replace(self, repeated=curve)

@@ -144,7 +144,7 @@ class PlainCopy:
         """Yield a copy of this copy, and one whose parameters are off by a relative change of random sign."""
         yield PlainCopy(self._task, self.runtime)
         perturbed = PlainCopy(self._task, self.runtime)
-        perturb(perturbed.runtime.model, relative)
+        perturb(perturbed.runtime.model, relative, 0)
         yield perturbed
 
     def repeat_in(self, other: "PlainCopy") -> "PlainCopy":
@@ -159,9 +159,9 @@ class PlainCopy:
 
 
 @torch.no_grad()
-def perturb(model: nn.Module, relative: float) -> None:
+def perturb(model: nn.Module, relative: float, seed: int) -> None:
     """Change the parameters by a relative difference of random sign, except those shared or without values so far."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     for each in model.parameters():
         if (each.is_floating_point() or each.is_complex()) and not (is_lazy(each) or is_shared(each)):
             signs = torch.randint(0, 2, each.shape, generator=generator).to(each.device) * 2 - 1

@@ -363,9 +363,13 @@ class Retrained:
 
 
 def retrain(
-    task: bytes, trial: Trial, epochs: int, device: Device, settings: ProcessSettings, perturbed: bool = False
+    task: bytes, trial: Trial, epochs: int, device: Device, settings: ProcessSettings, perturbed: int | None = None
 ) -> Retrained:
-    """Train one trial alone in this process from its start, or from weights changed by `perturbation`."""
+    """Train one trial alone in this process from its start.
+
+    Args:
+        perturbed: Seed of the signs by which its initial weights are changed by `perturbation`; None for no change.
+    """
     member = Member(trial, 0, epochs)
     array = Array(FusionKey(f"trial {trial.number}", "", 1, trial.data_seed), (member,))
     with TemporaryFolder() as folder, applied(settings):
@@ -375,8 +379,8 @@ def retrain(
         runtime = worker_state.build(member)
         dtype = compute_dtype(runtime)
         perturbation = min(MARGIN * EPSILON[dtype], MAX_PERTURBATION)
-        if perturbed:
-            perturb(runtime.model, perturbation)
+        if perturbed is not None:
+            perturb(runtime.model, perturbation, perturbed)
         worker_state.built.keep([runtime], math.inf)
         del runtime  # the job drops it, so that its memory is free at the end
         events = run(Job("rerun", (array,)), device, worker_context, JobControl(prompt=True))
