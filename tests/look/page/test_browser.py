@@ -117,6 +117,7 @@ def test_each_view_shows_the_study_in_both_widths_and_themes(
         for view in VIEWS:
             go(tab, "study", view)
             shows(tab, SEEN[view])
+            assert not re.search(r"\b(null|undefined)\b", tab.inner_text("main")), f"{view} shows a missing value"
             assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
                 f"{view} is wider than the window"
             )

@@ -109,7 +109,7 @@ function gains(overview, speedup) {
     ...figure("Device time gained by fusing and packing, less that of measuring, about", saved ? (saved.seconds > 0 ? duration(saved.seconds) : "none") : "not known"),
     el("p", { class: "small quiet" }, saved ? saved.said : "Trials that train alone, and models that were not measured, say nothing of it."),
     !saved && speedup && el("p", { class: "small quiet" }, speedup.text),
-  ];
+  ].filter(Boolean);
 }
 
 function overviewLists(study) {
