@@ -526,7 +526,8 @@ def test_counts_tell_paused_trials_from_waiting_ones():
     assert "waiting  2 trials (2, 7): paused by ada" in lines
     assert "         4 trials (10, 11, 12, …): waiting for others at epoch 9" in lines
     stopped = "\n".join(rendered(status_table(replace(shown, pid=None))))
-    assert "4 trials (2, 7, 8, …): waits until the study is resumed" in stopped
+    assert "2 trials (8, 9): waits until the study is resumed" in stopped
+    assert "2 trials (2, 7): paused by ada" in stopped, "a person's pause lasts beyond the run"
     assert "4 trials (10, 11, 12, …): waiting for others at epoch 9" in stopped
 
 

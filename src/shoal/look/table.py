@@ -427,9 +427,11 @@ def _reasons_json(reasons: Mapping[str, Sequence[int]]) -> dict[str, Any]:
 def _waiting_lines(snapshot: Snapshot) -> list[str]:
     """Return the waiting reasons, a line each; the rarest share the last line."""
     reasons = [*snapshot.waiting.items(), *snapshot.waiting_for_others.items()]
-    if snapshot.waiting and snapshot.pid is None:  # the reasons are from before the stop
-        numbers = sorted(chain.from_iterable(snapshot.waiting.values()))
-        reasons = [("waits until the study is resumed", numbers), *snapshot.waiting_for_others.items()]
+    if snapshot.waiting and snapshot.pid is None:  # the reasons are from before the stop, but for those of users
+        held = [(reason, numbers) for reason, numbers in snapshot.waiting.items() if set(numbers) <= {*snapshot.held}]
+        numbers = sorted({*chain.from_iterable(snapshot.waiting.values())}.difference(*(x for _, x in held)))
+        stopped = [("waits until the study is resumed", numbers)] if numbers else []
+        reasons = [*stopped, *held, *snapshot.waiting_for_others.items()]
     lines = [
         f"{numbered_trials(numbers)}: {reason or 'waits for a place in a job'}"
         for reason, numbers in reasons[:_MAX_REASONS]
