@@ -50,6 +50,7 @@ CASES = {
     "compile": (Activity.COMPILE, "compilation", "tensor shapes"),
     "checks": (Activity.CHECKS, "checks against plain PyTorch", "Nothing to change"),
     "validation": (Activity.VALIDATION, "validation", "smaller validation set"),
+    "end_epoch": (Activity.END_EPOCH, "end_epoch", "less often"),
     "checkpoints": (Activity.CHECKPOINTS, "checkpoints", "checkpoint_seconds"),
     "engine": (Activity.ENGINE, "planning", "longer rungs"),
 }

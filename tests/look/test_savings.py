@@ -80,13 +80,26 @@ def test_an_array_is_compared_with_its_members_one_by_one(
     assert found.saved == pytest.approx(1.7)
 
 
-def test_validation_counts_as_it_is(journal: RecordedJournal, history: History) -> None:
+@pytest.mark.parametrize("outside", [Activity.VALIDATION, Activity.END_EPOCH])
+def test_time_of_epochs_outside_of_steps_counts_as_it_is(
+    outside: Activity, journal: RecordedJournal, history: History
+) -> None:
     train(journal, "a", 4, 0.25)
-    activities = {Activity.START: 9.0, Activity.STEPS: 1.0, Activity.TIMED_STEPS: 0.2, Activity.VALIDATION: 0.4}
+    activities = {Activity.START: 9.0, Activity.STEPS: 1.0, Activity.TIMED_STEPS: 0.2, outside: 0.4}
     journal.record_job_end("1", "finished", failed=False, activities=activities)
     found = savings(journal, history)
     assert found is not None
     assert (found.together, found.alone) == (2.0, pytest.approx(2.0 * (0.25 + 0.75 * 2)))
+
+
+def test_epochs_of_a_killed_job_are_divided_as_those_of_the_others(journal: RecordedJournal, history: History) -> None:
+    train(journal, "a", 4, 0.25)
+    journal.record_job_end("1", "crashed", failed=True)
+    step(journal, "2", [4], "a")
+    journal.record_job_end("2", "finished", failed=False, activities={Activity.STEPS: 1.0, Activity.VALIDATION: 3.0})
+    found = savings(journal, history)
+    assert found is not None
+    assert (found.together, found.alone) == (2.0, pytest.approx(2.0 * (0.75 + 0.25 * 2)))
 
 
 def test_checks_against_plain_pytorch_are_no_time_that_trials_would_take_alone(

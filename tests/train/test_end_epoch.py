@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from contract_samples import StopsAfter
 from test_carried_state import CPU, EPOCHS, STEPS, Habit, member, metrics
 from torch import Tensor, nn
 
+from shoal.core.activity import Activity
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.errors import TaskError
 from shoal.core.job import Job, WorkerContext
+from shoal.host.activity_clock import ActivityClock
 from shoal.task import Task
 from shoal.train.checkpoint import load_newest
 from shoal.train.control import JobControl
@@ -224,3 +227,12 @@ def test_it_may_not_set_attributes_of_the_task(tmp_path: Path) -> None:
     task = Ends(nothing, lambda model, config: setattr(task, "best", 1))
     with pytest.raises(TaskError, match="the task's `end_epoch` sets its attribute 'best', which all trials share"):
         run(task, tmp_path, [member()])
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["array", "plain"])
+def test_its_time_counts_as_no_training_step(tmp_path: Path, plain: bool) -> None:
+    readings = count()
+    clock = ActivityClock(Activity.STEPS, lambda: float(next(readings)))
+    with clock.running():
+        run(Ends(nothing, clamp), tmp_path, [member(number) for number in range(3)], plain=plain)
+    assert clock.seconds[Activity.END_EPOCH] == 3 * EPOCHS, "a reading of the clock at its begin, and one at its end"

@@ -29,6 +29,8 @@ class Activity(StrEnum):
     """Training steps with their batches, and the rest of the training loop."""
     CHECKS = "checks"
     """Copies of trials of an array train in plain PyTorch beside it, and are compared with them."""
+    END_EPOCH = "end_epoch"
+    """`Task.end_epoch` is called for one trial after another."""
     VALIDATION = "validation"
     CHECKPOINTS = "checkpoints"
     """Trials are saved, and kept in memory for later jobs."""

@@ -30,6 +30,7 @@ _MEANINGS = {
     Activity.TIMED_STEPS: "training steps that also find the fastest way of stepping",
     Activity.STEPS: "training steps",
     Activity.CHECKS: "some trials train in plain PyTorch beside their array, and are compared with it",
+    Activity.END_EPOCH: "`Task.end_epoch` is called for each trial",
     Activity.VALIDATION: "validation",
     Activity.CHECKPOINTS: "trials are saved",
     Activity.ENGINE: "the device waits: its next job is planned, or messages are on their way",

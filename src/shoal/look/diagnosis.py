@@ -194,6 +194,12 @@ def _of_activities(study: Overview, seconds: Mapping[Activity, float], paused: f
             "If this is more than the ranking needs, use a smaller validation set or larger validation batches.",
         ),
         (
+            "end_epoch",
+            (Activity.END_EPOCH,),
+            "`end_epoch` of the task was called for one trial after another, of an array too.",
+            "Move what it computes into the training step, or do it less often.",
+        ),
+        (
             "checkpoints",
             (Activity.CHECKPOINTS, Activity.BUILD),
             "Trials were saved, and models made or restored at the start of jobs.",

@@ -20,7 +20,10 @@ __all__ = ["Savings", "Speedup", "SpeedupWatch", "savings", "speedup"]
 
 BUSY = 0.9
 """Fraction of a device from which on a trial alone fills it."""
-_OF_EPOCHS = (*TRAINING_STEPS, Activity.COMPILE, Activity.AUTOTUNE, Activity.CHECKS, Activity.VALIDATION)
+_OF_EPOCHS = (
+    *(*TRAINING_STEPS, Activity.COMPILE, Activity.AUTOTUNE),
+    *(Activity.CHECKS, Activity.END_EPOCH, Activity.VALIDATION),
+)
 """Activities within the seconds that epochs report; others are outside of epochs, of BUILD nearly all."""
 
 
@@ -32,9 +35,9 @@ class Savings:
         epochs: Number of epochs of trials whose structure was measured; the others are in none of the sums.
         together: Seconds that these epochs took.
         alone: Seconds that they would take one trial at a time, by the measured speed-up of the training steps of
-            arrays of each size. Validation, compilation and autotuning count as they are, from the activities that
-            their job reports at its end; until then, all of its time counts as steps. Checks against plain PyTorch
-            count as nothing, since a trial alone needs none.
+            arrays of each size. Validation, `end_epoch`, compilation and autotuning count as they are, from the
+            activities that their job reports at its end; a job that was killed is divided as the others are. Checks
+            against plain PyTorch count as nothing, since a trial alone needs none.
         packed: Seconds that jobs with several arrays saved by sharing a process, by the measured relative times of
             their structures. They are a part of `alone - together`.
         measuring: Seconds of `MEASURING` that jobs have reported, in jobs of any purpose.
@@ -161,6 +164,7 @@ def savings(journal: JournalView, history: History) -> Savings | None:
     }
     epochs, together, alone, packed = 0, 0.0, 0.0, 0.0
     shared = False
+    reported = {each: sum(job.activities.get(each, 0.0) for job in jobs.values()) for each in _OF_EPOCHS}
     for name, trial, members, took in StudyStatistics(journal).array_epochs():
         job = jobs.get(name)
         if job is None:
@@ -173,7 +177,7 @@ def savings(journal: JournalView, history: History) -> Savings | None:
         together += took
         unpacked = took * (1 + (_pack_gain(job, history.relative_times(kind)) or 0.0))
         packed += unpacked - took
-        steps, checks = _shares(job)
+        steps, checks = _shares(job.activities or reported)
         alone += unpacked * (1 - steps - checks + steps * _speedup(cost, members))
         shared = shared or sum(map(len, job.members.values())) > 1
     if not shared:
@@ -203,14 +207,14 @@ def _is_measured(cost: Cost, members: int) -> bool:
     return cost.fused_gain(members) is not None or members <= max(cost.profile.step_seconds)
 
 
-def _shares(job: JobRow) -> tuple[float, float]:
-    """Return the parts of the time of a job's epochs in which it took training steps and checked arrays; 1 and 0 while
-    it runs.
+def _shares(spent: Mapping[Activity, float]) -> tuple[float, float]:
+    """Return the parts of the time of epochs in which training steps were taken and arrays checked, by the seconds of
+    each activity; 1 and 0 if nothing was reported.
     """
-    total = seconds_of(_OF_EPOCHS, job.activities)
+    total = seconds_of(_OF_EPOCHS, spent)
     if not total:
         return 1.0, 0.0
-    return seconds_of(TRAINING_STEPS, job.activities) / total, job.activities.get(Activity.CHECKS, 0.0) / total
+    return seconds_of(TRAINING_STEPS, spent) / total, spent.get(Activity.CHECKS, 0.0) / total
 
 
 def _pack_gain(job: JobRow, relative_times: Mapping[tuple[str, str], float]) -> float | None:

@@ -356,7 +356,7 @@ def call_end_epoch(task: Task, runtimes: Sequence[TrialRuntime], fused: bool, ou
             continue
         before = _attributes(runtime) if fused else None
         own = _in_place(runtime.model) if fused else outside.of(runtime.trial.number, runtime.model, "end_epoch")
-        with _shared_unchanged(runtime.model), own:
+        with during(Activity.END_EPOCH), _shared_unchanged(runtime.model), own:
             seed_all(derive_seed(runtime.trial.seed, "end_epoch", runtime.epoch), runtime.device)
             call(task, "end_epoch", runtime.model, config=runtime.trial.config)
         changed = changed or (fused and _attributes(runtime) != before)
