@@ -6,11 +6,8 @@ from pathlib import Path
 from page_studies import lively_study
 
 import shoal.look.page
-from shoal.core.demand import Profile
 from shoal.look.page.files import MODULES, frozen_page, page_files
-from shoal.look.page.views import json_text, overview_view
-from shoal.look.savings import savings
-from shoal.plan.cost.history import History, environment
+from shoal.look.page.views import json_text
 from shoal.results import Study
 
 STATIC = Path(shoal.look.page.__file__).parent / "static"
@@ -67,14 +64,3 @@ def test_a_study_shows_itself_in_a_notebook(tmp_path: Path) -> None:
     assert "a &lt;study&gt;" in text
     assert "<svg" in text
     assert "accuracy (max)" in text
-
-
-def test_what_fusing_saves_is_shown_while_the_study_runs(tmp_path: Path) -> None:
-    with lively_study(tmp_path / "study") as journal:
-        history = History(environment=environment())
-        for structure in {key.split(" x ")[0] for job in journal.jobs() for key in job.keys}:
-            history.put(structure, "d", 32, "NVIDIA H100", Profile({1: 0.1, 8: 0.2}, 10, 0, 0, 0, 1.0, 1.0))
-        found = savings(journal, history)
-        assert found is not None
-        assert found.saved > 0
-        assert overview_view(tmp_path / "study", 1.79e9)["saved"]["seconds"] == found.saved

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,7 +22,6 @@ from shoal.look.diagnosis import diagnosis, diagnosis_json
 from shoal.look.grid import grid_json, study_grid
 from shoal.look.importance import eta_squared
 from shoal.look.overview import Bar, Overview, by_key, failed_job_json, overview, overview_json
-from shoal.look.savings import savings
 from shoal.look.snapshot import Snapshot, snapshot, trial_verdicts
 from shoal.look.table import snapshot_json
 from shoal.look.text import (
@@ -35,14 +33,12 @@ from shoal.look.text import (
     intervention_text,
     progress_texts,
     request_text,
-    savings_text,
     states_text,
     study_state_text,
     time_text,
     timeout_text,
     trial_verdict_text,
 )
-from shoal.plan.cost.history import History, environment, history_path
 from shoal.plan.schedule.registry import POLICIES
 from shoal.train.checkpoint_paths import checkpoint_files, program_checkpoints
 
@@ -230,7 +226,7 @@ def curves_view(directory: Path, metric: str) -> dict[str, Any]:
 
 
 def overview_view(directory: Path, now: float) -> dict[str, Any]:
-    """What a study did with its devices: use, jobs, failures, time by activity, savings so far, and measured use."""
+    """What a study did with its devices: use, jobs, failures, time by activity, and measured use."""
     with JournalView.read(directory) as journal:
         study = overview(journal, now)
         spent = account(journal, study.elapsed, study.bars)
@@ -238,13 +234,11 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
         began = journal.runs()[0].started
         reported = StudyStatistics(journal).epochs()[0]
         telemetry = by_key(journal.telemetry(), lambda row: row.device)
-        saved = study.state.savings if _has_ended(journal, study.state) else savings(journal, _history())
     return overview_json(study) | {
         "began": began,
         "total": study.elapsed.total,
         "resumes": study.elapsed.resumes,
         "epochs": reported,
-        "saved": saved and {"seconds": saved.saved, "said": savings_text(saved, study.state.unit)},
         "accounting": accounting_json(spent),
         "diagnosis": diagnosis_json(losses),
         "structures": list(dict.fromkeys(study.structures.values())),
@@ -258,14 +252,6 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
         ],
         "failures_total": len(study.failures),
     }
-
-
-def _history() -> History:
-    """Return what this machine has measured; nothing without its file or, as it is kept by its version, torch."""
-    try:
-        return History(environment=environment()) if history_path().exists() else History("")
-    except PackageNotFoundError:
-        return History("")
 
 
 def log_view(directory: Path, job: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ export function overviewView(study) {
     refill(lists, ...overviewLists(study));
   };
   const slow = async (fresh) => {
-    gain.replaceChildren(el("h2", {}, "What is gained"), ...gains(await study.needOverview(fresh), study.snapshot.speedup));
+    gain.replaceChildren(el("h2", {}, "What is gained"), ...gains(await study.needOverview(fresh), study.snapshot));
     since.textContent = improvement(study);
     best.update();
     refill(now, ...summary(study));
@@ -100,15 +100,17 @@ function bestSoFar(study) {
     step: true, better: study.goal.mode, describe: `best ${study.goal.metric} over time, now ${number(values.at(-1) ?? null)}` };
 }
 
-function gains(overview, speedup) {
+// The gain is what is recorded at the end of a run, as everywhere; until then there is its speed-up.
+function gains(overview, found) {
   const jobs = overview.bars.filter((bar) => bar.purpose === "train"), trained = jobs.reduce((sum, bar) => sum + bar.end - bar.begin, 0);
   if (!trained) return [el("p", { class: "quiet" }, "No training job has run yet.")];
-  const together = jobs.reduce((sum, bar) => sum + bar.trials.length * (bar.end - bar.begin), 0) / trained, saved = overview.saved;
+  const together = jobs.reduce((sum, bar) => sum + bar.trials.length * (bar.end - bar.begin), 0) / trained, saved = overview.savings;
   return [
     ...figure("Trials in a training job, on average", together.toFixed(1)),
-    ...figure("Device time gained by fusing and packing, less that of measuring, about", saved ? (saved.seconds > 0 ? duration(saved.seconds) : "none") : "not known"),
-    el("p", { class: "small quiet" }, saved ? saved.said : "Trials that train alone, and models that were not measured, say nothing of it."),
-    !saved && speedup && el("p", { class: "small quiet" }, speedup.text),
+    ...figure("Device time gained by fusing and packing, less that of measuring, about", saved ? (saved.saved > 0 ? duration(saved.saved) : "none") : "not known"),
+    el("p", { class: "small quiet" }, saved ? saved.text : found.ended
+      ? "Trials that train alone, and models that were not measured, say nothing of it." : "It is known when the study ends."),
+    !saved && found.speedup && el("p", { class: "small quiet" }, found.speedup.text),
   ].filter(Boolean);
 }
 
