@@ -267,7 +267,7 @@ def test_a_pipe_gets_a_line_for_the_measured_speedup_once(study, pipe):
             line.update()
         study.changes["speedup"] = Speedup(1.0, 1.05, 16, "core")
     expected = "expect 1.0 to 1.1 times the speed of one trial at a time, as measured"
-    told = f"one of these models already fills a core: {expected}"
+    told = f"training steps of one of these models already fill a core: {expected}"
     assert [text for text in lines(pipe) if "times the speed" in text] == [f"shoal: 0:00:02 {told}"]
     console = Console(file=io.StringIO(), width=40, color_system=None)
     console.print(status_table(study.take()))

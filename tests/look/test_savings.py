@@ -188,7 +188,10 @@ def test_a_repeated_report_is_one_epoch(journal: RecordedJournal, history: Histo
     assert found.epochs == 4
 
 
-FULL = "one of these models already fills a GPU: expect 1.0 to 1.1 times the speed of one trial at a time, as measured"
+FULL = (
+    "training steps of one of these models already fill a GPU: expect 1.0 to 1.1 times the speed of one trial at a "
+    "time, as measured"
+)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +252,19 @@ def test_the_speedup_to_expect_is_told_once_it_is_measured(
         step(journal, str(name), [next(free) for _ in range(trials)], structures)
     found = speedup(journal, history)
     assert (found and speedup_text(found)) == text
+
+
+def test_a_structure_in_plain_pytorch_has_no_speedup(journal: RecordedJournal, history: History) -> None:
+    train(journal, "b", 4, 0.25)
+    key = training("1", [0], "b").arrays[0].key
+    journal.record_checks(Proven("1", key, dict.fromkeys(range(4), 0), refusal="a layer mixes its batch"))
+    assert speedup(journal, history) is None
+    found = savings(journal, history)
+    assert found is not None
+    assert found.alone == found.together
+    history.put("a", "d", 32, KIND, replace(PROFILE, fused_gain={4: 3.0}))
+    step(journal, "2", [4, 5, 6, 7], "a")
+    assert speedup(journal, history) == Speedup(3.0, 3.0, 4, "GPU")
 
 
 def test_trials_that_joined_a_job_one_after_another_are_no_larger_array(

@@ -35,9 +35,9 @@ class Savings:
         epochs: Number of epochs of trials whose structure was measured; the others are in none of the sums.
         together: Seconds that these epochs took.
         alone: Seconds that they would take one trial at a time, by the measured speed-up of the training steps of
-            arrays of each size. Validation, `end_epoch`, compilation and autotuning count as they are, from the
-            activities that their job reports at its end; a job that was killed is divided as the others are. Checks
-            against plain PyTorch count as nothing, since a trial alone needs none.
+            arrays of each size, and no faster of a structure in plain PyTorch. Validation, `end_epoch`, compilation and
+            autotuning count as they are, from the activities that their job reports at its end; a job that was killed
+            is divided as the others are. Checks against plain PyTorch count as nothing: a trial alone needs none.
         packed: Seconds that jobs with several arrays saved by sharing a process, by the measured relative times of
             their structures. They are a part of `alone - together`.
         measuring: Seconds of `MEASURING` that jobs have reported, in jobs of any purpose.
@@ -81,12 +81,13 @@ def speedup(journal: JournalView, history: History) -> Speedup | None:
     """Return the speed-up of the structures that have trained; None before any was measured.
 
     A structure of several trials that are not fused, since none of several measured sizes was faster, has a speed-up of
-    1.
+    1. One whose arrays were refused, or take plain steps, counts only in packs.
     """
     if journal.spec.opaque or not journal.spec.fuse:
         return None
     kinds = {device.name: device.kind for device in journal.devices(all_runs=True)}
-    largest = {verdict.key: verdict.members for verdict in journal.verdicts()}
+    plain = _plain_keys(journal)
+    largest = {verdict.key: 1 if verdict.key in plain else verdict.members for verdict in journal.verdicts()}
     trials: dict[tuple[str, str], set[int]] = {}
     sizes: dict[tuple[str, str], int] = {}
     packs: dict[tuple[str, str], float] = {}
@@ -109,7 +110,7 @@ def speedup(journal: JournalView, history: History) -> Speedup | None:
         if cost is None or (size > 1 and not _is_measured(cost, size)):
             continue
         declined = size == 1 < len(trials[key]) and max(cost.profile.step_seconds) > 1
-        if size > 1 or declined or key in packs:
+        if key in packs or (key[0] not in plain and (size > 1 or declined)):
             gains.append(_speedup(cost, size) * (1 + packs.get(key, 0.0)))
             filled = filled and cost.compute() >= BUSY
             cores = max(cores, cost.profile.cores)
@@ -153,7 +154,7 @@ def savings(journal: JournalView, history: History) -> Savings | None:
         return None
     jobs = {job.id: job for job in journal.jobs()}
     kinds = {device.name: device.kind for device in journal.devices(all_runs=True)}
-    costs = _costs_by_steps(history)
+    costs, plain = _costs_by_steps(history), _plain_keys(journal)
     if not any((structure, kinds[job.device]) in costs for job in jobs.values() for structure in job.members):
         return None  # before the epochs are read, of which there may be a million
     structures = {
@@ -170,7 +171,8 @@ def savings(journal: JournalView, history: History) -> Savings | None:
         if job is None:
             continue
         kind = kinds[job.device]
-        cost = costs.get((structures.get((name, trial), ""), kind))
+        structure = structures.get((name, trial), "")
+        cost = costs.get((structure, kind))
         if cost is None:
             continue
         epochs += members
@@ -178,12 +180,18 @@ def savings(journal: JournalView, history: History) -> Savings | None:
         unpacked = took * (1 + (_pack_gain(job, history.relative_times(kind)) or 0.0))
         packed += unpacked - took
         steps, checks = _shares(job.activities or reported)
-        alone += unpacked * (1 - steps - checks + steps * _speedup(cost, members))
+        gain = 1.0 if structure in plain else _speedup(cost, members)
+        alone += unpacked * (1 - steps - checks + steps * gain)
         shared = shared or sum(map(len, job.members.values())) > 1
     if not shared:
         return None
     measuring = sum(seconds_of(MEASURING, job.activities) for job in jobs.values())
     return Savings(epochs, together, alone, packed, measuring)
+
+
+def _plain_keys(journal: JournalView) -> set[str]:
+    """`FusionKey.steps` of the structures that train in plain PyTorch."""
+    return {verdict.key for verdict in journal.verdicts() if verdict.is_plain}
 
 
 def _costs_by_steps(history: History) -> dict[tuple[str, str], Cost]:

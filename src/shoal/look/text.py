@@ -285,7 +285,7 @@ def savings_text(found: Savings, unit: str) -> str:
 def speedup_text(found: Speedup) -> str:
     """Whether it helps to train trials together, in a sentence."""
     if found.most < SMALL_SPEEDUP:
-        full = f"one of these models already fills a {found.fills}"
+        full = f"training steps of one of these models already fill a {found.fills}"
         why = full if found.fills else "training these models together gains little"
         return f"{why}: expect 1.0 to {SMALL_SPEEDUP:.1f} times the speed of one trial at a time, as measured"
     what = f"arrays of {found.members}" if found.members > 1 else "trials packed into one process"
