@@ -90,9 +90,41 @@ def test_it_says_so_if_there_is_nothing_to_gain(study: Overview) -> None:
 def test_unreported_time_is_unknown_and_neither_lost_nor_gained(study: Overview) -> None:
     found = diagnosed(study, {Activity.STEPS: 60.0, Activity.UNREPORTED: 40.0})
     assert found.losses == ()
-    assert "40 s are not known yet" in found.summary
+    assert "40 s are not known, as jobs were killed" in found.summary
     assert "nothing to gain" not in found.summary
-    assert "not known yet" in diagnosed(study, {Activity.UNREPORTED: 100.0}).summary
+    assert "never report it" in diagnosed(study, {Activity.UNREPORTED: 100.0}).summary
+    (bar,) = study.bars
+    runs = replace(
+        study, state=replace(study.state, pid=1), bars=(replace(bar, job=replace(bar.job, ended=None, outcome="")),)
+    )
+    assert "40 s are not known yet" in diagnosed(runs, {Activity.STEPS: 60.0, Activity.UNREPORTED: 40.0}).summary
+    assert "not known yet" in diagnosed(runs, {Activity.UNREPORTED: 100.0}).summary
+
+
+def test_where_nothing_ran_nothing_is_said_of_devices(study: Overview) -> None:
+    found = diagnosed(replace(study, bars=()), {Activity.START: 0.1, Activity.FINISHED: 90.0})
+    assert found.lines == ["No job has run."]
+
+
+def test_an_asynchronous_algorithm_is_told_of_to_others_alone(study: Overview) -> None:
+    spent = Accounting(50.0, {"cuda:0": {Activity.STEPS: 80.0, Activity.WAITS_FOR_TRIALS: 20.0}, "cuda:1": {}})
+    for algorithm, told in [("ASHA(space, trials=9)", False), ("Hyperband(space)", True)]:
+        (loss,) = diagnose(study, spent, {}, algorithm).losses
+        assert ("asynchronous" in loss.remedy) == told
+
+
+def test_losses_of_a_job_that_failed_do_not_overlap(study: Overview) -> None:
+    (bar,) = study.bars
+    spent = {Activity.START: 40.0, Activity.ENGINE: 15.0, Activity.STEPS: 45.0}
+    failed = replace(bar.job, outcome="raised", activities={Activity.START: 40.0, Activity.STEPS: 45.0})
+    found = diagnosed(
+        replace(study, bars=(replace(bar, job=failed),), failed_trials=study.best[:2]), spent, wall=bar.end / 2
+    )
+    assert [(loss.name, loss.seconds) for loss in found.losses] == [
+        ("work that was cut off", 45.0),
+        ("start of processes", 40.0),
+        ("planning", 15.0),
+    ]
 
 
 def test_a_refused_structure_costs_at_most_what_an_array_would_save(study: Overview) -> None:
@@ -125,6 +157,18 @@ def test_a_pause_hides_no_other_loss(study: Overview) -> None:
         "validation, 10 s (0%)",
     ]
     assert [loss["share"] for loss in diagnosis_json(found)["losses"]] == [0.98, 0.001]
+
+
+@pytest.mark.parametrize(
+    "waiting", [{}, {"paused by ada": [1]}], ids=["it waited for the results of others", "it waited for a device"]
+)
+def test_a_pause_of_a_trial_that_holds_up_the_study_is_named_first(
+    study: Overview, waiting: dict[str, list[int]]
+) -> None:
+    state = replace(study.state, held=(1,), waiting=waiting, waiting_for_others={"waiting for others at epoch 3": [2]})
+    spent = {Activity.STEPS: 80.0, Activity.VALIDATION: 20.0, Activity.WAITS_FOR_MEASURING: 2.0}
+    found = diagnosed(replace(study, state=state), spent, wall=study.bars[0].end + 1)
+    assert [(loss.name, loss.seconds) for loss in found.losses] == [("paused by a user", 2.0), ("validation", 20.0)]
 
 
 def test_work_of_a_killed_job_since_its_last_report_is_lost(tmp_path: Path) -> None:

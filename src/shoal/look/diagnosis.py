@@ -45,11 +45,14 @@ class Diagnosis:
     """The largest losses of device time of a study.
 
     Args:
-        losses: At most three, the largest first; none below one percent of the device time, without that of a pause.
+        losses: At most three, a pause and then the largest first; none but a pause is below one percent of the device
+            time, without that of the pause. None overlap but those that are upper bounds.
         total: Seconds of running time, summed over all devices.
         paused: Seconds of it since users have paused all that is left; 0 while anything else is open.
         steps: Seconds of training steps.
         unknown: Seconds of jobs that have not reported what they did: they run, were killed, or are programs.
+        jobs: Number of jobs so far.
+        running: Whether a job runs now.
     """
 
     losses: tuple[Loss, ...]
@@ -57,16 +60,23 @@ class Diagnosis:
     paused: float
     steps: float
     unknown: float
+    jobs: int
+    running: bool
 
     @property
     def summary(self) -> str:
         """How much of the device time went into training steps, and whether there is anything to gain."""
+        if not self.jobs:
+            return "No job has run."
         if self.unknown and not self.steps:
+            if not self.running:
+                return "What jobs spent their time on is not known: those that are killed and programs never report it."
             return "What jobs spent their time on is not known yet: each reports it at its end, and programs never do."
         share = self.steps / self.total if self.total > 0 else 0.0
         parts = [f"{share:.0%} of {rounded(self.total, 3)} s of device time were training steps."]
         if self.unknown >= _LEAST_SHARE * self.total:
-            parts.append(f"{_seconds(self.unknown)} are not known yet: a job reports its activities at its end.")
+            why = "known yet: a job reports its activities at its end" if self.running else "known, as jobs were killed"
+            parts.append(f"{_seconds(self.unknown)} are not {why}.")
         elif not self.losses:
             parts.append("Nothing else took more than one percent of it, so there is nothing to gain.")
         return " ".join(parts)
@@ -87,27 +97,39 @@ class Diagnosis:
 def diagnosis(journal: JournalView, study: Overview, spent: Accounting) -> Diagnosis:
     """Diagnose a study from its journal, with what `overview` and `account` say of it."""
     cut = [bar.job.id for bar in study.bars if _is_cut(bar)]
-    return diagnose(study, spent, StudyStatistics(journal).last_reports(cut) if cut else {})
+    last_reports = StudyStatistics(journal).last_reports(cut) if cut else {}
+    return diagnose(study, spent, last_reports, journal.spec.algorithm)
 
 
-def diagnose(study: Overview, spent: Accounting, last_reports: Mapping[str, float]) -> Diagnosis:
+def diagnose(study: Overview, spent: Accounting, last_reports: Mapping[str, float], algorithm: str = "") -> Diagnosis:
     """Name the largest losses of device time.
 
     Args:
         last_reports: Id of each job that failed or was killed -> time of its last report, in seconds since 1970.
+        algorithm: As in `StudySpec`.
     """
     seconds, paused = spent.seconds, _paused_seconds(study, spent)
     least = _LEAST_SHARE * (spent.total - paused)
+    steps = seconds_of(TRAINING_STEPS, seconds)
+    # What failed trials and jobs did beside steps is in the losses by activity.
+    cut = list(_cut_losses(study, last_reports, steps + seconds[Activity.UNREPORTED]))
+    failed = _failed_losses(study, steps + seconds[Activity.UNREPORTED] - sum(loss.seconds for loss in cut))
     found = [
-        *_of_users(study, paused),
-        *_of_activities(study, seconds, paused),
+        *_of_activities(study, seconds, paused, "ASHA(" not in algorithm),
         *_plain_losses(study),
-        *_failed_losses(study),
-        *_cut_losses(study, last_reports),
+        *failed,
+        *cut,
     ]
     named = sorted((loss for loss in found if loss.seconds >= least > 0), key=lambda loss: -loss.seconds)
-    steps = seconds_of(TRAINING_STEPS, seconds)
-    return Diagnosis(tuple(named[:_MOST]), spent.total, paused, steps, seconds[Activity.UNREPORTED])
+    return Diagnosis(
+        losses=(*_of_users(study, paused), *named)[:_MOST],
+        total=spent.total,
+        paused=paused,
+        steps=steps,
+        unknown=seconds[Activity.UNREPORTED],
+        jobs=len(study.bars),
+        running=study.state.pid is not None and any(bar.job.ended is None for bar in study.bars),
+    )
 
 
 def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
@@ -124,7 +146,7 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
 
 def _of_users(study: Overview, seconds: float) -> Iterator[Loss]:
     if seconds:
-        whole = "The study is paused" if study.state.paused else "All open trials are paused"
+        whole = "The study is paused" if study.state.paused else "All trials that could train are paused"
         cause = f"{whole}, and no device has a job."
         yield Loss("paused by a user", seconds, cause, "Resume them, or end the study.")
 
@@ -136,12 +158,16 @@ def _paused_seconds(study: Overview, spent: Accounting) -> float:
     return (spent.wall - max((bar.end for bar in study.bars), default=0.0)) * len(spent.devices)
 
 
-def _of_activities(study: Overview, seconds: Mapping[Activity, float], paused: float) -> Iterator[Loss]:
+def _of_activities(
+    study: Overview, seconds: Mapping[Activity, float], paused: float, synchronous: bool
+) -> Iterator[Loss]:
     """The activities beside training steps, those with one remedy together."""
     # Without a job on any device, the accounting counts time as waiting for measuring.
     waits = max(0.0, seconds[Activity.WAITS_FOR_MEASURING] - paused)
     measured = {each: sum(bar.job.activities.get(each, 0.0) for bar in study.bars) for each in MEASURING}
-    took = {**seconds, **measured, Activity.WAITS_FOR_MEASURING: waits}
+    idle = seconds[Activity.FINISHED] if study.bars and len(study.usage) > 1 else 0.0  # else no other device trained
+    took = {**seconds, **measured, Activity.WAITS_FOR_MEASURING: waits, Activity.FINISHED: idle}
+    asynchronous = "; an asynchronous algorithm such as shoal.ASHA waits least" if synchronous else ""
     structures = _count(len(study.structures), "structure")
     jobs = _count(len(study.bars), "job")
     for name, activities, cause, remedy in (
@@ -149,7 +175,7 @@ def _of_activities(study: Overview, seconds: Mapping[Activity, float], paused: f
             "devices idle while others train",
             (Activity.WAITS_FOR_TRIALS,),
             "Devices had no job, because the next trials depend on results of trials on other devices.",
-            "Use more trials or fewer devices; an asynchronous algorithm such as shoal.ASHA waits least.",
+            f"Use more trials or fewer devices{asynchronous}.",
         ),
         (
             "devices idle while others measure",
@@ -237,9 +263,9 @@ def _steps_seconds(bars: Sequence[Bar], found: Verdict) -> float:
     return total
 
 
-def _failed_losses(study: Overview) -> Iterator[Loss]:
+def _failed_losses(study: Overview, most: float) -> Iterator[Loss]:
     failed = study.failed_trials
-    seconds = sum(row.seconds for row in failed)
+    seconds = min(sum(row.seconds for row in failed), most)
     if failed:
         causes = study.state.causes
         first = f", {len(causes[0].trials)} of them by: {printable(shortened(causes[0].text))}" if causes else ""
@@ -252,16 +278,22 @@ def _is_cut(bar: Bar) -> bool:
     return bar.job.ended is not None and bar.job.outcome not in _WHOLE
 
 
-def _cut_losses(study: Overview, last_reports: Mapping[str, float]) -> Iterator[Loss]:
-    """Time of jobs that failed or were killed, from their last report on: their trials begin again before it."""
+def _cut_losses(study: Overview, last_reports: Mapping[str, float], most: float) -> Iterator[Loss]:
+    """Time of jobs that failed or were killed, from their last report on: their trials begin again before it.
+
+    Of a job that has reported its activities, this is at most the time of its training steps.
+    """
     cut = [bar for bar in study.bars if _is_cut(bar)]
     reported = {name: study.elapsed(moment) for name, moment in last_reports.items()}
-    seconds = sum(bar.end - max(bar.begin, reported.get(bar.job.id, 0.0)) for bar in cut)
+    seconds = 0.0
+    for bar in cut:
+        lost = max(0.0, bar.end - max(bar.begin, reported.get(bar.job.id, 0.0)))
+        seconds += min(lost, seconds_of(TRAINING_STEPS, bar.job.activities)) if bar.job.activities else lost
     if cut:
         cut_off = f"{_count(len(cut), 'job')} {'was' if len(cut) == 1 else 'were'} cut off"
         cause = f"{cut_off} by a failure or a kill; their work since the last report is lost."
         remedy = "Correct what ended them; a smaller checkpoint_seconds makes trials repeat less."
-        yield Loss("work that was cut off", max(0.0, seconds), cause, remedy)
+        yield Loss("work that was cut off", min(seconds, most), cause, remedy)
 
 
 def _seconds(seconds: float) -> str:

@@ -246,9 +246,9 @@ class Snapshot:
 
     @property
     def all_paused(self) -> bool:
-        """Whether all waiting trials are paused, and none runs."""
+        """Whether users have paused trials, none runs, and no other one waits but for the results of others."""
         waiting = {number for numbers in self.waiting.values() for number in numbers}
-        return bool(waiting) and not self.states.get(TrialState.RUNNING) and waiting <= set(self.held)
+        return bool(self.held) and not self.states.get(TrialState.RUNNING) and waiting <= set(self.held)
 
     @property
     def epochs_total(self) -> int:
