@@ -614,6 +614,7 @@ def test_snapshot_json_is_strict_and_complete():
         "epochs_done": 25,
         "epochs_asked": 100,
         "epochs_total": 100,
+        "epochs_most": 100,
         "totals": None,
         "elapsed": 61.2,
         "span": 0.0,

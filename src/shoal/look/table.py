@@ -356,6 +356,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "epochs_done": snapshot.epochs_done,
         "epochs_asked": snapshot.epochs_asked,
         "epochs_total": snapshot.epochs_total,
+        "epochs_most": snapshot.epochs_most,
         "totals": None if snapshot.totals is None else asdict(snapshot.totals),
         "elapsed": snapshot.elapsed,
         "span": snapshot.span,

@@ -46,7 +46,7 @@ function summary(study) {
       text.front ? el("p", { class: "small quiet" }, text.front) : null,
       found.constraints.length ? el("p", { class: "small quiet" }, `subject to ${found.constraints.join(", ")}`) : null)),
     card("When is it done?", "third", figure(text.left ? "Time left" : "Running time", text.left || text.elapsed,
-      shares([["f0", done]], 1), el("p", { class: "small quiet" }, `${found.unit}: ${text.epochs}, ${percent(done)}`),
+      shares([["f0", done]], 1), el("p", { class: "small quiet" }, `${found.unit}: ${text.epochs}${found.epochs_most > found.epochs_total ? "" : `, ${percent(done)}`}`),
       ...text.now.map((line) => el("p", { class: "small quiet" }, line)),
       el("p", { class: "small quiet" }, [text.left || found.runs > 1 ? text.time : text.state, text.timeout].filter(Boolean).join(", ")))),
     card("What is wrong?", "third", el("ul", { class: "plain small", id: "wrong" }, problems(study).map((each) => el("li", {}, each)))),
