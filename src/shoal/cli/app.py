@@ -252,7 +252,7 @@ def status(
         print_message(f"the study is paused; resume it with: {command('study resume', directory)}")
     elif now.pid and now.all_paused:
         remedy = command("trial resume", directory, *map(str, now.held))
-        print_message(f"all open trials are paused, so the study waits; resume them with: {remedy}")
+        print_message(f"all trials that could train are paused, so the study waits; resume them with: {remedy}")
     if again:
         print_message(
             f"to be retried: trials {numbers_text(again)}{'' if now.pid else f'; {_how_to_resume(directory)}'}"
