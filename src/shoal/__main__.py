@@ -7,15 +7,18 @@ from contextlib import suppress
 from io import TextIOWrapper
 
 from shoal.core.errors import ShoalError
+from shoal.host.plain_characters import PRINTED, SHOWN
 
 
 def main() -> None:
     """Run the command line of this process; print an error of Shoal as one line, with exit status 1.
 
-    A character that standard output cannot encode, as in the C locale, becomes "?".
+    Where the encoding lacks characters, as in the C locale, there is a plain one for each of Shoal's own; any other
+    becomes "?" on standard output.
     """
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    for stream, errors in ((sys.stdout, PRINTED), (sys.stderr, SHOWN)):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
     if _shows_progress(sys.argv[1:]):
         with suppress(OSError):  # nobody reads it
             print("shoal: starting", file=sys.stderr, flush=True)

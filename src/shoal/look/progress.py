@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
 
 from shoal.algorithms.base import Totals
 from shoal.core.job import Purpose
+from shoal.host.plain_characters import encodable
 from shoal.look.failures import cause_lines, failing_text, unmeasured_lines
 from shoal.look.snapshot import Best, Snapshot
 from shoal.look.text import (
@@ -97,7 +98,10 @@ class SilentProgress(Progress):
 
 
 class _Stream:
-    """A stream that ignores text which cannot be written: the reader of a pipe has gone, a disk is full."""
+    """A stream that ignores text which cannot be written: the reader of a pipe has gone, a disk is full.
+
+    Of characters that its encoding lacks, plain ones are written.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -107,7 +111,7 @@ class _Stream:
 
     def write(self, text: str) -> int:
         with suppress(OSError, ValueError):  # ValueError: it was closed
-            self._stream.write(text)
+            self._stream.write(encodable(text, self._stream))
         return len(text)
 
     def flush(self) -> None:
