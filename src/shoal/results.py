@@ -356,9 +356,10 @@ class Study(StudyRequests):
             The `differences` by metric, the `largest` of them, `by_epoch`, and both curves. Where they differ by more
             than the rounding of a step, the trial is trained up to three times more: equally, to find metrics that are
             `irreproducible`, and from initial weights that are changed by a few roundings, in a second way if the first
-            explains too little, to measure how far rounding alone carries the others; `unexplained` is their first difference that is larger, or None. See
-            docs/fusion.md. `changed` holds files of the task that were edited since the study last ran, `edits` the
-            edits with which it was resumed after the trial was proposed; either leaves nothing to tell.
+            explains too little, to measure how far rounding alone carries the others; `unexplained` is their first
+            difference that is larger, or None. See docs/fusion.md. `changed` holds files of the task that were edited
+            since the study last ran, `edits` the edits with which it was resumed after the trial was proposed; either
+            leaves nothing to tell.
 
         Raises:
             ShoalError: the trial does not exist, failed, has no reports, or began with another trial's weights; or a
