@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.host.plain_characters import encodable
 from shoal.host.remedy import command
 from shoal.journal.view import JournalView
 from shoal.look.text import printable
@@ -111,7 +112,7 @@ def print_table(text: "RenderableType") -> None:
     with console.capture() as captured:
         console.print(text)
     for line in captured.get().splitlines():
-        typer.echo(line.rstrip())
+        typer.echo(encodable(line.rstrip(), sys.stdout))  # which writes UTF-8 where only ASCII is known
 
 
 def print_json(value: object) -> None:
@@ -122,7 +123,7 @@ def print_json(value: object) -> None:
 def print_message(line: str) -> None:
     """Print a line for the user on standard error, if it can be written there."""
     with suppress(OSError):
-        typer.echo(f"shoal: {printable(line, lines=True)}", err=True)
+        typer.echo(encodable(f"shoal: {printable(line, lines=True)}", sys.stderr), err=True)
 
 
 def print_request(directory: Path, text: str, values: Mapping[str, Any], as_json: bool) -> None:
