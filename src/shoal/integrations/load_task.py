@@ -72,18 +72,20 @@ def _loaded(trial: dict[str, Any]) -> nn.Module:
     task = pickle.loads((HERE / "task.pkl").read_bytes())
     base = task.base(trial["config"])
     model: nn.Module = task.model(trial["config"], *(() if base is None else (base.requires_grad_(False),)))
+    carried = CarriedState(task, model, None, None, torch.device("cpu"))
+    state = HERE / "state.pkl"  # attributes of modules that training changed
     if trial["merged"]:
         from shoal.integrations.peft import merged_model
 
+        carried.restore(state.read_bytes() if state.exists() else b"")  # the merge changes the paths of modules
         model = merged_model(model)
-    carried = CarriedState(task, model, None, None, torch.device("cpu"))
     if (HERE / "model.safetensors").exists():
         from safetensors.torch import load_model
 
         load_model(model, HERE / "model.safetensors")
     else:
         model.load_state_dict(torch.load(HERE / "model.pt", map_location="cpu", weights_only=True))
-    if (state := HERE / "state.pkl").exists():  # attributes of modules that training changed
+    if state.exists() and not trial["merged"]:
         carried.restore(state.read_bytes())
     return model
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import logging
 import os
 import platform
 import shutil
@@ -24,6 +25,7 @@ from shoal.host.remedy import command
 from shoal.host.sources import imported_packages, is_importable, sources, unrecorded_files
 from shoal.integrations import load_adapter, load_pretrained, load_task
 from shoal.integrations.peft import adapted_model, merged_model
+from shoal.integrations.read_back import hooks, lost_by_adapter, lost_by_class
 from shoal.journal.view import JournalView
 from shoal.look.model_card import model_card
 from shoal.look.text import finite_or_none
@@ -32,6 +34,9 @@ from shoal.train.checkpoint_paths import is_exportable, program_directory
 
 __all__ = ["check_new_folder", "export_model", "export_program"]
 
+_log = logging.getLogger("shoal.integrations")
+
+_REMEDY = "export the whole model, without `adapter` and `merged` (--adapter, --merged)"
 _LOADERS = {"task": load_task, "pretrained": load_pretrained, "adapter": load_adapter}
 
 
@@ -55,37 +60,61 @@ def export_model(
     if adapter:
         model = adapted_model(model)
     if merged:
+        before = hooks(model)
         model = merged_model(model)
-    saves = adapter or _saves_itself(model)
-    loader = "task" if not saves else "adapter" if hasattr(model, "peft_config") else "pretrained"
+        if lost := [name for name in before if name not in hooks(model)]:
+            raise ShoalError(f"the merged model is not what was trained: it lacks the hook {lost[0]}; {_REMEDY}")
     metrics = dict(weights.metrics)
     facts = _facts(journal, row, weights.epoch, metrics.get(weights.epoch, {})) | {
         "step": weights.step,
         "default_dtype": journal.spec.settings.get("default_dtype", "float32"),
-        "loader": loader,
         "merged": merged,
         "bytecode": b"cloudpickle.cloudpickle" in journal.blob("task"),
     }
-    facts["library"] = "pytorch"
-    if saves:
-        inner: Any = model.get_base_model() if loader == "adapter" else model  # type: ignore[operator]
-        facts["class"] = [type(inner).__module__, type(inner).__qualname__]
-        facts["base_model"] = getattr(inner, "name_or_path", "") or None if loader == "adapter" else None
-        module = type(model).__module__.partition(".")[0]
-        facts["library"] = module if module in ("peft", "transformers") else "pytorch"
     classes = {type(module).__module__.partition(".")[0] for module in model.modules()}
     with _new_folder(folder):
-        if saves:
-            facts["weights"] = "from_pretrained"
-            model.save_pretrained(str(folder))  # type: ignore[operator]
+        if saved := _saved_by_itself(model, weights, folder, adapter=adapter):
+            facts |= saved
         else:
-            facts["weights"] = _save(model, folder)
+            facts |= {"loader": "task", "library": "pytorch", "weights": _save(model, folder)}
             (folder / "task.pkl").write_bytes(journal.blob("task"))
             if weights.carried:
                 (folder / "state.pkl").write_bytes(weights.carried)
-        (folder / "load.py").write_text(inspect.getsource(_LOADERS[loader]), encoding="utf-8")
+        (folder / "load.py").write_text(inspect.getsource(_LOADERS[facts["loader"]]), encoding="utf-8")
         _describe(folder, journal, facts, {"torch", *classes})
     return folder
+
+
+def _saved_by_itself(model: Any, weights: Weights, folder: Path, *, adapter: bool) -> dict[str, Any]:
+    """Save a model by its `save_pretrained`, and return the facts about it; {} if that would lose a part of the model.
+
+    Args:
+        adapter: Whether it must be saved so, or else a ShoalError is raised.
+    """
+    if not adapter and not _saves_itself(model):
+        return {}
+    loader = "adapter" if hasattr(model, "peft_config") else "pretrained"
+    model.save_pretrained(str(folder))
+    if loader == "adapter":
+        lost = lost_by_adapter(model, weights.carried)
+    else:
+        lost = lost_by_class(model, weights.carried, folder)
+    if lost and adapter:
+        raise ShoalError(f"the adapter alone is not what was trained: it lacks {lost}; {_REMEDY}")
+    if lost:
+        text = "%s holds a state dict, and load.py builds the model by the task, as `save_pretrained` loses %s"
+        _log.warning(text, folder, lost)
+        _empty(folder)
+        return {}
+    inner: Any = model.get_base_model() if loader == "adapter" else model
+    library = type(model).__module__.partition(".")[0]
+    return {
+        "loader": loader,
+        "weights": "from_pretrained",
+        "library": library if library in ("peft", "transformers") else "pytorch",
+        "class": [type(inner).__module__, type(inner).__qualname__],
+        "base_model": getattr(inner, "name_or_path", "") or None if loader == "adapter" else None,
+    }
 
 
 def export_program(journal: JournalView, row: TrialRow, folder: Path, best: int | None) -> Path:
