@@ -44,7 +44,7 @@ from shoal.core.job import HANG_SECONDS
 from shoal.core.plain import plain
 from shoal.core.space import Space
 from shoal.core.trial import Config
-from shoal.host.paths import absolute, check_path
+from shoal.host.paths import absolute, check_path, extend_module_path
 from shoal.host.process_settings import current
 from shoal.host.processes import open_standard_streams
 from shoal.host.remedy import command
@@ -422,7 +422,7 @@ def resume(
         own, fleet = journal.spec, journal.study.get("fleet", {})
         ended = journal.study.get("finished") and trials is None and not pending_requests(journal.directory)
         changed = [] if ended else _edits(journal, accept_changes)
-        sys.path.extend(path for path in own.paths if path not in sys.path)
+        extend_module_path(own.paths)
         search = load_algorithm(journal.blob("algorithm"), own)
         trials = plain(trials)
         extends = trials is not None and _check_extension(journal, trials)

@@ -1,7 +1,6 @@
 """The class `Study`: results of a study in its directory, and requests to it, while it runs or afterwards."""
 
 import logging
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from shoal.core.ranking import front, front_volume, ranked, why_no_best
 from shoal.core.rows import CheckRow, TrialRow, values
 from shoal.core.space import config_text
 from shoal.core.trial import Config, TrialState
-from shoal.host.paths import absolute, check_path
+from shoal.host.paths import absolute, check_path, extend_module_path
 from shoal.host.process_settings import applied
 from shoal.host.remedy import command
 from shoal.host.sources import edits
@@ -32,7 +31,7 @@ from shoal.look.plots import plot
 from shoal.look.rerun import Rerun, find_rerun
 from shoal.look.snapshot import how_ended, trial_verdicts
 from shoal.study_requests import StudyRequests
-from shoal.train.checkpoint_paths import program_directory
+from shoal.train.checkpoint_paths import is_exportable, program_directory
 
 if TYPE_CHECKING:
     import optuna
@@ -277,12 +276,13 @@ class Study(StudyRequests):
 
         Raises:
             ShoalError: there is no such trial, `which` is unknown, or no `Task` was trained.
-            CheckpointError: the trial has no intact checkpoint, or it was deleted by the rule `keep` of the study.
+            CheckpointError: the trial has no intact checkpoint, has saved none yet, or it was deleted by the rule
+                `keep` of the study.
         """
         with JournalView.read(self.directory) as journal:
             (row,) = named_trials(journal, [number])
             best = _best_epoch(row, which)
-            _check_weights(journal, number)
+            _check_weights(journal, row)
             if journal.spec.opaque:
                 raise ShoalError(
                     f"the study in {self.directory} trained a program of yours, whose model Shoal cannot build; what "
@@ -330,7 +330,7 @@ class Study(StudyRequests):
         with JournalView.read(self.directory) as journal:
             (row,) = named_trials(journal, [number])
             best = _best_epoch(row, which)
-            _check_weights(journal, number)
+            _check_weights(journal, row)
             from shoal.integrations.model_folder import check_new_folder, export_model, export_program  # imports torch
 
             check_new_folder(folder)
@@ -374,7 +374,7 @@ class Study(StudyRequests):
             continued = StudyStatistics(journal).continued_epochs(number)
             # a FAILED report of a retried trial is not a report of an epoch
             recorded = [report for report in journal.curve(number) if report.state is not TrialState.FAILED]
-        sys.path.extend(path for path in spec.paths if path not in sys.path)
+        extend_module_path(spec.paths)
         from shoal.train.run import retrain  # imports torch, which tables do not need
 
         epochs = recorded[-1].epoch
@@ -408,16 +408,23 @@ def _trained(journal: JournalView, row: TrialRow, best: int | None) -> "tuple[nn
     if changed := edits(journal.study.get("sources", {})):
         names = ", ".join(edit.path for edit in changed)
         _log.warning("the model may not be what was trained, as the task was edited since: %s", names)
+    extend_module_path(journal.spec.paths)
     from shoal.train.trained_model import trained_model  # imports torch, which tables do not need
 
     with applied(journal.spec.settings):
         return trained_model(journal.blob("task"), row.trial, journal.directory, best)
 
 
-def _check_weights(journal: JournalView, number: int) -> None:
-    """Raise a CheckpointError if the weights of a trial were deleted."""
+def _check_weights(journal: JournalView, row: TrialRow) -> None:
+    """Raise a CheckpointError if the weights of a trial were deleted, or are not saved yet."""
+    number = row.number
     if not StudyStatistics(journal).deleted().get(number):
-        return
+        if journal.spec.opaque or row.state.final or is_exportable(journal.directory, number):
+            return
+        raise CheckpointError(
+            f"trial {number} of the study in {journal.directory} has not ended, and has saved no checkpoint yet; "
+            f"{command('status', journal.directory)} says how far it is"
+        )
     repetition, rows = journal.spec.repetition, ranked(journal.configurations(), journal.objectives)
     configuration = repetition.configuration(number)
     rank = next(i for i, row in enumerate(rows, 1) if repetition.configuration(row.number) == configuration)

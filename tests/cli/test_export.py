@@ -5,8 +5,10 @@ import importlib
 import importlib.util
 import json
 import pickle
+import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -340,3 +342,41 @@ def test_a_trial_without_a_checkpoint_leaves_no_folder(finished: shoal.Study, tm
     with pytest.raises(CheckpointError, match="trial 2 has no intact checkpoint"):
         finished.export(2, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_trial_that_has_saved_nothing_yet_is_told_from_one_without_a_checkpoint(finished: shoal.Study) -> None:
+    with closing(sqlite3.connect(finished.directory / "journal.sqlite")) as journal, journal:
+        journal.execute("UPDATE trials SET state = 'running' WHERE number = 2")
+    for file in (finished.directory / "checkpoints").rglob("*.pt"):
+        file.unlink()
+    with pytest.raises(
+        CheckpointError, match=r"trial 2 .* has not ended, and has saved no checkpoint yet; shoal status"
+    ):
+        finished.export(2)
+
+
+def test_a_process_elsewhere_imports_the_modules_of_the_study(
+    tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+) -> None:
+    (tmp_path / "search.py").write_text(
+        f"import sys; sys.path.append({str(tmp_path)!r})\nfrom task import search\nsearch()\n"
+    )
+    (tmp_path / "task.py").write_text(SCRIPT.replace('if __name__ == "__main__":', "def search():"))
+    status, _, errors = script(tmp_path / "search.py", cwd=tmp_path)
+    assert status == 0, errors
+    (tmp_path / "elsewhere").mkdir()
+    program = tmp_path / "elsewhere" / "export.py"
+    program.write_text("import sys, shoal\nshoal.Study(sys.argv[1]).export(0, sys.argv[2])\n")
+    status, _, errors = script(program, tmp_path / "study", tmp_path / "again", cwd=program.parent)
+    assert status == 0, errors
+    assert (tmp_path / "again" / "source" / "task.py").exists()
+
+
+def test_the_rank_of_a_repeat_is_that_of_its_configuration(tmp_path: Path) -> None:
+    study = shoal.tune(
+        Noisy(), {"lr": shoal.grid([0.1, 0.2])}, metric="valid_loss", mode="min", repeats=2,
+        algorithm=shoal.Grid(epochs=1), backend="inline", devices="cpu:1", directory=tmp_path / "study",
+        show_progress=False,
+    )  # fmt: skip
+    text = (study.export(3) / "README.md").read_text()
+    assert f"Its configuration ranks {1 + (study.best_trial.number < 2)} of 2 by the mean of its 2 trials of" in text

@@ -1,6 +1,7 @@
 """Which files define a task, and what has changed in them."""
 
 import importlib
+import linecache
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -11,6 +12,7 @@ import cloudpickle
 import pytest
 
 from shoal.host.sources import (
+    NOTEBOOK_CELL,
     edits,
     files_in_command,
     imported_packages,
@@ -138,7 +140,24 @@ def test_the_source_of_a_definition_is_its_file_or_none(monkeypatch: pytest.Monk
     session = ModuleType("session")
     monkeypatch.setitem(sys.modules, "session", session)
     exec("class Typed: pass", vars(session))
-    assert script_source(session.Typed) == {"name": "definition.py", "text": None}
+    assert script_source(session.Typed) == {"name": NOTEBOOK_CELL, "text": None}
+
+
+DEFINITIONS = {
+    "function": "def Mine(x): return WIDTH",
+    "class": "class Mine:\n    loss = staticmethod(round)\n    def model(self): return WIDTH",
+    "class of a property": "class Mine:\n    @property\n    def width(self): return WIDTH",
+    "class of a decorated method": "class Mine:\n    @no_grad()\n    def model(self): return WIDTH",
+}
+
+
+@pytest.mark.parametrize("definition", DEFINITIONS.values(), ids=DEFINITIONS)
+def test_the_source_of_a_definition_in_a_notebook_is_its_cell(definition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, text = ModuleType("session"), f"from torch import no_grad\nWIDTH = 3\n{definition}\n"
+    monkeypatch.setitem(sys.modules, "session", session)
+    monkeypatch.setitem(linecache.cache, "<cell 1>", (len(text), None, text.splitlines(True), "<cell 1>"))
+    exec(compile(text, "<cell 1>", "exec"), vars(session))
+    assert script_source(session.Mine) == {"name": NOTEBOOK_CELL, "text": text}
 
 
 def test_packages_are_the_first_parts_of_absolute_imports() -> None:

@@ -2,11 +2,12 @@
 
 import reprlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.core.errors import ShoalError
 
-__all__ = ["absolute", "as_given", "check_path", "working_directory"]
+__all__ = ["absolute", "as_given", "check_path", "extend_module_path", "working_directory"]
 
 _GIVEN: dict[Path, Path] = {}
 """Each path that `absolute` made -> the path that the user gave."""
@@ -55,3 +56,8 @@ def absolute(path: Path | str) -> Path:
 def as_given(path: Path) -> Path:
     """Return the path that the user gave for a path of `absolute`; it is valid in the directory of the user's shell."""
     return _GIVEN.get(path, path)
+
+
+def extend_module_path(paths: Iterable[str]) -> None:
+    """Let this process import the modules of a study; `paths` is the `sys.path` of the process that began it."""
+    sys.path.extend(path for path in paths if path not in sys.path)

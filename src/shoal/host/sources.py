@@ -4,6 +4,7 @@ import ast
 import difflib
 import hashlib
 import inspect
+import linecache
 import os
 import pickletools
 import sys
@@ -19,6 +20,7 @@ import psutil
 from shoal.host.paths import absolute, working_directory
 
 __all__ = [
+    "NOTEBOOK_CELL",
     "Edit",
     "Sources",
     "edits",
@@ -36,6 +38,8 @@ __all__ = [
 Sources = Mapping[str, Mapping[str, str | None]]
 """Path of a file -> its "digest" and its "text"; the text is None if it is not UTF-8, or too long."""
 
+NOTEBOOK_CELL = "notebook_cell.py"
+"""Name of the file with the text of a cell."""
 _MAX_TEXT_BYTES = 200_000
 """Most bytes of a file whose text is kept, to show its changes later."""
 _MAX_DIFF_LINES = 40
@@ -135,15 +139,26 @@ def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]
 def script_source(defined: type | FunctionType) -> dict[str, str | None]:
     """Return the "name" and the "text" of the file that defines a class or function.
 
-    Of a definition in a notebook the text is the definition alone; in an interactive session it is None.
+    Of a definition in a notebook it is that of its cell, under the name `NOTEBOOK_CELL`; in other interactive sessions
+    the text is None.
     """
     path = _file_of(sys.modules.get(defined.__module__))
     if path is not None and (source := _read_source(path)) is not None:
         return {"name": path.name, "text": source["text"]}
-    try:
-        return {"name": "definition.py", "text": inspect.getsource(defined)}
-    except (OSError, TypeError):
-        return {"name": "definition.py", "text": None}
+    parts = [defined] if isinstance(defined, FunctionType) else [inspect.unwrap(each) for each in _functions(defined)]
+    own = [each for each in parts if each.__qualname__.startswith(defined.__qualname__)]
+    texts = ("".join(linecache.getlines(each.__code__.co_filename)) for each in own)  # a kernel keeps cells there
+    return {"name": NOTEBOOK_CELL, "text": next(filter(None, texts), None)}
+
+
+def _functions(cls: type) -> Iterator[FunctionType]:
+    """Yield the methods and properties of a class."""
+    for value in vars(cls).values():
+        function = getattr(value, "fget", None) or getattr(
+            value, "__func__", value
+        )  # of a property, of a static method
+        if isinstance(function, FunctionType):
+            yield function
 
 
 def unrecorded_files(content: bytes, recorded: Sources) -> dict[Path, list[Path]]:

@@ -22,7 +22,7 @@ from shoal.core.ranking import ranked
 from shoal.core.rows import TrialRow, values
 from shoal.core.version import VERSION
 from shoal.host.remedy import command
-from shoal.host.sources import imported_packages, is_importable, sources, unrecorded_files
+from shoal.host.sources import NOTEBOOK_CELL, imported_packages, is_importable, sources, unrecorded_files
 from shoal.integrations import load_adapter, load_pretrained, load_task
 from shoal.integrations.peft import adapted_model, merged_model
 from shoal.integrations.read_back import hooks, lost_by_adapter, lost_by_class
@@ -147,6 +147,8 @@ def _facts(journal: JournalView, row: TrialRow, epoch: int, metrics: Mapping[str
         "trial": row.number,
         "rank": ranks[0] if ranks else None,
         "of": len(rows),
+        "trials_of_configuration": len(spec.repetition.trials(own)),
+        "aggregate": spec.repetition.aggregate,
         "goals": [{"metric": goal.metric, "mode": goal.mode} for goal in journal.objectives],
         "config": trial.config,
         "seed": trial.seed,
@@ -271,6 +273,8 @@ def _sources(journal: JournalView, *, with_modules: bool) -> _Sources:
             found[own] = script["text"]
         if script["text"] is None:
             missing.append("the source of the task, which was defined in an interactive session")
+        elif script["name"] == NOTEBOOK_CELL:
+            missing.append("cells of the notebook other than that of the task, which may use what they define")
     if with_modules:
         for folder, paths in unrecorded_files(journal.blob("task"), recorded).items():
             for name, source in sources(paths).items():

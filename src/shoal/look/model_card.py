@@ -52,10 +52,13 @@ def _metadata(facts: Mapping[str, Any]) -> str:
 def _what(facts: Mapping[str, Any]) -> str:
     goals = ", ".join(f"{_text(goal['metric'])} ({goal['mode']})" for goal in facts["goals"])
     rank = f"ranks {facts['rank']} of {facts['of']}" if facts["rank"] else "has no rank"
+    ranked = f"The trial {rank} by {goals}."
+    if (repeats := facts["trials_of_configuration"]) > 1:
+        ranked = f"Its configuration {rank} by the {facts['aggregate']} of its {repeats} trials of {goals}."
     what = "Files" if facts["loader"] is None else "Weights"
     steps = f" and {facts['step']} steps" if facts.get("step") else ""
     done = f"{_epochs(facts, facts['epoch'])}{steps}"
-    return f"{what} of trial {facts['trial']} after {done}. The trial {rank} by {goals}."
+    return f"{what} of trial {facts['trial']} after {done}. {ranked}"
 
 
 def _epochs(facts: Mapping[str, Any], number: int) -> str:
