@@ -356,7 +356,7 @@ def test_a_trial_that_has_saved_nothing_yet_is_told_from_one_without_a_checkpoin
 
 
 def test_a_process_elsewhere_imports_the_modules_of_the_study(
-    tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+    tmp_path: Path, script: Callable[..., tuple[int, str, str]], request: pytest.FixtureRequest
 ) -> None:
     (tmp_path / "search.py").write_text(
         f"import sys; sys.path.append({str(tmp_path)!r})\nfrom task import search\nsearch()\n"
@@ -365,10 +365,9 @@ def test_a_process_elsewhere_imports_the_modules_of_the_study(
     status, _, errors = script(tmp_path / "search.py", cwd=tmp_path)
     assert status == 0, errors
     (tmp_path / "elsewhere").mkdir()
-    program = tmp_path / "elsewhere" / "export.py"
-    program.write_text("import sys, shoal\nshoal.Study(sys.argv[1]).export(0, sys.argv[2])\n")
-    status, _, errors = script(program, tmp_path / "study", tmp_path / "again", cwd=program.parent)
-    assert status == 0, errors
+    run = request.getfixturevalue("shoal")
+    done = run("export", tmp_path / "study", 0, "--output", tmp_path / "again", cwd=tmp_path / "elsewhere")
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "again" / "source" / "task.py").exists()
 
 
