@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Options and environment go on to the processes of xdist. Last, so that pytest has its temporary directory."""
+    """Options and environment continue to the processes of xdist. Last, so that pytest has its temporary directory."""
     config.option.thorough |= os.environ.get("SHOAL_TESTS") == "thorough"
     if config.option.turn is None:
         config.option.turn = int(time.time() / 86400) % TURNS

@@ -35,7 +35,7 @@ def test_digits(search, least, script, tmp_path):
 
 
 def test_lines(tmp_path):
-    """Killed between what it saves and what it prints, by hand: it prints that when it goes on."""
+    """Killed between what it saves and what it prints, by hand: it prints that when it continues."""
     program = [sys.executable, str(EXAMPLES / "lines.py"), "--lr", "1.0", "--out", tmp_path, "--epochs"]
     for epochs, steps in (("2", [1, 2]), ("4", [2, 3, 4])):
         done = subprocess.run([*program, epochs], capture_output=True, text=True, timeout=60, check=True)

@@ -187,7 +187,7 @@ def test_a_device_that_goes_away_leaves_no_result_and_ends_the_tool(
     printed = capsys.readouterr().out
     assert "its result does not count: no GPU can be used: it has fallen off the bus" in printed
     assert "left: second, third; without a result: second" in printed
-    assert run(measurements) == 1, "there again, it goes on"
+    assert run(measurements) == 1, "there again, it continues"
     assert set(stored(tree / "docs" / "benchmarks" / "gpu")) == {"first", "second", "third"}
 
 

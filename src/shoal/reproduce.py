@@ -14,7 +14,7 @@ A study trains each trial, alone or fused, as follows:
   `set_epoch(number)` is called before. Passes are numbered from 0; the number of each validation is None.
 - Each batch of training runs within `randomness(trial, step)`, where `step` counts batches from 0 over all epochs
   (`Task.accumulate` makes one training step of several batches, in which Python's and NumPy's generators are seeded
-  for the first one and go on from there). With `Task.steps_per_epoch`, read "pass over the
+  for the first one and continue from there). With `Task.steps_per_epoch`, read "pass over the
   training set" for "epoch".
 - The batches of a validation run within `randomness(trial, -1)`, -2, -3 ..., the same at each epoch: `loss` first, then
   `metrics`.

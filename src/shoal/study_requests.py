@@ -27,7 +27,7 @@ class StudyRequests:
     def retry(self, numbers: int | Iterable[int] | None = None) -> list[int]:
         """Retry failed trials.
 
-        Such a trial goes on from its newest checkpoint, or begins anew, and trains up to the budget at which it failed.
+        Such a trial continues from its newest checkpoint, or begins anew, up to the budget at which it failed.
         Its failures are counted from zero. Its reports count in tables and for the best trial. The algorithm does not
         observe them: it has decided without the trial, and a replay must give the same study.
 
@@ -151,7 +151,7 @@ class StudyRequests:
     def remove_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
         """Remove devices from the study: at once, or once it is resumed.
 
-        Jobs on them stop after a checkpoint; their trials go on elsewhere.
+        Jobs on them stop after a checkpoint; their trials continue elsewhere.
 
         Args:
             names: Names of the devices, or one name.
@@ -167,7 +167,7 @@ class StudyRequests:
         return client.change_devices(self.directory, "remove devices", wanted, patience=patience)
 
     def pause_study(self) -> None:
-        """Stop all jobs after a checkpoint, and start none until `resume_study`; the study's process goes on.
+        """Stop all jobs after a checkpoint, and start none until `resume_study`; the study's process continues.
 
         The study stays paused after a stop or kill.
         """

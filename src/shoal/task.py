@@ -107,7 +107,7 @@ class Task(ABC):
         A data set has a length and indices (map style), or it is iterable. An iterable one is read in its own order,
         one iteration after the other, each with the generators of torch, Python and NumPy seeded with the data seed and
         the number of the iteration, which its `set_epoch` gets, if it has one. With a `__len__` an epoch is an
-        iteration; a training set without one needs `steps_per_epoch`. To go on within an iteration, a trial reads and
+        iteration; a training set without one needs `steps_per_epoch`. To resume within an iteration, a trial reads and
         drops the samples before. Each `iter()` of it must be independent of the others.
 
         Of a loader, `batch_size`, `shuffle` or `sampler`, `drop_last`, `collate_fn`, `num_workers`, `prefetch_factor`
@@ -145,7 +145,7 @@ class Task(ABC):
     def optimizer(self, model: nn.Module, config: Config) -> Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]:
         """Return a new optimizer of the model's parameters, or several for a `step` of your own.
 
-        It may wrap another one: an object with `step`, `zero_grad`, `param_groups` and `state_dict`, and to go on from
+        It may wrap another one: an object with `step`, `zero_grad`, `param_groups` and `state_dict`, and to resume from
         a checkpoint with `load_state_dict`. One with the modes `train` and `eval` validates and is saved in the latter.
         If they leave out parameters that are not frozen, or train parameters that the model lacks, the study notes it
         once in its progress and in `shoal status`.
@@ -235,7 +235,7 @@ class Task(ABC):
         """Return the training steps of an epoch, or a share of a pass below 1; None for one pass over the training set.
 
         An epoch ends with a validation and a report, and budgets count epochs. So with 100, `Hyperband(max_epochs=27)`
-        validates every 100 steps and trains at most 2,700 steps. Passes over the training set go on across epochs.
+        validates every 100 steps and trains at most 2,700 steps. Passes over the training set continue across epochs.
 
         A share counts samples: with 0.05, epoch k ends with the step that completes k twentieths of the samples of a
         pass, whatever the batch size, and 20 epochs are one pass. A share of less than a step is refused.
@@ -283,7 +283,7 @@ class Task(ABC):
         return [(batch, size / sum(sizes)) for batch, size in zip(batches, sizes, strict=True)]
 
     _keeps_train_modes: bool = False
-    """Whether training leaves the modes of modules as the model has them, and goes on with those after a validation."""
+    """Whether training leaves the modes of modules as the model has them, and keeps those after a validation."""
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
         """Return the settings of the task that do not fit a new study, in words; `tune` logs each as a warning.

@@ -30,7 +30,7 @@ def told(algorithm, number, epoch, loss):
 
 
 def test_promotion():
-    """Nine trials, two at a time: the best of three goes on as soon as there are three, and not before."""
+    """Nine trials, two at a time: the best of three continues as soon as there are three, and not before."""
     algorithm = bound(ASHA(9, max_epochs=9, concurrency=2))
     assert asked(algorithm) == [(0, 1), (1, 1)]
     steps = [
@@ -40,7 +40,7 @@ def test_promotion():
         ((3, 1, 0.1), [(3, 3)]),  # and 3 of four
         ((1, 3, 0.3), [(4, 1)]),
         ((4, 1, 0.9), [(5, 1)]),
-        ((5, 1, 0.8), [(6, 1)]),  # two of six may go on, and have: 3 and 1
+        ((5, 1, 0.8), [(6, 1)]),  # two of six may continue, and have: 3 and 1
         ((3, 3, 0.2), [(7, 1)]),
         ((6, 1, 0.7), [(8, 1)]),
         ((7, 1, 0.45), []),
@@ -54,14 +54,14 @@ def test_promotion():
     decisions = told(algorithm, 8, 9, 0.1)
     assert decisions[0] == Decision(8, TrialState.COMPLETE)
     assert [(each.trial, each.reason) for each in decisions[1:]] == [
-        (7, "rank 4 of 9 at epoch 1; the best 3 go on"),
-        (0, "rank 5 of 9 at epoch 1; the best 3 go on"),
-        (2, "rank 6 of 9 at epoch 1; the best 3 go on"),
-        (6, "rank 7 of 9 at epoch 1; the best 3 go on"),
-        (5, "rank 8 of 9 at epoch 1; the best 3 go on"),
-        (4, "rank 9 of 9 at epoch 1; the best 3 go on"),
-        (3, "rank 2 of 3 at epoch 3; only the best goes on"),
-        (1, "rank 3 of 3 at epoch 3; only the best goes on"),
+        (7, "rank 4 of 9 at epoch 1; the best 3 continue"),
+        (0, "rank 5 of 9 at epoch 1; the best 3 continue"),
+        (2, "rank 6 of 9 at epoch 1; the best 3 continue"),
+        (6, "rank 7 of 9 at epoch 1; the best 3 continue"),
+        (5, "rank 8 of 9 at epoch 1; the best 3 continue"),
+        (4, "rank 9 of 9 at epoch 1; the best 3 continue"),
+        (3, "rank 2 of 3 at epoch 3; only the best continues"),
+        (1, "rank 3 of 3 at epoch 3; only the best continues"),
     ]
     assert algorithm.finished
 
@@ -74,9 +74,9 @@ def test_stopping():
         ((0, 1, 0.5), [], [(0, 2)]),  # the first is compared with nobody
         ((0, 2, 0.6), [], [(0, 4)]),
         ((0, 4, 0.7), [Decision(0, TrialState.COMPLETE)], [(1, 1)]),
-        ((1, 1, 0.4), [Decision(1, TrialState.STOPPED, "rank 2 of 2 at epoch 1; only the best goes on")], [(2, 1)]),
+        ((1, 1, 0.4), [Decision(1, TrialState.STOPPED, "rank 2 of 2 at epoch 1; only the best continues")], [(2, 1)]),
         ((2, 1, 0.9), [], [(2, 2)]),
-        ((2, 2, 0.5), [Decision(2, TrialState.STOPPED, "rank 2 of 2 at epoch 2; only the best goes on")], [(3, 1)]),
+        ((2, 2, 0.5), [Decision(2, TrialState.STOPPED, "rank 2 of 2 at epoch 2; only the best continues")], [(3, 1)]),
         ((3, 1, NAN), [Decision(3, TrialState.STOPPED, "loss is nan at epoch 1")], [(4, 1)]),
         ((4, 1, 0.6), [], [(4, 2)]),  # two of five, NaN being the worst
     ]
@@ -98,7 +98,7 @@ def test_one_gets_to_the_end_however_few_there_are():
         Decision(
             0,
             TrialState.STOPPED,
-            "rank 2 of 2 at epoch 1; of fewer than 3 trials the best goes on only if no trial has reached epoch 9",
+            "rank 2 of 2 at epoch 1; of fewer than 3 trials the best continues only if no trial has reached epoch 9",
         ),
     ]
     assert algorithm.finished

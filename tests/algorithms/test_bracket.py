@@ -34,13 +34,13 @@ def members(group):
         pytest.param(
             [3, 1, 4, 2],
             {"min": [1, 3], "max": [0, 2]},
-            {"rank 3 of 4 at epoch 1; the best 2 go on", "rank 4 of 4 at epoch 1; the best 2 go on"},
+            {"rank 3 of 4 at epoch 1; the best 2 continue", "rank 4 of 4 at epoch 1; the best 2 continue"},
             id="distinct",
         ),
         pytest.param(
             [7, 7, 7, 7],
             {"min": [0, 1], "max": [0, 1]},
-            {"rank 3 of 4 at epoch 1; the best 2 go on", "rank 4 of 4 at epoch 1; the best 2 go on"},
+            {"rank 3 of 4 at epoch 1; the best 2 continue", "rank 4 of 4 at epoch 1; the best 2 continue"},
             id="ties go to the lower number",
         ),
         pytest.param(
@@ -59,7 +59,7 @@ def members(group):
         pytest.param(
             [None, 2, 3, 1],
             {"min": [1, 3], "max": [1, 2]},
-            {"rank 3 of 3 at epoch 1; the best 2 go on"},
+            {"rank 3 of 3 at epoch 1; the best 2 continue"},
             id="a failure leaves as many places",
         ),
         pytest.param([None, 2, None, None], {"min": [1], "max": [1]}, set(), id="fewer are left than places"),
@@ -67,7 +67,7 @@ def members(group):
         pytest.param(
             [float("inf"), float("-inf"), 0, None],
             {"min": [1, 2], "max": [0, 2]},
-            {"rank 3 of 3 at epoch 1; the best 2 go on"},
+            {"rank 3 of 3 at epoch 1; the best 2 continue"},
             id="infinities",
         ),
     ],
@@ -101,7 +101,7 @@ def test_a_single_place_is_worded_so():
     pair = bracket(rungs=[Rung(2, 1), Rung(1, 2)])
     pair.observe(report(0, 2.0))
     (stopped,) = pair.observe(report(1, 1.0))
-    assert stopped.reason == "rank 2 of 2 at epoch 1; only the best goes on"
+    assert stopped.reason == "rank 2 of 2 at epoch 1; only the best continues"
 
 
 def test_reports_before_the_budget_and_stale_ones_change_nothing():

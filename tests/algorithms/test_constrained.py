@@ -36,7 +36,7 @@ HALVING: dict[str, Callable[[], Algorithm]] = {
 
 
 def kept(make: Callable[[], Algorithm], points: list[Mapping[str, float]], **goals: Any) -> tuple[set[int], list[str]]:
-    """Numbers of the first trials that go on after their first epoch, and the reasons of those that do not."""
+    """Numbers of the first trials that continue after their first epoch, and the reasons of those that do not."""
     algorithm = make()
     algorithm.bind(LINE, **{"metric": "loss", "mode": "min", "seed": 0} | goals)
     first = {trial.number for group in algorithm.next_groups(100) for trial in group.trials}
@@ -71,7 +71,7 @@ def test_constraints_decide_who_goes_on(name: str, case: str) -> None:
 def test_the_reason_names_the_violation() -> None:
     reports, _ = CONSTRAINED["then the least violation"]
     _, reasons = kept(HALVING["successive_halving"], reports, constraints=BOUNDS)
-    assert "rank 6 of 6 at epoch 1; the best 2 go on; violates the constraints by 2" in reasons
+    assert "rank 6 of 6 at epoch 1; the best 2 continue; violates the constraints by 2" in reasons
 
 
 TWO = {"metric": ["loss", "size"], "mode": ["min", "max"]}
@@ -92,7 +92,7 @@ def test_several_metrics_rank_a_rung_as_a_set(name: str, case: str) -> None:
     if name == "pbt":  # the worst two of six are replaced, and those with NaN
         assert two <= found
         assert len(found) == 4
-    elif name == "hyperband":  # its bracket has three trials, one of which goes on
+    elif name == "hyperband":  # its bracket has three trials, one of which continues
         assert len(found) == 1
     else:
         assert found == two <= three

@@ -158,7 +158,7 @@ def test_a_promoted_trial_is_the_same_trial_and_trials_follow_from_seed_and_numb
     assert (first.epochs_ahead, second.epochs_ahead) == (8, 6)
     assert (first.work_ahead, second.work_ahead) == (3 * 2 + 6, 6)
     assert [(decision.trial, decision.state, decision.reason) for decision in decisions] == [
-        (number, TrialState.STOPPED, f"rank {9 - number} of 9 at epoch 1; the best 3 go on")
+        (number, TrialState.STOPPED, f"rank {9 - number} of 9 at epoch 1; the best 3 continue")
         for number in (5, 4, 3, 2, 1, 0)
     ]
     # Another algorithm with fewer trials gives the same numbers the same configurations.

@@ -17,7 +17,7 @@ def bound(mode="min", **settings):
 
 
 def trained(algorithm, *losses):
-    """Train the next trial for as long as it goes on; (the epochs to which it was trained, how it ended)."""
+    """Train the next trial for as long as it continues; (the epochs to which it was trained, how it ended)."""
     ((trial,),) = (group.trials for group in algorithm.next_groups(free=1))
     for epoch in range(1, 10):
         state = TrialState.PAUSED if epoch == algorithm.training[trial.number] else TrialState.RUNNING
@@ -29,7 +29,7 @@ def trained(algorithm, *losses):
         if state is TrialState.PAUSED:
             ((again,),) = (group.trials for group in algorithm.next_groups(free=1))
             assert again == trial
-    raise AssertionError("it goes on for ever")
+    raise AssertionError("it continues for ever")
 
 
 def test_the_best_so_far_against_the_median_of_means():

@@ -90,7 +90,7 @@ def test_whom_a_percentile_stops(rule, before, value, others, stops):
 
 def test_a_percentile_says_how_many_were_better():
     _, reason = Percentile(25).decide(None, Moment(Objective("score", "max"), 3, 5.0, -5.0, [-8, -7, -6, -1, -1]))
-    assert reason == "3 of 5 others had a better score at epoch 3; the best 25 % go on"
+    assert reason == "3 of 5 others had a better score at epoch 3; the best 25 % continue"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_trial_that_is_stopped_is_a_failed_one_to_the_algorithm():
     ]
     report(algorithm, 1, 1, 2.0, TrialState.PAUSED)
     assert report(algorithm, 2, 1, 1.0, TrialState.PAUSED) == [
-        (1, TrialState.STOPPED, "rank 2 of 2 at epoch 1; only the best goes on")
+        (1, TrialState.STOPPED, "rank 2 of 2 at epoch 1; only the best continues")
     ]
     assert proposed(algorithm) == [([2], 3)]
     assert report(algorithm, 2, 3, 9.0, TrialState.PAUSED) == [(2, TrialState.COMPLETE, "")], "it has ended anyway"

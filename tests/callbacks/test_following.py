@@ -119,7 +119,7 @@ def test_a_killed_follower_is_said_and_costs_nothing_after_a_resume(
     os.kill(follower, signal.SIGKILL)
     assert gone(follower)
     gate = os.open(tmp_path / "gate", os.O_RDWR)
-    assert engine.wait() == 0, "the study goes on"
+    assert engine.wait() == 0, "the study continues"
     os.close(gate)
     told_before = read(file)
     assert len([line for line in told_before if line[0] == "report"]) < len(recorded(directory))
@@ -135,7 +135,7 @@ def test_a_callback_that_raises_is_left_out_until_a_resume(tmp_path: Path, caplo
     assert {row.state for row in study.trials} == {TrialState.COMPLETE}
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "shoal.callbacks"]
     assert warning.startswith(
-        "callback Raises is left out until the study is resumed, and the study goes on: "
+        "callback Raises is left out until the study is resumed, and the study continues: "
         f"ZeroDivisionError: planted in a callback ({told.__file__}, line "
     )
     assert "in on_report" in warning

@@ -162,7 +162,8 @@ def test_a_tracker_that_is_not_installed_is_said_once(tmp_path: Path, caplog: py
     assert [row.epoch for row in study.trials] == [3, 3]
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "shoal.callbacks"]
     assert warning == (
-        "callback Absent is left out until the study is resumed, and the study goes on: Absent needs no_such_library, "
+        "callback Absent is left out until the study is resumed, and the study continues: Absent needs "
+        "no_such_library, "
         "which is not installed. Install it with: pip install no_such_library"
     )
 

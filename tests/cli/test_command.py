@@ -29,7 +29,7 @@ try:
     epoch = int(open(path).read())
 except FileNotFoundError:
     epoch = 0
-print("goes on after", epoch)
+print("continues after", epoch)
 if epoch:
     print(json.dumps({"loss": lr * epoch, "step": epoch}))  # once more: a kill may have come before it was printed
 print('{"event": "start", "lr": 0.5}')
@@ -101,7 +101,7 @@ def test_a_command_that_prints_lines_of_json(run: Run, trials: Trials) -> None:
     assert [row["metrics"]["loss"] for row in rows] == pytest.approx([0.3, 0.6])
     assert all(row["metrics"].keys() == {"loss"} for row in rows)
     logs = "".join(path.read_text() for path in Path("study/logs").glob("job-*.log"))
-    assert logs.count("goes on after 0") == 2
+    assert logs.count("continues after 0") == 2
     assert '{"event": "start", "lr": 0.5}' in logs
 
 
@@ -112,7 +112,7 @@ def test_a_command_that_is_paused_goes_on_from_what_it_kept(run: Run, trials: Tr
     assert done.returncode == 0, done.stderr
     assert sorted(row["epochs"] for row in trials()) == [1, 1, 3]
     logs = [path.read_text() for path in Path("study/logs").glob("job-*.log")]
-    assert sum("goes on after 0" in log for log in logs) == 3
+    assert sum("continues after 0" in log for log in logs) == 3
     assert len(logs) == 4
 
 

@@ -415,7 +415,7 @@ class MeterOfTensors(Program):
 
 
 class HiddenState(Program):
-    """The state of a recurrent network goes on from batch to batch, detached."""
+    """The state of a recurrent network continues from batch to batch, detached."""
 
     class Net(nn.Module):
         def __init__(self) -> None:

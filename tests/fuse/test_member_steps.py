@@ -18,7 +18,7 @@ SIZES = [1, 2, 3, 2]
 
 BATCHES = 24
 BEGINS = 3
-"""Number of the batch from which the captured step is used: each member has taken a step, and some go on."""
+"""Number of the batch from which the captured step is used: each member has taken a step, and some continue."""
 
 NORMS = [0.05, float("inf"), 0.5, 0.05]
 DATA = torch.randn(BATCHES, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

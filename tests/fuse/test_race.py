@@ -11,7 +11,7 @@ LONG, SHORT = 0.1, 0.001
 
 
 def run(race: Race[str], seconds: dict[str, float | Iterator[float]], max_runs: int = 500) -> list[str]:
-    """Let a race go on until it is over; returns who ran."""
+    """Let a race continue until it is over; returns who ran."""
     ran = []
     while race.winner is None:
         assert len(ran) < max_runs, f"no winner after {max_runs} runs: {race.seconds}"

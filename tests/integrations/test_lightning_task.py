@@ -381,7 +381,7 @@ def test_an_exported_module_loads_with_its_source(tmp_path: Path) -> None:
 
 
 def test_schedules_and_counts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """Trials are promoted from one epoch to three: their epochs, steps and schedules go on."""
+    """Trials are promoted from one epoch to three: their epochs, steps and schedules continue."""
     for module, data in ((Autoencoder, Data()), (PairLoss, Pairs())):
         study = shoal.tune(
             LightningTask(module, data), {"lr": shoal.choice([0.01, 0.05, 0.1])}, metric="valid_loss", mode="min",

@@ -180,7 +180,7 @@ def test_an_objective_that_stops_the_study_is_the_last_one(
     wanted.optimize(objective, n_trials=9)
     assert len(wanted.trials) == 3
     assert [each.state for each in study.trials[:3]] == [each.state for each in wanted.trials]
-    assert all(each.state.is_finished() for each in study.trials), "one that trains beside it goes on to its end"
+    assert all(each.state.is_finished() for each in study.trials), "one that trains beside it continues to its end"
     begun = [row for row in done.trials if row.metrics]
     assert len(begun) == len(study.trials)
     rest = [row for row in done.trials if not row.metrics]
@@ -214,7 +214,7 @@ def test_a_sampler_whose_space_is_used_up_ends_the_study(
     wanted = optuna.create_study(sampler=sampler(), pruner=pruner)
     wanted.optimize(whole, n_trials=12)
     values = [trial.value for trial in study.trials]
-    assert None not in values, "a trial that runs when the study is stopped goes on to its end"
+    assert None not in values, "a trial that runs when the study is stopped continues to its end"
     if devices == "cpu:1":
         assert sorted(values) == sorted(trial.value for trial in wanted.trials)
     else:

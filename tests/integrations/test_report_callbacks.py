@@ -1,4 +1,4 @@
-"""Callbacks of four frameworks report, keep checkpoints, stop, and go on after a kill as if there had been none."""
+"""Callbacks of four frameworks report, keep checkpoints, stop, and continue after a kill as if there had been none."""
 
 import json
 import socket

@@ -431,7 +431,8 @@ LENGTHS: dict[str, tuple[dict[str, Any], Algorithm, dict[str, Any], str]] = {
         shoal.Hyperband(max_epochs=27),
         {},
         "num_train_epochs=3 of TrainingArguments plans the schedule 'linear' for 24 optimizer steps, and the longest "
-        "trials of the study have 27 epochs of 8 steps, so the longest trials go on after its end, where the learning "
+        "trials of the study have 27 epochs of 8 steps, so the longest trials continue after its end, where the "
+        "learning "
         "rate is 0 or rises again; set num_train_epochs=27, or change the epochs of the algorithm",
     ),
     "short trials": (

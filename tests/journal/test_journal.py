@@ -88,8 +88,8 @@ def test_a_suspension_shows_in_the_rows_of_both_jobs(journal):
     journal.record_job_end("3", "crashed", "killed", failed=True)
     assert [(row.outcome, row.message) for row in journal.jobs()] == [
         ("suspended", "suspended by the policy"),
-        ("suspended", "goes on with 1\nsuspended by the policy"),
-        ("crashed", "goes on with 2\nkilled"),
+        ("suspended", "continues with 1\nsuspended by the policy"),
+        ("crashed", "continues with 2\nkilled"),
     ]
 
 

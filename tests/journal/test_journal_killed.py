@@ -130,7 +130,7 @@ def test_a_study_that_cannot_begin_for_want_of_space_leaves_nothing_open(tmp_pat
     failed = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     said = failed.stderr.splitlines()[-1]
     assert said.startswith("shoal.core.errors.")
-    assert said.endswith(remedy)  # there is no study to go on with
+    assert said.endswith(remedy)  # there is no study to continue with
     assert "Warning" not in failed.stderr
 
 

@@ -1,4 +1,4 @@
-"""Beginning a study, going on with it, and every directory in which that is impossible."""
+"""Beginning a study, continuing with it, and every directory in which that is impossible."""
 
 import os
 import platform

@@ -38,7 +38,7 @@ def journal(tmp_path, clock):
 @pytest.mark.parametrize(
     ("last", "now", "expected", "resumes", "total"),
     [
-        pytest.param(20.0, 30.0, {10.0: 0.0, 25.0: 15.0}, [], 20.0, id="one run that goes on"),
+        pytest.param(20.0, 30.0, {10.0: 0.0, 25.0: 15.0}, [], 20.0, id="one run that continues"),
         pytest.param(20.0, None, {20.0: 10.0}, [], 10.0, id="one run that has ended"),
         pytest.param(None, None, {}, [], 1e-3, id="nothing has happened"),
     ],

@@ -283,7 +283,7 @@ def test_a_metric_in_which_two_equal_reruns_differ_is_not_judged(
     "edit",
     [
         pytest.param({"changed": ("task.py",)}, id="since the study last ran"),
-        pytest.param({"edits": (TaskEdit(0.0, {"task.py": ""}, (2,), 3),)}, id="before it went on"),
+        pytest.param({"edits": (TaskEdit(0.0, {"task.py": ""}, (2,), 3),)}, id="before it continued"),
     ],
 )
 def test_of_an_edited_task_nothing_can_be_told_but_that_it_is_equal(edit: dict[str, Any]) -> None:

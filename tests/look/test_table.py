@@ -104,14 +104,14 @@ def test_ranked(mode, order):
 def test_trials_best_first():
     rows = [
         row(0, TrialState.PENDING, None, reason="needs 9.1 GB, cuda:0 has 4.2 GB free", epoch=0, seconds=0.0),
-        row(1, TrialState.STOPPED, 0.25, reason="rank 7 of 9 at 3 epochs; the best 3 go on"),
+        row(1, TrialState.STOPPED, 0.25, reason="rank 7 of 9 at 3 epochs; the best 3 continue"),
         row(2, TrialState.COMPLETE, 0.75, seconds=12345.678),
     ]
     assert rendered(trials_table(rows, objectives("accuracy", "max"), of_best=LAST_EPOCHS)) == [
         "trial  state     accuracy   best  epochs  seconds  config",
         "    2  complete      0.75  0.875     3/9  12345.7  lr=0.003704 optimizer.name=sgd",
         "    1  stopped       0.25  0.375     3/9      1.2  lr=0.002469 optimizer.name=sgd",
-        "                                                   rank 7 of 9 at 3 epochs; the best 3 go on",
+        "                                                   rank 7 of 9 at 3 epochs; the best 3 continue",
         "    0  waiting          –      –     0/9      0.0  lr=0.001235 optimizer.name=sgd",
         "                                                   needs 9.1 GB, cuda:0 has 4.2 GB free",
         "ranked by accuracy, the last value (higher is better)",
@@ -140,7 +140,7 @@ def test_values_of_the_best_epochs_have_the_last_ones_beside_them():
 @pytest.mark.parametrize("width", [100, 80, 60, 40])
 def test_a_trial_of_several_metrics_is_whole_at_any_width(width):
     goals = objectives(["valid_accuracy", "inference_seconds"], ["max", "min"])
-    shown = row(1, TrialState.STOPPED, 0.25, reason="rank 7 of 9\tat 3 epochs; the best 3 go on")
+    shown = row(1, TrialState.STOPPED, 0.25, reason="rank 7 of 9\tat 3 epochs; the best 3 continue")
     values = {goal.metric: 0.25 for goal in goals}
     shown = replace(shown, metrics=values, best=values, ranked=values)
     lines = rendered(trials_table([shown], goals), width)
@@ -153,7 +153,7 @@ def test_a_trial_of_several_metrics_is_whole_at_any_width(width):
         "1.2",
         "lr=0.002469",
         "optimizer.name=sgd",
-        "rank 7 of 9 at 3 epochs; the best 3 go on",
+        "rank 7 of 9 at 3 epochs; the best 3 continue",
     ):
         assert part in text
 
@@ -469,7 +469,7 @@ def test_many_trials_that_failed_are_counted():
 def test_an_edit_of_the_task_says_which_trials_were_not_through():
     edits = (TaskEdit(0.0, {"/mine/task.py": "-a\n+b", "/mine/nets.py": "cannot be read any more"}, (0, 1, 2, 5), 7),)
     line = task_edit_text(*edits)
-    assert line.startswith("task.py, nets.py edited when it went on at ")
+    assert line.startswith("task.py, nets.py edited when it continued at ")
     assert line.endswith(": trials 0-2, 5 had not ended, those from 7 on had not begun")
     shown = rendered(status_table(snapshot(edits=edits)))
     assert any(each.startswith("task     task.py, nets.py edited") for each in shown)

@@ -54,7 +54,7 @@ PACKS = {
         context(devices=2),
         [[0], [1, 2, 3]],
     ),
-    "also in company that goes on without it": (
+    "also in company that continues without it": (
         [candidate(0, 10, 5, tail=100), *(candidate(number, 10, 5, epochs=4) for number in range(1, 4))],
         context(devices=2),
         [[0, 1], [2, 3]],

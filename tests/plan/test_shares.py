@@ -79,7 +79,7 @@ LEFT_ALONE = {
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_a_limited_job_that_is_left_alone_is_restarted_where_that_pays(name):
-    """It has 100 s to go on the whole device, four times as many on a quarter of it, and a restart takes 5 s."""
+    """It has 100 s to continue the whole device, four times as many on a quarter of it, and a restart takes 5 s."""
     seen, changes, restarts = LEFT_ALONE[name]
     found = profile({1: 1.0}, share_speeds=changes.get("speeds", {}))
     job = Job("a", (Array(A, (member(1),), found),), compute_limit=changes.get("limit", 0.25))

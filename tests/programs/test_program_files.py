@@ -140,7 +140,7 @@ def test_a_program_that_prints_keeps_its_directory_and_its_reports(tmp_path: Pat
 @pytest.mark.parametrize(
     ("outputs", "steps"),
     [
-        pytest.param([printed(1, 2), printed(3)], [1, 2, 3], id="goes on"),
+        pytest.param([printed(1, 2), printed(3)], [1, 2, 3], id="continues"),
         pytest.param([printed(1, 2), printed(2, 3)], [1, 2, 3], id="prints the last one again"),
         pytest.param([printed(None, None), printed(None)], [1, 2, 3], id="without steps"),
         pytest.param([printed(1, 2), '{"loss": 1.0, "st'], [1, 2], id="a line cut short"),

@@ -21,8 +21,8 @@ def said(step: Any, loss: Any = 0.5) -> ProgramReport:
     [
         pytest.param(ProgramReports(0, [], 0, ["loss"]), 1, 1, id="the first"),
         pytest.param(ProgramReports(0, [], 0, ["loss"]), None, 1, id="the first, without a step"),
-        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), 6, 6, id="goes on"),
-        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), None, 6, id="goes on without a step"),
+        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), 6, 6, id="continues"),
+        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), None, 6, id="continues without a step"),
         pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), 5, 5, id="prints the last one again"),
         pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), 2, 2, id="goes back"),
         pytest.param(ProgramReports(0, known(5), 0, ["loss"]), None, 1, id="begins again"),

@@ -67,7 +67,7 @@ def stretch(tmp_path: Path, kind: str, start: int, *, until: int = TARGET) -> li
                 steps += [report.epoch for report in event.reports]
                 if steps[-1] == until and until < TARGET:
                     control.stop()
-                if steps[-1] <= until or kind == "asked":  # which goes on until it knows that it was asked
+                if steps[-1] <= until or kind == "asked":  # which continues until it knows that it was asked
                     steps_to_take.write(b"." * len(event.reports))
     return steps
 

@@ -38,7 +38,7 @@ def install(directory: Path) -> str:
 
 
 def connect(pid: int, pipe: str) -> bool:
-    """Become a client; without a daemon CUDA goes on without MPS, and so does this."""
+    """Become a client; without a daemon CUDA continues without MPS, and so does this."""
     with socket.socket(socket.AF_UNIX) as control:
         try:
             control.connect(f"{pipe}/control")

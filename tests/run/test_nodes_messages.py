@@ -210,7 +210,7 @@ class Script(Carrier):
 
 
 class Clock:
-    """A clock that goes on by itself by a step a look."""
+    """A clock that continues by itself by a step a look."""
 
     def __init__(self, step: float = 0.0) -> None:
         self.now = 0.0

@@ -465,7 +465,7 @@ def test_a_refused_job_leaves_nothing_and_is_asked_for_again_while_there_are_oth
             asked = len(slurm.calls("sbatch"))
             poll_until(backend, lambda: len(slurm.calls("sbatch")) > asked)
         poll_until(backend, lambda: len(backend._jobs) == 2)
-    assert caplog.text.count("the study goes on with the nodes that it has, and asks again") == 1
+    assert caplog.text.count("the study continues with the nodes that it has, and asks again") == 1
 
 
 def test_no_job_is_left_by_a_back_end_that_is_not_made(

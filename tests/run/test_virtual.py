@@ -195,7 +195,7 @@ def test_a_copy_begins_with_the_checkpoint_of_its_origin_or_not_at_all() -> None
     backend: Backend = virtual(checkpoints=checkpoints)
     backend.copy_checkpoint(Path(), Trial(1, {}, 0, 0, Origin(0, 2)))
     assert checkpoints == {0: 2, 1: 2}
-    with pytest.raises(CheckpointError, match="trial 2 was to go on from trial 0 at epoch 1"):
+    with pytest.raises(CheckpointError, match="trial 2 was to continue from trial 0 at epoch 1"):
         backend.copy_checkpoint(Path(), Trial(2, {}, 0, 0, Origin(0, 1)))
 
 

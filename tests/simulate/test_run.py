@@ -121,7 +121,7 @@ CASES = {
         {**TEN, "where": TWO, "events": [ClusterEvent(8.5, failed=("n0/0",))]},
         [18.5],
     ),
-    "its node is removed: it is saved, and goes on elsewhere": (
+    "its node is removed: it is saved, and continues elsewhere": (
         {**TEN, "where": NODES, "events": [ClusterEvent(8.0, removed=("n0/0",))]},
         [10 + STOP_SECONDS],
     ),

@@ -33,7 +33,7 @@ def curve(study: Any, trial: int) -> list[Any]:
 
 
 def counted(config: Any) -> None:
-    """Goes on from what it kept; `slope` times the step is its loss."""
+    """Continues from what it kept; `slope` times the step is its loss."""
     state = shoal.checkpoint() / "step.txt"
     done = int(state.read_text()) if state.exists() else 0
     assert done == shoal.step()
@@ -155,7 +155,7 @@ def surroundings(config: Any) -> None:
 
 
 def falls(config: Any) -> None:
-    """Its loss falls towards a floor; it goes on where it was."""
+    """Its loss falls towards a floor; it continues where it was."""
     state = shoal.checkpoint() / "step.txt"
     for step in range(int(state.read_text()) if state.exists() else 0, 1000):
         state.write_text(str(step + 1))

@@ -50,7 +50,7 @@ ALL = {**MAKERS, **SYNCHRONOUS}
 
 
 def run(stage: Stage, carrier: Scripted, left: float | None = None) -> bool:
-    """Run an engine whose clock goes on by 0.1 s at each look; return whether its timeout ended it."""
+    """Run an engine whose clock continues by 0.1 s at each look; return whether its timeout ended it."""
     clock = (number / 10 for number in count())
     with closing(stage.open()) as journal:
         journal.put("time_left", left)
@@ -110,7 +110,7 @@ def test_the_timeout_is_a_sum_over_runs_that_a_kill_does_not_renew(tmp_path: Pat
         pytest.param({}, [5.0, 6.0, 8.0], True, 7.0, id="runs"),
         pytest.param({}, [5.0, 6.0, 8.0], False, 10.0, id="paused"),
         pytest.param({}, [0.0, 10.0, 99.0], True, 0.0, id="expires once"),
-        pytest.param({"time_left": 1.5}, [7.0, 8.0], True, 0.5, id="goes on"),
+        pytest.param({"time_left": 1.5}, [7.0, 8.0], True, 0.5, id="continues"),
         pytest.param({"time_left": None}, [0.0, 99.0], True, None, id="lifted"),
     ],
 )

@@ -72,7 +72,7 @@ def command(tmp_path: Path) -> Any:
 
 
 def starts(tmp_path: Path) -> list[tuple[int, ...]]:
-    """Of each start of the program: the step that it went on after, and how many reports were known."""
+    """Of each start of the program: the step that it continued after, and how many reports were known."""
     lines = (tmp_path / "marker-starts").read_text().splitlines()
     return [tuple(map(int, line.split())) for line in lines]
 
@@ -165,7 +165,7 @@ def test_a_command_that_is_to_stop_is_let_report_what_it_has_saved(tmp_path: Pat
     assert (live / "state").read_text() == "2"
 
 
-@pytest.mark.parametrize("epochs", [pytest.param(1000, id="it goes on"), pytest.param(2, id="it has ended by itself")])
+@pytest.mark.parametrize("epochs", [pytest.param(1000, id="it runs"), pytest.param(2, id="it has ended by itself")])
 def test_once_a_command_has_reached_its_target_its_files_are_free_for_the_next_job(
     tmp_path: Path, command: Any, epochs: int
 ) -> None:

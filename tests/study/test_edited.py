@@ -1,4 +1,4 @@
-"""A task that was edited between two runs of its study: what cannot go on with it loses nothing."""
+"""A task that was edited between two runs of its study: what cannot continue with it loses nothing."""
 
 import importlib
 import json
@@ -82,7 +82,7 @@ def test_an_edit_is_told_and_has_to_be_accepted(tmp_path: Path, module: Path, ca
     with JournalView.read(study.directory) as journal:
         assert list(map(Path, journal.study["sources"])) == [module, helper]
     status = CliRunner().invoke(app, ["status", str(study.directory)]).output
-    words = r"edited\.py edited when it went on at .*: trials 0 had not ended, those from 1 on had not begun"
+    words = r"edited\.py edited when it continued at .*: trials 0 had not ended, those from 1 on had not begun"
     assert re.search(f"task +{words}", status)
     told = json.loads(CliRunner().invoke(app, ["status", str(study.directory), "--json"]).output)["edits"]
     assert [(list(map(Path, edit["files"])), edit["open"], edit["next"]) for edit in told] == [([module], [0], 1)]

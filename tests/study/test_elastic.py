@@ -159,7 +159,7 @@ def test_devices_are_removed_from_a_running_study_and_come_back(tmp_path: Path) 
         assert "device 'cpu:1' was removed before; the study has cpu:0" in str(twice.exception)
         added = call(app, ["add", "--study", str(directory), "cpu:1", "--json"])
         assert added.output.strip() == f'{{"directory": "{directory}", "devices": ["cpu:0", "cpu:1"], "runs": true}}'
-        assert thread.is_alive(), "the study went on meanwhile"
+        assert thread.is_alive(), "the study continued meanwhile"
     study = shoal.Study(directory)
     assert {row.state for row in study.trials} == {TrialState.COMPLETE}
     assert {row.failures for row in study.trials} == {0}

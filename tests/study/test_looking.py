@@ -1,4 +1,4 @@
-"""Looking at a study runs no code that its directory holds; going on with it does."""
+"""Looking at a study runs no code that its directory holds; continuing with it does."""
 
 import os
 import pickle

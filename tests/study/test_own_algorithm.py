@@ -39,7 +39,7 @@ def test_what_it_writes_to_a_global_reaches_the_caller_and_its_state_does_not(tm
 
 
 def test_a_resume_decides_as_it_would_have(tmp_path: Path) -> None:
-    """Also one that counts in a global: that goes on from what it was at the beginning."""
+    """Also one that counts in a global: that continues from what it was at the beginning."""
     count = [0]
     stop = tmp_path / "stop"
 

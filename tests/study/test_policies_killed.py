@@ -1,4 +1,4 @@
-"""A worker that is killed while jobs are suspended: all go on, and no number changes."""
+"""A worker that is killed while jobs are suspended: all continue, and no number changes."""
 
 import os
 import signal

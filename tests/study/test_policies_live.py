@@ -150,11 +150,11 @@ def test_the_journal_shows_both_ends_of_a_suspension(tmp_path: Path) -> None:
     study = tune(tasks.Momentum(), WIDTHS, tmp_path / "study", policy=Restless(), algorithm=shoal.Grid(epochs=3))
     rows = {job.id: job for job in jobs(study.directory) if job.purpose is Purpose.TRAIN}
     suspended = {job.id for job in rows.values() if job.outcome == "suspended"}
-    resumed = [job for job in rows.values() if job.message.startswith("goes on with ")]
+    resumed = [job for job in rows.values() if job.message.startswith("continues with ")]
     assert suspended
-    assert {job.message.split("\n")[0].removeprefix("goes on with ") for job in resumed} == suspended
+    assert {job.message.split("\n")[0].removeprefix("continues with ") for job in resumed} == suspended
     for job in resumed:
-        before = rows[job.message.split("\n")[0].removeprefix("goes on with ")]
+        before = rows[job.message.split("\n")[0].removeprefix("continues with ")]
         assert set(job.trials) <= set(before.trials)
         assert before.ended is not None
         assert before.ended <= job.started

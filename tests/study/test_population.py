@@ -1,4 +1,4 @@
-"""A population: every copy goes on from the weights and momenta of its parent, with settings of its own."""
+"""A population: every copy continues from the weights and momenta of its parent, with settings of its own."""
 
 import os
 from pathlib import Path

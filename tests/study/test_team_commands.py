@@ -168,7 +168,7 @@ def test_a_job_shrinks_and_its_device_is_free_once_the_helper_has_left() -> None
         Resize(LEADER, ("cuda:0",)),
     )
     assert described(commands) == [("team", LEADER), ("stop", HELPER)]
-    assert machine.message(HELPER) == f"{LEADER} goes on without cuda:1"
+    assert machine.message(HELPER) == f"{LEADER} continues without cuda:1"
     machine.plan(Start("waiting", ("cuda:2",)))
     leaving = machine.policy.views[HELPER]
     assert (leaving.devices, leaving.preemptible, leaving.demand["H200"].compute) == (("cuda:1",), False, 1.0)
@@ -266,7 +266,7 @@ def drain(machine: Machine, device: str) -> list[object]:
 
 
 def hang(machine: Machine) -> list[object]:
-    """The leader goes on reporting, and the helper says nothing for long."""
+    """The leader continues reporting, and the helper says nothing for long."""
     commands: list[object] = []
     epoch = 1
     while not commands:

@@ -154,7 +154,7 @@ CHANGES = st.lists(
     st.tuples(
         st.sampled_from(
             (
-                *("waits", "runs", "reports", "is promoted", "fails", "is paused", "goes on"),
+                *("waits", "runs", "reports", "is promoted", "fails", "is paused", "continues"),
                 *("has a key", "is alone", "is limited", "is suspended"),
             )
         ),
@@ -186,7 +186,7 @@ def test_the_classes_are_those_of_all_trials_that_wait(changes: list[tuple[str, 
                 trials.requeue("job", {number}, failed=True)
             case "is paused":
                 trials.pause({number}, "ada")
-            case "goes on":
+            case "continues":
                 trials.release({number})
             case "has a key":
                 trials.set_keys({number: KEYS[number % 2]})

@@ -114,7 +114,7 @@ class RandomStudy:
         checkpoint_seconds: Seconds between two checkpoints of a trial.
         elastic: Whether the members of a running job can change.
         retries: Number of retries of a trial whose job failed; `UNLIMITED_RETRIES` exceeds the number of faults.
-        timeout: Seconds after which it ends, once, and goes on without a timeout; None: never.
+        timeout: Seconds after which it ends, once, and continues without a timeout; None: never.
         max_concurrent: Most trials that train at a time.
         keep: Which ended trials keep their weights.
     """

@@ -269,7 +269,7 @@ class _StudyRun:
         return engine, interventions
 
     def _check_error(self, error: ShoalError) -> None:
-        """Accept an error that a fault explains; the study goes on with all devices."""
+        """Accept an error that a fault explains; the study continues with all devices."""
         if isinstance(error, BackendError):
             if "a simulated fault" not in str(error):
                 raise error

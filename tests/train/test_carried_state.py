@@ -1,4 +1,4 @@
-"""What a trial carries from step to step outside of state dicts is in its checkpoint, and a resume goes on with it."""
+"""What a trial carries from step to step outside of state dicts is in its checkpoint, and a resume restores it."""
 
 import gc
 import random
@@ -145,7 +145,7 @@ def whole(task: Task, directory: Path, *members: Member) -> dict[tuple[int, int]
 
 
 def parts(task: Task, directory: Path, looks: int, *members: Member) -> dict[tuple[int, int], float]:
-    """Metrics of trials that are stopped after some steps, and go on in what may be another process."""
+    """Metrics of trials that are stopped after some steps, and continue in what may be another process."""
     control = StopsAfter(looks - 1)
     events = events_of(task, directory / "parts", control, *members)
     assert control.stop_noticed

@@ -1,4 +1,4 @@
-"""Checkpoints are written by a thread while training goes on, and nothing is told before they are on the disk."""
+"""Checkpoints are written by a thread while training continues, and nothing is told before they are on the disk."""
 
 import errno
 import json

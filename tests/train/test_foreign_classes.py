@@ -277,7 +277,7 @@ def test_a_wrapper_that_cannot_be_restored_says_so(tmp_path: Path) -> None:
     task, first = Foreign("bare"), trial(0)
     work(task, tmp_path, [Member(first, 0, 1)])
     with pytest.raises(
-        TaskError, match=r"trial 0 cannot go on from its checkpoint: .*Bare, which has no `load_state_dict`"
+        TaskError, match=r"trial 0 cannot continue from its checkpoint: .*Bare, which has no `load_state_dict`"
     ):
         work(task, tmp_path, [Member(first, 1, EPOCHS)])
 

@@ -133,7 +133,7 @@ def test_each_trial_trains_as_alone(kind: type[Task], fusing_pays: None, tmp_pat
 
 @pytest.mark.parametrize("cheap", [0.0, float("inf")], ids=["two copies", "three copies"])
 def test_copies_are_made_where_steps_begin(cheap: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 3 and 4 batches of 11 end at once at the end of an epoch alone, where the first window goes on."""
+    """Steps of 3 and 4 batches of 11 end at once at the end of an epoch alone, where the first window continues."""
     monkeypatch.setattr(proof, "CHEAP_SECONDS", cheap)
     space = {"lr": shoal.choice([0.01, 0.02]), "batches": shoal.choice([3, 4])}
     study = search(Accumulates(), space, tmp_path, algorithm=shoal.Grid(epochs=2), devices="cpu:1")

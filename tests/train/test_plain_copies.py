@@ -353,7 +353,7 @@ def test_windows_begin_with_the_array_and_at_steps_that_double() -> None:
     found = Run(Momentum()).train(132)
     assert list(found) == [1, 2, 3, 64, 65, 128, 129]
     assert set(found[1]) == EAGER
-    assert all(len(found[step]) == 1 for step in (2, 3, 64, 65, 128, 129)), "one copy goes on"
+    assert all(len(found[step]) == 1 for step in (2, 3, 64, 65, 128, 129)), "one copy continues"
 
 
 def test_a_window_begins_with_the_first_step_of_another_mode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_a_trial_that_takes_over_weights_has_the_schedule_of_its_own_steps(tmp_p
 def test_a_trial_that_takes_over_weights_never_begins_with_new_ones(tmp_path: Path) -> None:
     """A network file system may not show the copied checkpoint yet."""
     follower = Trial(2, {"lr": 0.05, "number": 2}, seed=5, data_seed=7, origin=Origin(0, 2))
-    with pytest.raises(CheckpointError, match=r"trial 2 goes on from trial 0 at epoch 2, and .* no intact checkpoint"):
+    with pytest.raises(CheckpointError, match=r"trial 2 continues from trial 0 at epoch 2, and .* no intact"):
         work(ByStep(), tmp_path, [Member(follower, 2, 3)])
     assert load_newest(tmp_path, 2) is None
 

@@ -1,4 +1,4 @@
-"""A step that cannot be taken at once is refused, and trials go on from their checkpoints."""
+"""A step that cannot be taken at once is refused, and trials continue from their checkpoints."""
 
 import random
 from pathlib import Path

@@ -119,7 +119,7 @@ def test_killed_helper_costs_its_step_only(tmp_path: Path) -> None:
         members,
         {2: lambda leader: leader.want("one", "two"), 4: lambda leader: leader.signal("one", signal.SIGKILL)},
     )
-    assert list(dict.fromkeys(led.sizes)) == [1, 3, 2], "the other helper goes on"
+    assert list(dict.fromkeys(led.sizes)) == [1, 3, 2], "the other helper continues"
     assert led.outcomes["one"].outcome is Outcome.CRASHED
     assert led.outcomes["two"].outcome is Outcome.FINISHED
     check_equal(led, TASKS["cnn"], members)

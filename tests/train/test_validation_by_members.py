@@ -1,4 +1,4 @@
-"""Validation that cannot run for all trials at once runs for one after another, and training goes on at once."""
+"""Validation that cannot run for all trials at once runs for one after another, and training continues at once."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

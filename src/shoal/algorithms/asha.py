@@ -280,10 +280,10 @@ class ASHA(ConcurrentAlgorithm):
         count = rung.count
         promotions = count // self.eta
         if promotions:
-            rule = "only the best goes on" if promotions == 1 else f"the best {promotions} go on"
+            rule = "only the best continues" if promotions == 1 else f"the best {promotions} continue"
         else:  # `_end_if_exhausted` promoted the best
             end = self.max_epochs
-            rule = f"of fewer than {self.eta} trials the best goes on only if no trial has reached epoch {end}"
+            rule = f"of fewer than {self.eta} trials the best continues only if no trial has reached epoch {end}"
         note = rung.scores[number].note
         reason = f"rank {rung.rank(number) + 1} of {count} at epoch {rung.epochs}; {rule}{note}"
         return Decision(number, TrialState.STOPPED, reason)

@@ -270,7 +270,7 @@ class Algorithm(ABC):
 
     Legal exceptions: `bind` raises `AlgorithmError` or `SpaceError`, before the study exists; `observe` raises
     `AlgorithmError` or `TaskError`. Any exception of `next_groups` or `observe` ends the run. All reports are recorded
-    by then, and `resume` goes on.
+    by then, and `resume` continues.
 
     Resuming builds the algorithm anew and repeats the recorded calls. So groups and decisions must follow from the
     settings, the arguments of `bind` and `extend` and the reports alone: no clock, no randomness but the seed. A

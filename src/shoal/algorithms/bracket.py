@@ -114,7 +114,7 @@ class Bracket:
         ranking = order(measured)
         best = ranking[: self._promotions[self._rung]]
         epochs = self._budgets[self._rung]
-        rule = "only the best goes on" if len(best) == 1 else f"the best {len(best)} go on"
+        rule = "only the best continues" if len(best) == 1 else f"the best {len(best)} continue"
         decisions = [
             Decision(
                 number,
@@ -238,7 +238,7 @@ def milestones(min_epochs: int, max_epochs: int, eta: int) -> list[int]:
 
 
 def whole_training(trials: int, compare_after: int | None, epochs: int) -> list[Rung]:
-    """Rungs of a bracket whose trials all train to the end, and all to epoch `compare_after` before one goes on."""
+    """Rungs of a bracket whose trials all train to the end, and all to epoch `compare_after` before one continues."""
     return [Rung(trials, each) for each in (compare_after, epochs) if each is not None]
 
 

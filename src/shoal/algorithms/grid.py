@@ -25,7 +25,7 @@ class Grid(BracketedAlgorithm):
         epochs: Epochs of each trial.
         group_by: Parameters by which the points are ordered, so that those which can be fused into
             one array follow each other.
-        compare_after: Epochs that all trials train before one of them goes on, so that all are soon compared; a trial
+        compare_after: Epochs that all trials train before one of them continues, so that all are soon compared; a trial
             whose metric is NaN then ends. None: each trial trains to the end in one go.
 
     Raises:

@@ -168,7 +168,7 @@ class PBT(Algorithm):
             Decision(
                 number,
                 TrialState.STOPPED,
-                f"{ranks.get(number, 'is nan')} at epoch {self._epoch}; copies of the best go on in its place",
+                f"{ranks.get(number, 'is nan')} at epoch {self._epoch}; copies of the best continue in its place",
             )
             for number in sorted(scores.keys() - set(kept))
         ]

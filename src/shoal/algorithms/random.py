@@ -18,7 +18,7 @@ class Random(BracketedAlgorithm):
         n: Number of trials.
         epochs: Epochs of each trial.
         group_by: Parameters by which configurations are ordered, see `Problem.group_by`.
-        compare_after: Epochs that all trials train before one of them goes on, so that all are soon compared; a trial
+        compare_after: Epochs that all trials train before one of them continues, so that all are soon compared; a trial
             whose metric is NaN then ends. None: each trial trains to the end in one go.
 
     Raises:

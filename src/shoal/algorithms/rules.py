@@ -215,7 +215,7 @@ class Percentile(StopRule):
             return None, ""
         return None, (
             f"{better} of {count} others had a better {moment.objective.metric} at epoch {moment.epoch}; "
-            f"the best {self.percentile:g} % go on"
+            f"the best {self.percentile:g} % continue"
         )
 
 

@@ -50,7 +50,7 @@ class StopRules(WrapperAlgorithm):
         if holding and inner.copies_trials:
             raise AlgorithmError(
                 f"{call_text(holding[0])} does not go with {type(inner).__name__}: a trial that starts from another "
-                "goes on with a curve of that one, and one that holds its value has no later weights to start from; "
+                "continues with a curve of that one, and one that holds its value has no later weights to start from; "
                 "leave it out, or give another algorithm"
             )
 

@@ -94,7 +94,7 @@ class Callback:
     `shoal.Study(study.directory)` do. It must not change its arguments.
 
     **What may be raised.** Anything. The engine warns once with the name of the callback and the place (logger
-    `shoal.callbacks`), the study goes on, and this callback is left out until the study is resumed; then it goes on
+    `shoal.callbacks`), the study continues, and this callback is left out until the study is resumed; then it continues
     from its position. A callback that cannot work raises `ShoalError` with a remedy, which is shown without a place.
 
     Check a callback with `shoal.testing.check_callback`.

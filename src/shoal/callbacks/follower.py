@@ -34,7 +34,7 @@ LOOK_SECONDS = 0.5
 """Time between two readings of the journal."""
 
 CLOSE_SECONDS = 60.0
-"""Longest time that the end of a study waits for its callbacks; the follower goes on after that, and ends by itself."""
+"""Longest time that the end of a study waits for its callbacks; then the follower continues, and ends by itself."""
 
 NICE = 10
 """Priority of the follower below that of the training processes."""
@@ -223,7 +223,7 @@ def _listen(process: subprocess.Popen[bytes], log: Path) -> None:
         for line in process.stdout:
             _log.warning("%s", json.loads(line))
     if status := process.wait():
-        _log.warning("the process of the callbacks ended with status %d, and the study goes on; see %s", status, log)
+        _log.warning("the process of the callbacks ended with status %d, and the study continues; see %s", status, log)
 
 
 def main() -> None:
@@ -311,7 +311,7 @@ class _FollowedCallback:
 
     def _told(self, error: BaseException) -> str:
         """The warning for an error: where it was raised, except for an error of Shoal, which names its remedy."""
-        consequence = "is left out until the study is resumed, and the study goes on"
+        consequence = "is left out until the study is resumed, and the study continues"
         if isinstance(error, ShoalError):
             return f"callback {self._name} {consequence}: {error}"
         frames = traceback.extract_tb(error.__traceback__)

@@ -41,7 +41,7 @@ class Activity(StrEnum):
     WAITS_FOR_TRIALS = "waits for trials"
     """The device has no job, while other devices train: the algorithm or the policy waits for their results."""
     FINISHED = "finished"
-    """The device has had its last job, and other devices go on."""
+    """The device has had its last job, and other devices continue."""
     UNREPORTED = "running or killed jobs"
     """A job that still runs, or that was killed before it could report its activities."""
 

@@ -52,7 +52,7 @@ class Member:
     """A trial to be trained from epoch `start` to epoch `target`.
 
     Args:
-        checkpoint: Beginning of the name of the oldest checkpoint that it may go on from, as in `Report`; "" for any.
+        checkpoint: Beginning of the name of the oldest checkpoint it may continue from, as in `Report`; "" for any.
     """
 
     trial: Trial

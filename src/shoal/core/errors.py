@@ -76,7 +76,7 @@ class TaskChangedError(TaskError):
 
 
 class UnusableTaskError(TaskError):
-    """A task cannot be loaded, or does not fit a trial's checkpoint; no trial can go on, and none is lost."""
+    """A task cannot be loaded, or does not fit a trial's checkpoint; no trial can continue, and none is lost."""
 
 
 class FusionError(ShoalError, ValueError):
@@ -121,5 +121,5 @@ class StudyFailedError(ShoalError):
 class StudyInterrupted(KeyboardInterrupt):
     """The study was stopped by Ctrl-C or SIGTERM after a checkpoint; it can be resumed.
 
-    It is no ShoalError: code that goes on after a study that failed (`except Exception`) does not go on after this.
+    It is no ShoalError: code that continues after a failed study (`except Exception`) does not continue after this.
     """

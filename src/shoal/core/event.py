@@ -57,7 +57,7 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
     """The task breaks its contract (TaskError), for every trial."""
     UNUSABLE = "unusable"
-    """The task cannot be loaded or does not fit the checkpoints (UnusableTaskError): no trial can go on."""
+    """The task cannot be loaded or does not fit the checkpoints (UnusableTaskError): no trial can continue."""
     STORAGE_FULL = "storage full"
 
 
@@ -185,7 +185,7 @@ class Proven:
     Args:
         trials: Number of each trial of the array -> epochs that it had finished.
         checks: Comparisons since the last such event of the array, equal but for rounding.
-        refusal: Reason why the trials train in plain PyTorch from now on; "" if they go on as an array.
+        refusal: Reason why the trials train in plain PyTorch from now on; "" if they continue as an array.
         step: Steps of the epoch that they had taken when they were refused.
     """
 

@@ -115,7 +115,7 @@ class CheckRow:
         what: What was compared: "step, eager" (the step mode) or "validation"; "refused" with a `reason`; "" if
             the row only says that the trial was in the array.
         difference: Largest relative difference of the tensors compared, which rounding explains; None if there is none.
-        reason: Reason why the trial trains in plain PyTorch from there; "" if it goes on in the array.
+        reason: Reason why the trial trains in plain PyTorch from there; "" if it continues in the array.
     """
 
     job: str

@@ -5,7 +5,7 @@ The passes, in order:
 1. Run the forward pass of all members on substitutes of their tensors (`ModelArray.open`).
 2. Compute the gradient of the sum of the members' losses (autograd, traced together with the forward pass).
 3. Update parameters and optimizer state in place (`FusedOptimizer.traced`; updates are counted outside of the trace).
-   With `MemberSteps`, first add the gradients to those of steps that go on; update members whose step ends.
+   With `MemberSteps`, first add the gradients to those of steps that continue; update members whose step ends.
 4. Watch two runs of passes 1 to 3, and refuse a step that a graph would freeze. They run on copies of all tensors but
    frozen parameters, unless the step writes to these; the second may be the record of pass 6.
 5. To compile the step, trace it into one graph of plain tensor functions (`make_fx`), fuse these into few kernels
@@ -106,9 +106,9 @@ class CapturedStep:
         self._member_steps = isinstance(batch, MemberSteps)
         sums = [p.grad for p in traced.params if p.grad is not None] if self._member_steps else []
         if self._member_steps and len(sums) < len(traced.params):
-            raise FusionError("a parameter has no gradient from this batch, and the members' steps go on")
+            raise FusionError("a parameter has no gradient from this batch, and the members' steps continue")
         self._sums = sums
-        """Gradients of steps that go on after a batch, if members' steps have different numbers of batches."""
+        """Gradients of steps that continue after a batch, if members' steps have different numbers of batches."""
         tensors = array.state.tensors()
         self._identities = _identities(tensors)
         updated = set(map(id, traced.params))
@@ -143,7 +143,7 @@ class CapturedStep:
             same = same and _identities(state.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
-        if self._member_steps and any(p.grad is not None for p in self._untrained):  # of a step that goes on
+        if self._member_steps and any(p.grad is not None for p in self._untrained):  # of a step that continues
             return False
         return self._replay is None or self._replay.fits()
 
@@ -288,7 +288,7 @@ class CapturedStep:
     def _compared(self, example: Sequence[Tensor]) -> Sequence[int]:
         """Indices of the inputs that a compiled step must change alike: the optimizers' state, or else the parameters.
 
-        A batch of `MemberSteps` changes the gradients of steps that go on, and perhaps nothing else.
+        A batch of `MemberSteps` changes the gradients of steps that continue, and perhaps nothing else.
 
         Updates are not compared: Adam makes a step of full size out of a gradient that is zero but for rounding.
         """
@@ -336,7 +336,7 @@ class CapturedStep:
         return run
 
     def _accumulated(self, sums: Sequence[Tensor], grads: Sequence[Tensor], begins: Tensor) -> list[Tensor]:
-        """Add the gradients of a batch to those of steps that go on, in place; returns the sums, in other memory."""
+        """Add the gradients of a batch to those of steps that continue, in place; returns the sums, in other memory."""
         added = []
         for own, grad, param in zip(sums, grads, self._traced.params, strict=True):
             b = self._member_of.get(id(param))

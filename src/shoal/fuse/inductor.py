@@ -1,7 +1,7 @@
 """Compiles the graph of a step by Inductor, in this process, or before that in one beside it.
 
 Inductor finds its own code again by the graph, its inputs and its settings. So a process beside this one compiles for a
-minute while steps go on, and this process then compiles the same graph in the seconds that reading the code takes.
+minute while steps continue, and this process then compiles the same graph in the seconds that reading the code takes.
 Neither needs the tensors, only their shapes. Inductor is given the graph itself, which `torch.compile` would trace.
 
 Compilers have faults, so a compiled step is compared with its graph. In half precision both are far from each other:

@@ -152,7 +152,7 @@ class TrainingStep:
         self._shapes: list[Any] | None = None
         self._batches = 1  # of a step
         self._seconds, self._timed_batches = 0.0, 0  # since the race has noted a time
-        self._accumulates = False  # whether gradients are of steps that go on
+        self._accumulates = False  # whether gradients are of steps that continue
         self._cleared: dict[str, tuple[int, AbstractSet[int]]] = {}
         """Path of a parameter -> version of its gradient when rows were last set to zero, and their members."""
         self._missed = 0

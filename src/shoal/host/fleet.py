@@ -183,7 +183,7 @@ class Fleet:
     def add_discovered(self, discovered: Cluster) -> tuple[Device, ...]:
         """Take in and return the devices that are new.
 
-        They are not recorded as added: a resumed study finds them by its setting, or goes on without them.
+        They are not recorded as added: a resumed study finds them by its setting, or continues without them.
         """
         names = self.new_in(discovered)
         if names:

@@ -184,7 +184,7 @@ def _without_class_id(make: Callable[..., type]) -> Callable[..., type]:
 def _is_pickled_to(value: object, content: bytes) -> bool:
     try:
         return _pickled(value) == content
-    except Exception:  # it now holds something that cannot be pickled; the study goes on with what it was
+    except Exception:  # it now holds something that cannot be pickled; the study continues with what it was
         return False
 
 

@@ -26,7 +26,7 @@ def next_commands(directory: Path, best: int | None) -> list[str]:
 
 
 def resume_remedy(directory: Path, *, kept: bool, lost: bool = False) -> str:
-    """Return the remedy for a task that cannot go on.
+    """Return the remedy for a task that cannot continue.
 
     Args:
         directory: Directory of the study.

@@ -17,14 +17,14 @@ __all__ = ["KerasReportCallback", "ReportCheckpointCallback"]
 class KerasReportCallback(BackupAndRestore):  # type: ignore[misc]  # its base has no types here
     """Saves the model, its optimizer and the epoch, and reports the logs, at the end of each epoch of `Model.fit`.
 
-    `fit` goes on from the epoch after the saved one; the model must be built before. Budgets count epochs. If the trial
+    `fit` continues after the saved epoch; the model must be built before. Budgets count epochs. If the trial
     must stop, the report ends the function, so `fit` does not return. The state of random generators, and with it the
     order of shuffled samples, is not saved.
 
     Import it as `shoal.integrations.keras.ReportCheckpointCallback`.
 
     Example:
-        A training function that goes on from its checkpoint::
+        A training function that continues from its checkpoint::
 
             def train(config):
                 model = build(config)

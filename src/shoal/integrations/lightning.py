@@ -347,7 +347,7 @@ class LightningReportCallback(Callback):  # type: ignore[misc]  # its base has n
     Import it as `shoal.integrations.lightning.ReportCheckpointCallback`.
 
     Example:
-        A training function that goes on from its checkpoint::
+        A training function that continues from its checkpoint::
 
             def train(config):
                 callback = ReportCheckpointCallback()
@@ -364,7 +364,7 @@ class LightningReportCallback(Callback):  # type: ignore[misc]  # its base has n
 
     @property
     def ckpt_path(self) -> str | None:
-        """The checkpoint to go on from, for `Trainer.fit(ckpt_path=...)`; None if there is none.
+        """The checkpoint to continue from, for `Trainer.fit(ckpt_path=...)`; None if there is none.
 
         Raises:
             ShoalError: The program runs outside of a study.

@@ -31,7 +31,7 @@ def optuna_objective(objective: Callable[[optuna.Trial], float], study: optuna.S
     Shoal's journal has the values, and empty configurations.
 
     `trial.report` reports to both, and budgets count its calls. The value that the objective returns is the value of
-    the trial in both, in the place of its last report: after the last report of its budget the objective goes on to its
+    the trial in both, in the place of its last report: after the last report of its budget the objective runs to its
     end, and only a further report ends it. Optuna records a trial that would report on, or that an algorithm ends at a
     smaller budget than its largest, as COMPLETE with its last value, and one that Shoal stopped or suspended as PRUNED.
     `trial.study.stop()`, called by the objective or by a sampler whose space is used up, ends Shoal's study after the
@@ -39,7 +39,7 @@ def optuna_objective(objective: Callable[[optuna.Trial], float], study: optuna.S
 
     A killed process continues its Optuna trial, and a promoted, resumed or retried Shoal trial continues in a further
     Optuna trial: both have the parameters of the first one. An objective that saves to `shoal.checkpoint()` and begins
-    at `shoal.step()` goes on from there; any other begins anew.
+    at `shoal.step()` continues from there; any other begins anew.
 
     Limits:
         Proposals follow the order in which trials end, and each process draws its own random numbers, so a study cannot

@@ -19,13 +19,13 @@ _NO_METRICS = ("epoch", "dur", "batches", "train_batch_count", "valid_batch_coun
 class SkorchReportCallback(Callback):  # type: ignore[misc]  # its base has no types here
     """Saves parameters, optimizer and history, and reports the last row of the history, at the end of each epoch.
 
-    Training goes on from them: `fit` loads them as it begins. skorch then trains `max_epochs` more, so leave out those
+    Training continues from them: `fit` loads them first. skorch then trains `max_epochs` more, so leave out those
     that are done. Budgets count epochs. If the trial must stop, the report ends the function, so `fit` does not return.
 
     Import it as `shoal.integrations.skorch.ReportCheckpointCallback`.
 
     Example:
-        A training function that goes on from its checkpoint::
+        A training function that continues from its checkpoint::
 
             def train(config):
                 callbacks = [ReportCheckpointCallback()]

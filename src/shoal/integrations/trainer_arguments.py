@@ -71,7 +71,7 @@ _REFUSED = {
     "auto_find_batch_size": "the batch size is part of the config; search per_device_train_batch_size",
     "full_determinism": "a trial repeats as `shoal.reproduce` says",
     "debug": "an array has no debugger of single members",
-    "resume_from_checkpoint": "studies go on with `shoal resume`",
+    "resume_from_checkpoint": "studies continue with `shoal resume`",
     "eval_on_start": _EVALUATION,
     "eval_delay": _EVALUATION,
     "batch_eval_metrics": "`compute_metrics` gets the whole evaluation set",
@@ -344,7 +344,7 @@ def _length_text(args: TrainingArguments, scheduled: int, longest: int, epoch: i
     elif args.max_steps <= 0 and args.eval_strategy != "steps":
         remedy = f"num_train_epochs={longest}"
     consequence = (
-        "the longest trials go on after its end, where the learning rate is 0 or rises again"
+        "the longest trials continue after its end, where the learning rate is 0 or rises again"
         if longest * epoch > scheduled
         else "no trial reaches its end"
     )

@@ -1,4 +1,4 @@
-"""Callback of `transformers.Trainer` that reports its evaluations and saves what a trial goes on from."""
+"""Callback of `transformers.Trainer` that reports its evaluations and saves what a trial continues from."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ class ReportCheckpointCallback(TrainerCallback):
     Import it as `shoal.integrations.transformers.ReportCheckpointCallback`.
 
     Example:
-        A training function that goes on from its checkpoint::
+        A training function that continues from its checkpoint::
 
             def train(config):
                 callback = ReportCheckpointCallback()
@@ -39,7 +39,7 @@ class ReportCheckpointCallback(TrainerCallback):
 
     @property
     def resume_from_checkpoint(self) -> str | None:
-        """The checkpoint to go on from, for `Trainer.train(resume_from_checkpoint=...)`; None if there is none.
+        """The checkpoint to continue from, for `Trainer.train(resume_from_checkpoint=...)`; None if there is none.
 
         Raises:
             ShoalError: The program runs outside of a study.
@@ -63,7 +63,7 @@ class ReportCheckpointCallback(TrainerCallback):
             raise TaskError("`eval_strategy` is 'no', so there is nothing to report; write eval_strategy='epoch'")
         if args.save_strategy == "best":
             raise TaskError(
-                "`save_strategy` is 'best', but a trial goes on from its last evaluation; write save_strategy='no'"
+                "`save_strategy` is 'best', but a trial continues from its last evaluation; write save_strategy='no'"
             )
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:

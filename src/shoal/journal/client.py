@@ -49,7 +49,7 @@ def pause(directory: Path, numbers: int | Iterable[int]) -> list[int]:
 
 
 def resume(directory: Path, numbers: int | Iterable[int]) -> list[int]:
-    """Request that paused trials go on; see `Study.resume`."""
+    """Request that paused trials continue; see `Study.resume`."""
     paused = _paused_after_requests(directory)
     return _request(directory, "resume", numbers, lambda row: "" if row.number in paused else "not paused")
 
@@ -226,7 +226,7 @@ def pause_study(directory: Path) -> None:
 
 
 def resume_study(directory: Path) -> None:
-    """Request that a paused study goes on."""
+    """Request that a paused study continues."""
     _request_for_study(directory, "resume study")
 
 

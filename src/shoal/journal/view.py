@@ -311,7 +311,7 @@ class JournalView(OpenJournal):
             return {number: TrialState(state) for number, state in rows}
 
     def reported_states(self) -> dict[int, dict[int, tuple[TrialState, ...]]]:
-        """Number of each trial that may go on -> epoch -> states with which it was reported, without FAILED."""
+        """Number of each trial that may continue -> epoch -> states with which it was reported, without FAILED."""
         rows = self.tables.rows(
             "SELECT trial, reports.epoch, reports.state FROM reports JOIN trials ON number = trial "
             "WHERE reports.state <> ? AND trials.state NOT IN (?, ?) ORDER BY seq",

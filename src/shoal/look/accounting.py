@@ -14,10 +14,10 @@ from shoal.core.job import Purpose
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.elapsed import Elapsed
-from shoal.look.overview import Bar, by_key
+from shoal.look.overview import Bar, by_key, timed_jobs
 from shoal.look.text import rounded
 
-__all__ = ["Accounting", "account", "accounting_json", "accounting_table"]
+__all__ = ["Accounting", "account", "accounting", "accounting_json", "accounting_table"]
 
 _MEANINGS = {
     Activity.START: "processes start: imports, the task, and the wait for the first process",
@@ -59,6 +59,11 @@ class Accounting:
     def total(self) -> float:
         """Seconds of running time, summed over all devices."""
         return self.wall * len(self.devices)
+
+
+def accounting(journal: JournalView, now: float) -> Accounting:
+    """Account for the time of a study from its journal; `now` is in seconds since 1970."""
+    return account(journal, *timed_jobs(journal, now))
 
 
 def account(journal: JournalView, elapsed: Elapsed, bars: Sequence[Bar]) -> Accounting:

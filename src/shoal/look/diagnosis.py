@@ -211,7 +211,7 @@ def _of_activities(
             "checks against plain PyTorch",
             (Activity.CHECKS,),
             "Copies of some trials trained in plain PyTorch beside their arrays, and were compared with them.",
-            "Nothing to change: they prove that grouping changes no result, and become rarer as training goes on.",
+            "Nothing to change: they prove that grouping changes no result, and become rarer as training continues.",
         ),
         (
             "validation",

@@ -126,7 +126,7 @@ def first_failed(cause: Cause, journal: JournalView) -> StudyFailedError:
         journal,
         f"{len(cause.trials)} trials failed alike, and no trial has reported anything:\n  {cause_line(cause)}",
         cause,
-        "Nothing is lost: the other trials stay open. The study tries those first when it goes on, and ends so again "
+        "Nothing is lost: the other trials stay open. The study tries those first when it continues, and ends so again "
         "if as many of them fail alike.",
         lost=StudyStatistics(journal).states()[TrialState.FAILED] > 0,
     )

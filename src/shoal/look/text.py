@@ -410,7 +410,7 @@ def task_edit_text(edit: TaskEdit) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(edit.time))
     files = ", ".join(Path(path).name for path in edit.files)
     unended = f"trials {numbers_text(edit.open)} had not ended, those" if edit.open else "trials"
-    return f"{files} edited when it went on at {when}: {unended} from {edit.next} on had not begun"
+    return f"{files} edited when it continued at {when}: {unended} from {edit.next} on had not begun"
 
 
 def request_text(request: Request) -> str:

@@ -97,7 +97,7 @@ class Loaded:
 
     def _live_array(self) -> ModelArray:
         if self._array is None:
-            raise PackError(f"{self!r} was freed; load its model again to go on with it")
+            raise PackError(f"{self!r} was freed; load its model again to continue with it")
         return self._array
 
     def __repr__(self) -> str:

@@ -178,7 +178,7 @@ class JobTracker:
         return self._helper_failures[key, kind] < MAX_HELPER_FAILURES
 
     def end_turn(self, job: str, now: float) -> None:
-        """End the turn of a running job and begin another; a turn without a loss goes on."""
+        """End the turn of a running job and begin another; a turn without a loss continues."""
         history = self.running[job]
         if (losses := history.current_turn) is not None:
             self.running[job] = replace(self._with_quantum(job, history, losses, now), turn_since=now)

@@ -263,7 +263,7 @@ class _Planning:
         self.draft.shares[action.job] = action.share
         helpers = _teams(held, self.history.leaving).get(leader.id, {})
         for name in [name for name in helpers if name not in action.devices]:
-            self._request_preemption(helpers[name], PreemptionRequest(False, f"{leader.id} goes on without {name}"))
+            self._request_preemption(helpers[name], PreemptionRequest(False, f"{leader.id} continues without {name}"))
         self._add_helpers(leader, [x for x in action.devices[1:] if x not in helpers])
 
     def _add_helpers(self, leader: Job, names: Sequence[str]) -> None:
@@ -341,7 +341,7 @@ def _seconds_until_free(running: Sequence[JobView]) -> dict[str, float]:
 class WaitingWork:
     """Counts the waiting arrays of each key and size by their epochs.
 
-    Later rungs of single members count, too: the trials of a TrialGroup that go on train `TrialGroup.work_ahead` epochs
+    Includes later rungs of the members: the trials of a TrialGroup that continue train `TrialGroup.work_ahead` epochs
     together, counted as members that train `epochs_ahead` epochs each. Larger arrays shrink from rung to rung, and
     compiled code is for one size.
     """

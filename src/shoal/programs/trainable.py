@@ -134,7 +134,7 @@ def checkpoint() -> Path:
 
 
 def step() -> int:
-    """Return the number of reports so far, so that `for epoch in range(shoal.step(), epochs)` goes on where the trial
+    """Return the number of reports so far, so that `for epoch in range(shoal.step(), epochs)` continues where the trial
     was.
 
     At the start it is the number of the report whose state `checkpoint` has; 0 if it has none.

@@ -116,7 +116,7 @@ class _Server:
             self._wakeup_writer.close()
 
     def _handle_next(self) -> bool:
-        """Wait for a request or for the end of a child, and handle it; return whether to go on."""
+        """Wait for a request or for the end of a child, and handle it; return whether to continue."""
         ready = wait([self._control, self._wakeup_reader], IDLE_SECONDS if self._worker_context is None else None)
         if self._wakeup_reader in ready:
             self._wakeup_reader.recv(4096)

@@ -175,7 +175,7 @@ class Virtual(Backend):
             return
         if self._checkpoints.get(origin.trial) != origin.epoch:
             raise CheckpointError(
-                f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, whose newest "
+                f"trial {trial.number} was to continue from trial {origin.trial} at epoch {origin.epoch}, whose newest "
                 f"checkpoint is of epoch {self._checkpoints.get(origin.trial)}"
             )
         self._checkpoints[trial.number] = origin.epoch
@@ -225,7 +225,7 @@ class Virtual(Backend):
             self._pending.append(base.Ended(job, outcome, message))
 
     def fail_array(self, job: str, trials: Collection[int], outcome: Outcome, message: str) -> None:
-        """Let the array with these trials fail; the job goes on if it has other arrays, else it fails."""
+        """Let the array with these trials fail; the job continues if it has other arrays, else it fails."""
         virtual_job = self.jobs[job]
         failed = [lane for lane in virtual_job.lanes if lane.members.keys() & set(trials)]
         if any(lane.members for lane in virtual_job.lanes if lane not in failed):

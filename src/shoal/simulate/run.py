@@ -178,7 +178,7 @@ _MAX_TURNS = 1000
 class ClusterEvent:
     """A change of the cluster.
 
-    Jobs on a failed device go on elsewhere from their last checkpoints; jobs on a removed device are stopped after a
+    Jobs on a failed device continue elsewhere from their last checkpoints; jobs on a removed device are stopped after a
     checkpoint.
 
     Args:
@@ -289,7 +289,7 @@ class Simulation:
             now = self._backend.now
             previous, turns = now, turns + 1 if now == previous else 1
             if turns > _MAX_TURNS + len(self._segments):
-                problem = f"{self._policy.policy!r} was asked {turns} times at {now:g} s, and time does not go on"
+                problem = f"{self._policy.policy!r} was asked {turns} times at {now:g} s, and time does not continue"
                 raise PolicyError(f"{problem}: it starts what it stops")
             self._apply_due_changes(now)
             acted = sum([self._handle(due) for due in Due if due is not Due.PLAN or self._should_plan()])

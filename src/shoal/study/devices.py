@@ -101,7 +101,7 @@ class DeviceTracker:
                 self._kill(running, job, Kill(Outcome.LOST, note), step)
             elif job not in self._stopped:
                 self._stopped.add(job)
-                if held.purpose is not Purpose.ASSIST:  # `update_teams` stops it once its leader goes on without it
+                if held.purpose is not Purpose.ASSIST:  # `update_teams` stops it once its leader continues without it
                     step.command(StopJob(job))
         step.command(*map(ReleaseDevice, sorted(unusable - busy - self._released)))
         self._released = set(unusable - busy)

@@ -73,7 +73,7 @@ class Engine:
         except (Exception, StudyInterrupted) as error:
             self._shut_down(Shutdown.after(error))
             if unsaved := self._core.state.unsaved_jobs:
-                error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
+                error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials continue from older checkpoints")
             raise
         self._shut_down(Shutdown())
         self._journal.put("finished", self._core.state.finished)

@@ -82,7 +82,7 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
         if job.assists:
             self.helpers.setdefault(job.assists, set()).add(job.id)
         self.changes += 1
-        message = f"goes on with {job.resumes}" if job.resumes else ""
+        message = f"continues with {job.resumes}" if job.resumes else ""
         members: dict[str, tuple[int, ...]] = {}
         for array in job.arrays if job.purpose is Purpose.TRAIN else ():
             numbers = tuple(member.trial.number for member in array.members)

@@ -17,7 +17,7 @@ class Lifecycle:
     """Whether a study runs, is paused, ends or has ended, as its users, its trials or its failures decide.
 
     Args:
-        study: Values of the study, from which it goes on.
+        study: Values of the study, from which it continues.
         timeout: Seconds that a new study may run; None: as long as it takes.
 
     Attributes:
@@ -80,7 +80,7 @@ class Lifecycle:
         self.devices_released = True
 
     def resume(self) -> None:
-        """Let a paused study go on."""
+        """Let a paused study continue."""
         self.paused = False
         self._put("paused", False)
 

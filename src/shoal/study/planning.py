@@ -125,7 +125,7 @@ def place(state: StudyState, now: float) -> None:
     for job, leave in placement.preemptions.items():
         state.running.note(job, leave.reason)
         if state.running[job][0].purpose is Purpose.ASSIST:
-            continue  # `update_teams` stops it once its leader goes on without it
+            continue  # `update_teams` stops it once its leader continues without it
         state.step.command(StopJob(job))
     _change_reservations(state, placement.reservations)
     _start(state, placement.starts if _limits_memory(state) else _unlimited(placement.starts))
@@ -239,8 +239,8 @@ def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
 def check_progress(state: StudyState, now: float) -> None:
     """End a study in which no job runs and no waiting trial can ever start, or that does not train.
 
-    The study goes on if trials could start once lost devices come back or programs of others end. A trial that ran out
-    of memory and waits for a larger device fails, and the study goes on, unless users have removed devices.
+    The study continues if trials could start once lost devices come back or others' programs end. A trial that ran out
+    of memory and waits for a larger device fails, and the study continues, unless users have removed devices.
     """
     if state.running or state.finished or state.has_wake_time:
         return

@@ -35,7 +35,7 @@ class FailureContext:
 
 
 class RetryPolicy:
-    """Decides how trials go on after a failure.
+    """Decides how trials continue after a failure.
 
     - Trials that failed together are each retried alone, since any of them may be at fault.
     - After an out-of-memory error a trial is retried in an array of at most half the size. A trial alone in its array
@@ -138,6 +138,6 @@ class FirstFailures:
             self._failures[number] = message
 
     def common_cause(self) -> Cause | None:
-        """The common cause that ends the study; None if the study goes on."""
+        """The common cause that ends the study; None if the study continues."""
         cause = next(iter(causes(sorted(self._failures.items()))), None)
         return cause if cause is not None and len(cause.trials) >= COMMON_FAILURES else None

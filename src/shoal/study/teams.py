@@ -55,7 +55,7 @@ def _dismiss(state: StudyState, helper: str, reason: str, now: float) -> None:
 
 
 def end_helper(state: StudyState, helper: Job, device: Device, ended: Ended, now: float) -> None:
-    """Handle the end of a helper. Its failure is none of a trial: the leader goes on with the others."""
+    """Handle the end of a helper. Its failure is none of a trial: the leader continues with the others."""
     if ended.outcome is not Outcome.FINISHED or helper.id not in state.running.dismissed:
         state.tracker.end_helper(helper, device, ended.outcome)
     state.running.dismissed.discard(helper.id)

@@ -254,7 +254,7 @@ class TrialTable:
         self._set_paused(numbers, user)
 
     def release(self, numbers: Collection[int]) -> None:
-        """Let paused trials go on."""
+        """Let paused trials continue."""
         self.paused.difference_update(numbers)
         self._set_paused(numbers, "")
 

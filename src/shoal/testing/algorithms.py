@@ -219,7 +219,7 @@ def check_stop_rules(make: Callable[[], Algorithm], space: Space, *, synchronous
 
 
 def check_constraints(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
-    """A study with constraints ends by the rules, and goes on after a replay, unless the algorithm refuses them."""
+    """A study with constraints ends by the rules, and continues after a replay, unless the algorithm refuses them."""
     try:
         _bound(make, space, constraints=_BOUNDS)
     except AlgorithmError:
@@ -228,7 +228,7 @@ def check_constraints(make: Callable[[], Algorithm], space: Space, *, synchronou
 
 
 def check_earlier(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
-    """A study that begins with trials of earlier ones ends by the rules, and goes on after a replay."""
+    """A study that begins with trials of earlier ones ends by the rules, and continues after a replay."""
     budgets = make().modelled_budgets
     earlier = []
     for number in range(_EARLIER_TRIALS):
@@ -239,7 +239,7 @@ def check_earlier(make: Callable[[], Algorithm], space: Space, *, synchronous: b
 
 
 def check_several_metrics(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
-    """A study of two metrics ends by the rules, and goes on after a replay; or the algorithm refuses two."""
+    """A study of two metrics ends by the rules, and continues after a replay; or the algorithm refuses two."""
     if make().takes_several_metrics:
         _check_resumable(lambda: _bound(make, space, metric=[_METRIC, _COST], mode=["min", "max"]), synchronous)
         return

@@ -25,7 +25,7 @@ def best_bytes(model: nn.Module, of_best: EpochOrder) -> int:
 class BestEpoch:
     """The best epoch of a trial so far.
 
-    Its weights are copied when it ends, and written with the next checkpoint. A trial that goes on from a checkpoint
+    Its weights are copied when it ends, and written with the next checkpoint. A trial that continues from a checkpoint
     computes later ones again, so that a crash changes nothing.
 
     Args:

@@ -3,7 +3,7 @@
 A checkpoint loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`, and "config" in it says which model
 to build; the optimizer's state is in a file beside it. If one differs from its checksum, the previous one is used; see
 also `checkpoint_paths`. A snapshot of the tensors is copied to the host, where those of a GPU share buckets, so that it
-takes few copies and no wait; a thread writes it while training goes on.
+takes few copies and no wait; a thread writes it while training continues.
 """
 
 import io
@@ -182,7 +182,7 @@ def metrics_of(reports: Sequence[Report]) -> tuple[tuple[int, dict[str, float]],
 
 @dataclass(frozen=True)
 class CheckpointSnapshot:
-    """Contents of a checkpoint's files, which stay the same while training goes on.
+    """Contents of a checkpoint's files, which stay the same while training continues.
 
     Args:
         stem: Beginning of the names of its files.
@@ -329,7 +329,7 @@ def _write_file(target: Path, stem: str, content: Any, suffix: str) -> Path:
 
 def _delete_others(directory: Path, taken: CheckpointSnapshot, written: Sequence[Path]) -> None:
     """Delete what `write` says. Files of the same or a later step that were not written are of a training that this
-    trial did not go on from, or damaged.
+    trial did not continue from, or damaged.
     """
     present, states = checkpoint_files(directory, taken.trial), state_files(directory, taken.trial)
     stems = {path.name[:13] for path in states}

@@ -1,6 +1,6 @@
 """Paths and names of checkpoint files; imports no torch.
 
-A checkpoint of a trial is its weights, `checkpoints/<trial>/<epoch>-<step>-<crc32>.pt`, and what else training goes on
+A checkpoint of a trial is its weights, `checkpoints/<trial>/<epoch>-<step>-<crc32>.pt`, and what training resumes
 from, `<epoch>-<step>-<crc32>.state`, which is there before the weights. The two newest checkpoints are kept, and the
 weights of the best epoch. Checkpoints of a program are directories, `checkpoints/<trial>/<epoch>-000000-files`.
 """
@@ -161,7 +161,7 @@ def copy_checkpoint(directory: Path, trial: Trial) -> None:
     source = next((x for x in there if x.name.startswith(begins)), None)
     states = [path for path in state_files(directory, origin.trial) if path.name.startswith(begins)]
     if source is not None and not source.is_dir() and not states and not trial.is_added:
-        source = None  # weights of the best epoch alone: an algorithm's trial goes on with the optimizer's state
+        source = None  # weights of the best epoch alone: an algorithm's trial continues with the optimizer's state
     live = checkpoint_directory(directory, origin.trial) / "live"
     if source is None and live.exists():
         why = (
@@ -170,12 +170,12 @@ def copy_checkpoint(directory: Path, trial: Trial) -> None:
             else "it keeps none; let it save its state in shoal.checkpoint() before each report, and begin with it"
         )
         raise CheckpointError(
-            f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, which has no copy "
+            f"trial {trial.number} was to start from trial {origin.trial} at epoch {origin.epoch}, which has no copy "
             f"of its files: {why}"
         )
     if source is None:
         raise CheckpointError(
-            f"trial {trial.number} was to go on from trial {origin.trial} at epoch {origin.epoch}, whose checkpoint is "
+            f"trial {trial.number} was to start from trial {origin.trial} at epoch {origin.epoch}, whose checkpoint is "
             f"gone from {checkpoint_directory(directory, origin.trial)}"
         )
     target = make_checkpoint_directory(directory, trial.number) / source.name
@@ -192,7 +192,7 @@ def copy_checkpoint(directory: Path, trial: Trial) -> None:
 def delete_checkpoints(directory: Path, trial: int, *, weights: bool) -> None:
     """Delete the state files of a trial; with `weights` also its weights, and all that a program has kept.
 
-    The state goes last, as weights without it are those of a best epoch, which no training goes on from.
+    The state goes last, as weights without it are those of a best epoch, which no training continues from.
     """
     if weights:
         for path in checkpoint_files(directory, trial):

@@ -267,7 +267,7 @@ class Trainer:
         """If trials have just left the only lane, wait a short time for others to join.
 
         None is yielded once the checkpoints of those that have left may be on the disk, so that their reports are sent.
-        If these are not written by then, training goes on.
+        If these are not written by then, training continues.
         """
         if len(self._lanes) != 1 or not self._lanes[0].join_wait:
             return

@@ -39,7 +39,7 @@ class MixedEpochsError(Exception):
 
 
 class StepRefusedError(Exception):
-    """A step did what this stepper does not support; the trials go on from their checkpoints in plain PyTorch.
+    """A step did what this stepper does not support; the trials continue from their checkpoints in plain PyTorch.
 
     `trial` is the number of a trial that cannot draw its own random numbers even when it trains alone, else None.
     """

@@ -223,7 +223,7 @@ class TrialRuntime:
                 optimizer._opt_called = True  # type: ignore[attr-defined]
             if not hasattr(optimizer, "load_state_dict"):
                 raise TaskError(
-                    f"trial {self.trial.number} cannot go on from its checkpoint: the task's `optimizer` returns "
+                    f"trial {self.trial.number} cannot continue from its checkpoint: the task's `optimizer` returns "
                     f"{type(optimizer).__name__}, which has no `load_state_dict`"
                 )
 
@@ -240,14 +240,14 @@ class TrialRuntime:
         if state is None:
             if (origin := self.trial.origin) is not None:
                 raise CheckpointError(
-                    f"trial {self.trial.number} goes on from trial {origin.trial} at epoch {origin.epoch}, and "
+                    f"trial {self.trial.number} continues from trial {origin.trial} at epoch {origin.epoch}, and "
                     f"{checkpoint_directory(directory, self.trial.number)} has no intact checkpoint; on a network file "
                     "system it may not be visible yet, and the job is tried again"
                 )
             return
         own = state.trial == self.trial.number
         if state.lost:
-            begins = "begins anew" if own else "goes on without that"
+            begins = "begins anew" if own else "continues without that"
             _log.warning("trial %d %s: its checkpoint lacks %s", self.trial.number, begins, state.lost)
             if own:
                 return
@@ -262,7 +262,7 @@ class TrialRuntime:
                 raise UnusableTaskError(mismatch_message("model", state, error)) from error
             raise
         if state.optimizer is None:
-            _log.warning("trial %d goes on from weights without an optimizer's state", self.trial.number)
+            _log.warning("trial %d continues from weights without an optimizer's state", self.trial.number)
         elif own:
             try:
                 _load_state(self.optimizer, state.optimizer)

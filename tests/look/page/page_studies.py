@@ -125,7 +125,7 @@ def halving_study(directory: Path, metric: str = "valid_loss") -> None:
                 clock.now += 1
                 loss = scale * (0.1 * (number + 1) + 0.5 / epoch)
                 state = TrialState.RUNNING if epoch < last else HALVING_ENDS.get(number, TrialState.STOPPED)
-                reason = f"rank {number} of 24 at epoch {epoch}; only the best third goes on" * (
+                reason = f"rank {number} of 24 at epoch {epoch}; only the best third continues" * (
                     state is TrialState.STOPPED
                 )
                 journal.record_reports("job-00001", [Report(number, epoch, {metric: loss}, 1.0, state, reason)])

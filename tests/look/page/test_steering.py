@@ -66,7 +66,7 @@ def finished(process: subprocess.Popen[str]) -> None:
 
 
 def reached(tab: Any, directory: Path, condition: Callable[[list[Intervention], dict[int, TrialRow]], bool]) -> None:
-    """Wait until the journal says so; the tab goes on meanwhile."""
+    """Wait until the journal says so; the tab continues meanwhile."""
     for _ in range(600):
         with JournalView.read(directory) as journal:
             requests, trials = journal.interventions(), {row.number: row for row in journal.trials()}

@@ -83,7 +83,7 @@ CASES = {
         {"a": "cuda:1"},
         {},
     ),
-    "it goes on until then": (BOTH, [on_fast(20), replace(job("a", ask(10)), since=-89.0)], {}, {"a": WORDS}),
+    "it continues until then": (BOTH, [on_fast(20), replace(job("a", ask(10)), since=-89.0)], {}, {"a": WORDS}),
     "a suspended job waits, too": (
         BOTH,
         [on_fast(20), replace(job("a", ask(10)), state=JobState.SUSPENDED, home="cuda:1")],

@@ -263,7 +263,7 @@ def test_every_trial_of_a_search_equals_a_plain_loop(
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     study = search(TASKS[name], tmp_path)
     epochs = [row.epoch for row in study.trials]
-    assert min(epochs) < max(epochs), "some are promoted, and go on"
+    assert min(epochs) < max(epochs), "some are promoted, and continue"
     for row in study.trials:
         assert row.metrics["valid_loss"] == pytest.approx(
             Plain(TASKS[name], row.trial).losses(row.epoch)[-1], rel=1e-9, abs=0

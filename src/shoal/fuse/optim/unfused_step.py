@@ -214,7 +214,7 @@ class MemberLoop:
             except Exception as error:
                 error.add_note(
                     f"raised by the optimizer of member {b}; the members before {b} have been updated, member {b} and "
-                    f"those after it may not have been: go on from a checkpoint, without member {b} (`array.select`)"
+                    f"those after it may not have been: continue from a checkpoint, without member {b} (`array.select`)"
                 )
                 raise
             finally:

@@ -45,7 +45,7 @@ def beside_study(directory: Path, wanted: bool) -> Iterator[None]:
             with suppress(OSError):  # nobody reads it
                 print(f"shoal: the page is at {address}", file=sys.stderr, flush=True)
         else:
-            _log.warning("the page cannot be served (exit status %s); the study goes on without it", process.wait())
+            _log.warning("the page cannot be served (exit status %s); the study continues without it", process.wait())
         try:
             yield
         finally:

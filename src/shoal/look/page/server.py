@@ -63,7 +63,7 @@ def serve(
     with bound, suppress(KeyboardInterrupt):  # the usual end
         asyncio.run(_serve(page, bound, lambda: announce(address), parent))
     if page.failed:
-        raise ShoalError(f"the page of {root} has ended by the error above; studies go on without it")
+        raise ShoalError(f"the page of {root} has ended by the error above; studies continue without it")
 
 
 async def _serve(page: "PageServer", bound: socket.socket, begun: Callable[[], None], parent: int | None) -> None:

@@ -51,7 +51,7 @@ def capturing_pays(
         step_seconds: Measured seconds of one step that is not captured in this way.
         later: Number of steps -> expected number of later arrays of this size with as many steps.
         compiled_before: Whether the machine has compiled this step before, so that the code is only reloaded.
-        ahead: Whether another process compiles it while steps go on, so that it costs tracing the step twice.
+        ahead: Whether another process compiles it while steps continue, so that it costs tracing the step twice.
     """
     share = 1 - 1 / _captured_gain(how, profile, members)
     saved = step_seconds * share

@@ -89,7 +89,7 @@ class Slurm(Ray):
     are kept for the next study of the process. With options of `sbatch` the back end asks for nodes one by one, uses
     them as they come, and asks for others in place of those that it loses. Then a study begins without a node.
 
-    A node that Slurm warns of its end, as by `--signal=B:TERM@120`, is left: its jobs are saved and go on elsewhere.
+    A node that Slurm warns of its end, as by `--signal=B:TERM@120`, is left: its jobs are saved and continue elsewhere.
     """
 
     _sbatch: ClassVar[str | None] = None
@@ -258,7 +258,7 @@ class Slurm(Ray):
                     raise
                 if str(error) != self._refusal:
                     self._refusal = str(error)
-                    _log.warning("%s; the study goes on with the nodes that it has, and asks again", error)
+                    _log.warning("%s; the study continues with the nodes that it has, and asks again", error)
                 return
         self._refusal = ""
 

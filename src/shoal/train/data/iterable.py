@@ -100,8 +100,8 @@ class IterableReader:
         if position > 0 and not self._warned:
             self._warned = True
             _log.warning(
-                "%s is iterable: %d samples are read and dropped to reach the place at which trials go on, as whenever "
-                "trials go on at a place that no iterator of this process is at",
+                "%s is iterable: %d samples are read and dropped to reach the place where trials continue, as whenever "
+                "trials continue at a place that no iterator of this process is at",
                 self._label,
                 position,
             )

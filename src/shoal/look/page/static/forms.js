@@ -123,7 +123,7 @@ export function addDeviceButton(study) {
 export function drainButton(study, device) {
   if (frozen) return null;
   const verb = device.healthy ? "remove devices" : "add devices", title = device.healthy ? "Drain" : "Add";
-  const consequence = device.healthy ? "Its jobs save their trials and stop, and it gets no more. The trials go on elsewhere." : "Trials that wait are placed on it again.";
+  const consequence = device.healthy ? "Its jobs save their trials and stop, and it gets no more. The trials continue elsewhere." : "Trials that wait are placed on it again.";
   return el("button", { type: "button", class: "little", "data-verb": verb, "data-device": device.device, onclick: async () => {
     if (await asks(`${title} ${device.device}?`, el("p", {}, consequence), title)) await submit(study, { verb, devices: [device.device] });
   } }, title);

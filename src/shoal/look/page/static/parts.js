@@ -58,9 +58,9 @@ export function say(text) {
 
 const QUESTIONS = {
   "pause": ["Pause", "It saves its state and leaves its job at the next step; a job that compiles does so afterwards. Trials that must be compared with it wait."],
-  "resume": ["Resume", "It goes on from where it stopped."],
-  "stop": ["Stop", "It ends for good at its next step, after compiling where its job compiles. Its reports count; the algorithm goes on as if it had failed."],
-  "retry": ["Retry", "It goes on from its newest checkpoint, or begins anew."],
+  "resume": ["Resume", "It continues from where it stopped."],
+  "stop": ["Stop", "It ends for good at its next step, after compiling where its job compiles. Its reports count; the algorithm continues as if it had failed."],
+  "retry": ["Retry", "It continues from its newest checkpoint, or begins anew."],
   "pause study": ["Pause the study", "All jobs save their trials at their next step, those that compile afterwards. The devices are free until the study is resumed."],
   "resume study": ["Resume the study", "Waiting trials are started again."],
   "end study": ["End the study", "All jobs save their trials at their next step, those that compile afterwards. Open trials are stopped for good, and no trial is proposed again."],
