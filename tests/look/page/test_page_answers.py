@@ -130,7 +130,7 @@ def test_one_bad_trial_does_not_squash_the_others_and_is_marked(tab) -> None:
     go(tab, "halving", "curves")
     note = tab.inner_text(".beyond")
     assert note.startswith("Values beyond the chart are marked at its edge (")
-    assert "up to 290000" in note
+    assert "as far as 290000" in note
     bounds = "import('/chart.js').then(({bounds}) => bounds(%s, %s, %s, %s))"
     many = [[[], [0.1 * step for step in range(1, 20)]], [[], [1e6]]]
     low, high = tab.evaluate(bounds % (many, [], "false", "'min'"))

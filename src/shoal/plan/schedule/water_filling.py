@@ -21,7 +21,7 @@ __all__ = ["WaterFilling", "due_widths", "fill_up"]
 class WaterFilling(Policy):
     """Fluid's water-filling: the more work a trial has left, the more devices it gets, from 1/c of one up to d.
 
-    1. A job is suspended that was let in beside others beyond c, where its sharing costs more than waiting.
+    1. A job admitted beyond c is suspended if sharing costs it more than waiting.
     2. StaticFluid places the waiting jobs of each TrialGroup on idle resources, the oldest group first. Jobs without a
        group that run on the same kinds of devices are one group.
     3. DynamicFluid gives all jobs their due widths on the whole cluster, where that is worth a resize. It takes devices

@@ -113,7 +113,7 @@ function beyond(shown, [low, high]) {
     if (outside.length) count++;
     for (const value of outside) if (far === null || Math.abs(value - middle) > Math.abs(far - middle)) far = value;
   }
-  return count ? `Values beyond the chart are marked at its edge (${plural(count, "curve")}, up to ${number(far)}).` : "";
+  return count ? `Values beyond the chart are marked at its edge (${plural(count, "curve")}, as far as ${number(far)}).` : "";
 }
 
 // A chart that is drawn anew by `update`. `read()` returns {curves, best, names, xLabel, yLabel, logY, logX, step, better,
