@@ -241,7 +241,7 @@ class TrialRow:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What a user can request for it: "pause", "resume", "stop", "retry". A trial that its algorithm holds is at
+        """Requests that users can make: "pause", "resume", "stop", "retry". A trial that its algorithm holds is at
         the end of its budget, where a pause changes nothing yet.
         """
         if self.state is TrialState.FAILED:

@@ -154,9 +154,7 @@ def script_source(defined: type | FunctionType) -> dict[str, str | None]:
 def _functions(cls: type) -> Iterator[FunctionType]:
     """Yield the methods and properties of a class."""
     for value in vars(cls).values():
-        function = getattr(value, "fget", None) or getattr(
-            value, "__func__", value
-        )  # of a property, of a static method
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)  # of a property, a static method
         if isinstance(function, FunctionType):
             yield function
 

@@ -1,4 +1,4 @@
-"""What `save_pretrained` does not write of a trained model, so that `from_pretrained` returns another one."""
+"""Losses of `save_pretrained`: parts of a trained model that `from_pretrained` does not return."""
 
 import pickletools
 import re

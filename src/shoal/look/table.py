@@ -56,6 +56,7 @@ from shoal.look.text import (
 
 __all__ = [
     "best_table",
+    "reasons_json",
     "savings_json",
     "snapshot_json",
     "status_table",
@@ -348,8 +349,8 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "finished": snapshot.finished,
         "trials": {state_name(state, snapshot.pid is not None): count for state, count in snapshot.states.items()},
         "status": state_counts(snapshot),
-        "waiting": _reasons_json(snapshot.waiting),
-        "waiting_for_others": _reasons_json(snapshot.waiting_for_others),
+        "waiting": reasons_json(snapshot.waiting),
+        "waiting_for_others": reasons_json(snapshot.waiting_for_others),
         "best": snapshot.best and _best_json(snapshot.best),
         **several,
         "constraints": list(snapshot.constraints),
@@ -421,8 +422,9 @@ def _best_json(best: Best) -> dict[str, Any]:
     return {"trial": best.trial, "config": dict(best.config), "value": value, "epoch": best.epoch, "last": last}
 
 
-def _reasons_json(reasons: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    return {reason: {"count": len(numbers), "first": list(numbers[:_MAX_NAMED])} for reason, numbers in reasons.items()}
+def reasons_json(reasons: Mapping[str, Sequence[int]], most: int = _MAX_NAMED) -> dict[str, Any]:
+    """Return reason -> number of its trials, and the first ones, at most `most`."""
+    return {reason: {"count": len(numbers), "first": list(numbers[:most])} for reason, numbers in reasons.items()}
 
 
 def _waiting_lines(snapshot: Snapshot) -> list[str]:

@@ -263,7 +263,7 @@ def timeout_text(snapshot: Snapshot) -> str:
 
 
 def savings_text(found: Savings, unit: str) -> str:
-    """What fusing and packing gained, and of what, on a line: "faster by 4.4 s, less 5.5 s of measuring: no net gain";
+    """The gain of fusing and packing, and its base, on a line: "faster by 4.4 s, less 5.5 s of measuring: no net gain";
     for `unit` see `Snapshot`. The rounded times add up: two of them are calculated from the others.
     """
     exact = found.alone < _EXACT_SECONDS

@@ -23,7 +23,7 @@ from shoal.look.grid import grid_json, study_grid
 from shoal.look.importance import eta_squared
 from shoal.look.overview import Bar, Overview, by_key, failed_job_json, overview, overview_json
 from shoal.look.snapshot import Snapshot, snapshot, trial_verdicts
-from shoal.look.table import snapshot_json
+from shoal.look.table import reasons_json, snapshot_json
 from shoal.look.text import (
     best_text,
     duration_text,
@@ -73,6 +73,8 @@ def _finite(value: Any) -> Any:
 
 MAX_POINTS = 60_000
 """Most points of all curves of a metric; of longer curves every second, third ... epoch is sent."""
+_MAX_NAMED = 12
+"""Most trials that are named for a reason of waiting."""
 _MAX_REQUESTS = 200
 """Most requests of users that are shown, the newest."""
 _MAX_FAILURES = 200
@@ -94,8 +96,8 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
     policy = journal.policy
     return shown | {
         "states": {state_name(state, found.pid is not None): count for state, count in found.states.items() if count},
-        "waiting": _reasons(found.waiting),
-        "waiting_for_others": _reasons(found.waiting_for_others),
+        "waiting": reasons_json(found.waiting, _MAX_NAMED),
+        "waiting_for_others": reasons_json(found.waiting_for_others, _MAX_NAMED),
         "unit": found.unit,
         "constants": list(found.constants),
         "text": {
@@ -117,11 +119,6 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
         ],
         "ended": _has_ended(journal, found),
     }
-
-
-def _reasons(reasons: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Reason -> number of its trials, and the first ones."""
-    return {reason: {"count": len(some), "first": list(some[:12])} for reason, some in reasons.items()}
 
 
 def _has_ended(journal: JournalView, found: Snapshot) -> bool:
@@ -226,7 +223,7 @@ def curves_view(directory: Path, metric: str) -> dict[str, Any]:
 
 
 def overview_view(directory: Path, now: float) -> dict[str, Any]:
-    """What a study did with its devices: use, jobs, failures, time by activity, and measured use."""
+    """Return the use of a study's devices: jobs, failures, time by activity, and measured use."""
     with JournalView.read(directory) as journal:
         study = overview(journal, now)
         spent = account(journal, study.elapsed, study.bars)
