@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, update_wrapper
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from operator import is_
 from typing import Any
 
@@ -269,7 +269,8 @@ class ForwardReuse:
     In the first batch of passes 1, 4, 16, ... over the validation set the model is called each time. A method may then
     use the output of `loss` if each of the two called the model once, with the same arguments and the same attributes
     of the model, and both outputs were equal. In other batches it gets that output if arguments and attributes are the
-    same again, and nothing was changed in place. Models with hooks, or with a `__call__` of their own, are always
+    same again, and nothing was changed in place; arguments on the host may also be other tensors with the same values.
+    Models with hooks, or with a `__call__` of their own, are always
     called.
 
     Calls are intercepted by a `__call__` of the model's class, so user code that copies or saves the model, or reads
@@ -380,7 +381,7 @@ class _State:
         self._dicts = [*modules, *(table for table in tables if isinstance(table, dict))]
         self._sequences = [table for table in tables if not isinstance(table, dict)]
         registered = [each for held in modules for name in ("_parameters", "_buffers") for each in held[name].values()]
-        wholes = [each.whole if isinstance(each, Stacked) else each for each in registered if each is not None]
+        wholes = [_data_of(each) for each in registered if each is not None]
         self._tensors = [each for each in wholes if not each.is_inference()]
         self._modules = modules
 
@@ -416,14 +417,33 @@ def _versions(leaves: Iterable[Any]) -> _VersionedLeaves:
     return [(leaf, _version_of(leaf)) for leaf in leaves]
 
 
+def _data_of(leaf: Any) -> Any:
+    return leaf.whole if isinstance(leaf, Stacked) else leaf
+
+
 def _version_of(leaf: Any) -> int:
-    data = leaf.whole if isinstance(leaf, Stacked) else leaf
+    data = _data_of(leaf)
     return data._version if isinstance(data, Tensor) and not data.is_inference() else 0
 
 
 def _unchanged(before: _VersionedLeaves, now: _VersionedLeaves) -> bool:
-    return len(before) == len(now) and all(_same(a, b) and m == n for (a, m), (b, n) in zip(before, now, strict=True))
+    return len(before) == len(now) and all(starmap(_same, zip(before, now, strict=True)))
 
 
-def _same(a: Any, b: Any) -> bool:
-    return a is b or (type(a) in _PLAIN and type(a) is type(b) and bool(a == b))
+def _same(before: tuple[Any, int], now: tuple[Any, int]) -> bool:
+    """Whether a leaf is the same unchanged object, or a tensor of the host with the same values, such as a mask that
+    each method computes from the batch."""
+    (a, version), (b, _) = before, now
+    if a is b:
+        return before[1] == now[1]
+    if type(a) is not type(b):
+        return False
+    ours, theirs = _data_of(a), _data_of(b)
+    if not isinstance(ours, Tensor):
+        return type(a) in _PLAIN and bool(a == b)
+    if ours.device.type != "cpu" or theirs.device.type != "cpu" or ours.is_inference() or ours._version != version:
+        return False
+    alike = (
+        ours.dtype == theirs.dtype and ours.stride() == theirs.stride() and ours.requires_grad == theirs.requires_grad
+    )
+    return alike and torch.equal(ours, theirs)

@@ -323,7 +323,8 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
     member = max(single.bytes, copied_bytes(lone))
     single.batches = batches = list(bench.batches())
     times = _clock_times()
-    price = STEPS_PER_MEMBER * choose_fastest({1: single.step}, SINGLE_RULES).seconds[1]
+    alone_seconds = choose_fastest({1: single.step}, SINGLE_RULES).seconds[1]
+    price = STEPS_PER_MEMBER * alone_seconds
     work = price / STEPS_PER_MEMBER * bench.plan.epoch_steps * bench.array.expected_epochs
     budget = _MeasuringBudget(price, member, max(free_seconds, _affordable(device, work)), memory / 2 - member)
     runs, too_expensive = {1: single}, False
@@ -338,7 +339,9 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
     together, optimizer_class = runs[max(runs)].stepper.runtimes, type(lone.optimizer)
     others = _single_members(bench, together, optimizer_class, budget, batches)
     steps = {each: run.step for each, run in (*runs.items(), *others.items())}
-    taken = choose_fastest(steps, LOCKSTEP_RULES if bench.train.lockstep else INTERLEAVED_RULES).seconds
+    taken = {1: alone_seconds}
+    if len(steps) > 1:
+        taken = choose_fastest(steps, LOCKSTEP_RULES if bench.train.lockstep else INTERLEAVED_RULES).seconds
     cpu, wall, delayed = (end - start for end, start in zip(_clock_times(), times, strict=True))
     if {4, 16} <= runs.keys():
         further = EXTRA_LARGE_SIZE if taken[16] / 16 < taken[4] / 4 else EXTRA_SMALL_SIZE
