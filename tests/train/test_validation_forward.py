@@ -75,6 +75,13 @@ def changed_output(model: nn.Module) -> Tensor:
     return model(X).zero_()
 
 
+def changed_input(model: nn.Module) -> Tensor:
+    given = X.clone()
+    found = model(given)
+    given.zero_()
+    return found
+
+
 def pruned_copy(model: nn.Module) -> Tensor:
     copied = copy.deepcopy(model)
     copied.linear.weight.zero_()
@@ -98,7 +105,9 @@ def hooked(model: nn.Module) -> Tensor:
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "the same call": (lambda m: m(X), lambda m: m(X), 1 + BATCHES),
-    "equal inputs that are not the same": (lambda m: m(X), lambda m: m(X.clone()), 2 * BATCHES),
+    "equal inputs that are not the same": (lambda m: m(X), lambda m: m(X.clone()), 1 + BATCHES),
+    "other inputs": (lambda m: m(X), lambda m: m(X + 1), 2 * BATCHES),
+    "an input changed after the call": (changed_input, lambda m: m(torch.zeros_like(X)), 2 * BATCHES),
     "another setting": (lambda m: m(X), lambda m: m(X, scale=2.0), 2 * BATCHES),
     "the value of another keyword": (lambda m: m(X, head="a"), lambda m: m(X, other="a"), 2 * BATCHES),
     "another head": (lambda m: m(X, head="a"), lambda m: m(X, head="b"), 2 * BATCHES),

@@ -44,8 +44,7 @@ _log = logging.getLogger("shoal.train")
 SINGLE_RULES = RaceRules(min_runs=3, max_runs=3)
 
 INTERLEAVED_RULES = RaceRules(min_runs=3, max_runs=9, enough_seconds=1.0, drop_ratio=inf)
-"""Rules for timing several sizes in turns, in bursts as in training, since the first step after one of another size
-finds cold caches. Of long steps, which vary little, three suffice."""
+"""Rules for timing several sizes in turns, in bursts as in training. Of long steps, which vary little, three suffice."""
 
 LOCKSTEP_RULES = replace(INTERLEAVED_RULES, burst=1)
 """Rules for data that lanes share in lockstep. In training, no step follows another one of its own lane, so each finds
@@ -79,8 +78,7 @@ MIXED_EPOCH_STEPS = 4
 """Number of timed steps with members at different epochs. The first one does not count."""
 
 EXTRA_SMALL_SIZE, EXTRA_LARGE_SIZE = 8, 32
-"""One extra size, if the budget allows: the large one if the largest of `SIZES` was the fastest per member, else the
-small one."""
+"""One extra size, if the budget allows: the large one if 16 members were faster per member than 4, else the small one."""
 
 
 def measure(
@@ -323,9 +321,9 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
     member = max(single.bytes, copied_bytes(lone))
     single.batches = batches = list(bench.batches())
     times = _clock_times()
-    alone_seconds = choose_fastest({1: single.step}, SINGLE_RULES).seconds[1]
-    price = STEPS_PER_MEMBER * alone_seconds
-    work = price / STEPS_PER_MEMBER * bench.plan.epoch_steps * bench.array.expected_epochs
+    taken: dict[Any, float] = {**choose_fastest({1: single.step}, SINGLE_RULES).seconds}
+    price = STEPS_PER_MEMBER * taken[1]
+    work = taken[1] * bench.plan.epoch_steps * bench.array.expected_epochs
     budget = _MeasuringBudget(price, member, max(free_seconds, _affordable(device, work)), memory / 2 - member)
     runs, too_expensive = {1: single}, False
     sizes = sorted({min(size, len(bench.array.members)) for size in SIZES} - {1})
@@ -339,9 +337,8 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, memory: int, free_seconds: f
     together, optimizer_class = runs[max(runs)].stepper.runtimes, type(lone.optimizer)
     others = _single_members(bench, together, optimizer_class, budget, batches)
     steps = {each: run.step for each, run in (*runs.items(), *others.items())}
-    taken = {1: alone_seconds}
     if len(steps) > 1:
-        taken = choose_fastest(steps, LOCKSTEP_RULES if bench.train.lockstep else INTERLEAVED_RULES).seconds
+        taken |= choose_fastest(steps, LOCKSTEP_RULES if bench.train.lockstep else INTERLEAVED_RULES).seconds
     cpu, wall, delayed = (end - start for end, start in zip(_clock_times(), times, strict=True))
     if {4, 16} <= runs.keys():
         further = EXTRA_LARGE_SIZE if taken[16] / 16 < taken[4] / 4 else EXTRA_SMALL_SIZE
