@@ -44,7 +44,7 @@ _log = logging.getLogger("shoal.train")
 SINGLE_RULES = RaceRules(min_runs=3, max_runs=3)
 
 INTERLEAVED_RULES = RaceRules(min_runs=3, max_runs=9, enough_seconds=1.0, drop_ratio=inf)
-"""Rules for timing several sizes in turns, in bursts as in training. Of long steps, which vary little, three suffice."""
+"""Rules for timing several sizes in turns, in bursts as in training. Of long steps, which vary little, 3 suffice."""
 
 LOCKSTEP_RULES = replace(INTERLEAVED_RULES, burst=1)
 """Rules for data that lanes share in lockstep. In training, no step follows another one of its own lane, so each finds
@@ -78,7 +78,7 @@ MIXED_EPOCH_STEPS = 4
 """Number of timed steps with members at different epochs. The first one does not count."""
 
 EXTRA_SMALL_SIZE, EXTRA_LARGE_SIZE = 8, 32
-"""One extra size, if the budget allows: the large one if 16 members were faster per member than 4, else the small one."""
+"""One extra size, if the budget allows: the large one if 16 members were faster each than 4, else the small one."""
 
 
 def measure(
