@@ -16,7 +16,7 @@ VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms jo
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
 .PHONY: demo test test-thorough test-steps test-thorough-steps format lint types docs docs-check tests \
-	tests-thorough benchmarks-quick benchmarks-thorough gpu gpu-dry-run versions wheel shape clean
+	tests-thorough benchmarks benchmarks-quick benchmarks-thorough gpu gpu-dry-run versions wheel shape clean
 
 demo: $(DEMO_READY)  ## a first search of handwritten digits, then a larger one by Shoal and by two plain ways in turn
 	@$(DEMO)/bin/python benchmarks/demo.py
@@ -79,6 +79,9 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/nodes.py --quick
 	$(BIN)/python benchmarks/device_chaos.py --backend ray --quick
 	$(BIN)/python benchmarks/groups.py --live --quick
+
+benchmarks: $(READY)  ## every experiment of the papers, and every rival; continues after a kill. AGAIN=1: on another day
+	@$(BIN)/python tools/benchmarks.py $(if $(AGAIN),--again)
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.
 gpu:  ## measurements and tests that need an NVIDIA GPU, in at most 40 minutes; without a GPU it says so

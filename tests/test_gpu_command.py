@@ -31,6 +31,7 @@ def loaded() -> ModuleType:
 
 
 gpu = loaded()
+session = importlib.import_module("session")
 MACHINE = {
     "device": "NVIDIA H100", "devices": 1, "gib": 79.2, "driver": "580.1", "cuda": "13.0",
     "torch": "2.11.0", "python": "3.12.3",
@@ -41,7 +42,7 @@ PRINTS = "print('0.5 ms'); print('{\"figures\": {}, \"missed\": []}')"
 
 def measurement(name: str, code: str = PRINTS, *, least: int = 0, most: int = 60, needs: tuple[str, ...] = ()) -> Any:
     command = ("-c", code)
-    return gpu.Measurement(name, name.title(), least, most, command, command, ("code.py",), needs)
+    return session.Measurement(name, name.title(), least, most, command, command, ("code.py",), needs)
 
 
 def logs(path: Path, name: str) -> str:
@@ -56,7 +57,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     docs.mkdir(parents=True)
     (docs / "gpu.md").write_text(PAGE)
     (tmp_path / "code.py").write_text("first = 1\n")
-    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(session, "ROOT", tmp_path)
     monkeypatch.setattr(gpu, "DOCS", docs)
     monkeypatch.setenv("CIFAR10", "somewhere")
     monkeypatch.delenv("OUT", raising=False)
@@ -70,8 +71,9 @@ def run(measurements: Iterable[Any], *, minutes: float = 5, look: Callable[[], A
 def run_with_one_second_left(tree: Path, each: Any) -> int:
     """Take one measurement that is allowed more time than is left."""
     moments = iter([0.0, 59.0])
-    session = gpu.Session([each], [], tree / "docs" / "benchmarks" / "gpu", tree / "page", dict, lambda: next(moments))
-    return session.run(1, MACHINE, {}, toy=False)
+    folder = tree / "docs" / "benchmarks" / "gpu"
+    one = session.Session([each], [], folder, lambda results: None, dict, lambda: next(moments))
+    return one.run(1, MACHINE, {}, toy=False)
 
 
 def stored(folder: Path) -> dict[str, Any]:
@@ -140,9 +142,9 @@ def test_what_is_there_is_taken_again_only_after_a_change_of_its_code(tree: Path
 @pytest.mark.usefixtures("tree")
 def test_why_a_measurement_is_taken(change: dict[str, Any], reason: str) -> None:
     each = measurement("one")
-    result = {"outcome": "done", "limit": 60, "code": gpu.code_of(each.code)} | change
-    assert gpu.why(each, result) == reason
-    assert gpu.why(each, None) == "missing"
+    result = {"outcome": "done", "limit": 60, "code": session.code_of(each.code)} | change
+    assert session.why(each, result) == reason
+    assert session.why(each, None) == "missing"
 
 
 def test_none_is_begun_for_which_too_little_time_is_left(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,8 +156,8 @@ def test_none_is_begun_for_which_too_little_time_is_left(tree: Path, capsys: pyt
     ]
     moments = iter([0.0, 10.0, 40.0, 110.0])
     folder = tree / "results"
-    session = gpu.Session(measurements, [], folder, tree / "page.md", dict, lambda: next(moments))
-    assert session.run(2.0, {**MACHINE, "cores": 1, "note": ""}, {}, toy=False) == 0
+    some = session.Session(measurements, [], folder, lambda results: None, dict, lambda: next(moments))
+    assert some.run(2.0, {**MACHINE, "cores": 1, "note": ""}, {}, toy=False) == 0
     assert log.read_text() == "short\ntiny\n"
     assert {name: each["limit"] for name, each in stored(folder).items()} == {"short": 60, "tiny": 10}
     assert "left: long (needs 100 s)" in capsys.readouterr().out
@@ -286,20 +288,20 @@ def test_a_page_without_its_marks_is_refused() -> None:
 def test_the_page_shows_the_results_that_are_there() -> None:
     docs = ROOT / "docs" / "benchmarks"
     text = (docs / "gpu.md").read_text()
-    assert gpu.page(text, gpu.read([docs / "gpu"]), gpu.MEASUREMENTS) == text, "python tools/gpu.py --minutes 0"
+    assert gpu.page(text, session.read([docs / "gpu"]), gpu.MEASUREMENTS) == text, "python tools/gpu.py --minutes 0"
 
 
 def test_the_hash_of_code_is_of_names_and_contents(tree: Path) -> None:
     folder = tree / "package"
     folder.mkdir()
     (folder / "one.py").write_text("1")
-    before = gpu.code_of(("package", "code.py"))
+    before = session.code_of(("package", "code.py"))
     (folder / "one.pyc").write_text("2")
-    assert gpu.code_of(("package/one.py", "code.py", "package")) == before
+    assert session.code_of(("package/one.py", "code.py", "package")) == before
     (folder / "one.py").rename(folder / "two.py")
-    assert gpu.code_of(("package", "code.py")) != before
+    assert session.code_of(("package", "code.py")) != before
     with pytest.raises(FileNotFoundError, match="there is no nothing in"):
-        gpu.code_of(("nothing",))
+        session.code_of(("nothing",))
 
 
 @pytest.mark.parametrize("each", gpu.MEASUREMENTS, ids=lambda each: each.name)
@@ -309,7 +311,9 @@ def test_every_measurement_names_files_that_there_are(each: Any) -> None:
         assert files
         for file in files:
             assert (ROOT / file).is_file()
-            assert file.startswith("tools/") or gpu.code_of((*each.code, file)) == gpu.code_of(each.code), "it counts"
+            assert file.startswith("tools/") or session.code_of((*each.code, file)) == session.code_of(each.code), (
+                "it counts"
+            )
     assert each.least < each.most
 
 

@@ -1,12 +1,9 @@
 """The measurements that `tools/gpu.py` takes, in the order in which it takes them."""
 
-from dataclasses import dataclass
-from importlib.util import find_spec
+from session import Measurement
 
-__all__ = ["MEASUREMENTS", "Measurement"]
+__all__ = ["MEASUREMENTS"]
 
-PACKAGES = {"pynvml": "nvidia-ml-py", "PIL": "pillow"}
-"""Module -> package, where their names differ."""
 CORE = ("torch", "numpy", "cloudpickle", "msgspec", "psutil", "pynvml", "rich")
 TESTS = (*CORE, "pytest", "hypothesis", "typer")
 PICTURES = (*CORE, "PIL")
@@ -19,36 +16,6 @@ SEARCH = (
 """What a search runs."""
 RIVALS = ("benchmarks/models", "benchmarks/rivals")
 SEARCHED = (*SEARCH, *RIVALS, "benchmarks/gpu_search.py", "benchmarks/placed/jobs.py", "benchmarks/packs/pictures.py")
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Something to measure.
-
-    Args:
-        name: of its file.
-        title: on the page.
-        least: seconds, with less than which it is not begun.
-        most: seconds, after which it is killed.
-        command: arguments of Python; "{seconds}" stands for 0.9 of its limit. It prints as its last line one JSON
-            object, whose "missed" lists what was asked for and not reached; its status is then 1.
-        quick: arguments of Python for the dry run.
-        code: files and folders of the tree that it depends on.
-        needs: modules.
-    """
-
-    name: str
-    title: str
-    least: int
-    most: int
-    command: tuple[str, ...]
-    quick: tuple[str, ...]
-    code: tuple[str, ...]
-    needs: tuple[str, ...] = CORE
-
-    def missing(self) -> list[str]:
-        """Packages that it needs and that are not installed."""
-        return [PACKAGES.get(module, module) for module in self.needs if find_spec(module) is None]
 
 
 def _search(

@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
-from gpu import environment_of_measurements, figures_of
+from gpu import environment_of_measurements
 from gpu_measurements import MEASUREMENTS
+from session import figures_of
 
 __all__ = ["main"]
 
