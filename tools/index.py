@@ -77,7 +77,7 @@ def _table(some: Sequence[Experiment], results: Mapping[str, Result]) -> list[st
         lines.append(
             "| " + " | ".join(
                 cell.replace("|", "/") for cell in (
-                    each.title, f"{each.place}: {each.reported}", each.setting,
+                    each.title, ": ".join(filter(None, (each.place, each.reported))) or "–", each.setting,
                     "not measured" if value is None else _number(value, each.unit), ratio, asked,
                     _other_day(each, value, before, result), each.measurement.name,
                 )
