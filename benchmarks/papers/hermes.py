@@ -1,0 +1,145 @@
+"""Hermes (Son et al., Electronics 2021): time-sharing of devices by how fast trials converge."""
+
+from collections.abc import Callable
+from statistics import fmean
+
+from papers.experiment import Experiment, Figures
+from papers.measurement import Measurement
+
+__all__ = ["CURVES", "EXPERIMENTS", "TRAININGS", "missed_of"]
+
+CURVES = Measurement(
+    name="hermes_curves",
+    title="bins of trials on real loss curves, simulated",
+    least=60,
+    most=360,
+    command=("benchmarks/time_sharing.py",),
+    quick=("benchmarks/time_sharing.py", "--quick"),
+    code=("benchmarks/time_sharing.py", "benchmarks/baselines", "scenarios", "src/shoal/plan", "src/shoal/simulate"),
+)
+TRAININGS = Measurement(
+    name="hermes_trainings",
+    title="bins of trainings of four CNNs on one slot",
+    least=360,
+    most=1800,
+    command=("benchmarks/time_sharing.py", "--live"),
+    quick=("benchmarks/time_sharing.py", "--live", "--quick"),
+    code=("benchmarks/time_sharing_live.py", "benchmarks/time_sharing_cnns.py", "benchmarks/baselines", "src/shoal"),
+)
+
+PUBLISHED = {"GoogLeNet": 2.08, "VGG16": 1.92, "VGG19": 4.04, "ResNet50": 3.39}
+"""Mean speed-up of Hermes, over bins of both types."""
+MEAN, TOP_4 = 2.86, 2.68
+GPUS = "four RTX 2080 Ti, ImageNet, bins of 16 jobs, 4 or 12 of them good"
+REPORTED = f"{MEAN} times as fast on average over four CNNs and both types; {GPUS}"
+REPORTED_TOP = f"{TOP_4} times as fast on average; {GPUS}"
+FASTEST = f"Hermes was the fastest of four policies in all but two of eight cases; {GPUS}"
+SIMULATED = "virtual time, loss curves of 8 tasks of TaskSet, 5 bins of 16 trials each on 4 devices; `auto` over `fifo`"
+LIVE = "reduced CNNs on MNIST, bins of 16 trainings of about a second on one slot, quantum 0.2 s; `auto` over `fifo`"
+ORDER = "Hermes does not say over which policies its mean is; this one is over `fifo`, of which the order decides much."
+LATE = "All twelve good trials converge fast; which are the best shows late."
+
+
+def speed_up(kind: str, policy: str = "auto", of: Callable[[list[float]], float] = fmean) -> Callable[[Figures], float]:
+    """The mean over tasks or CNNs, or the least."""
+    return lambda found: of([each[kind][policy] for each in found["speed_up"].values()])
+
+
+def speed_up_on(name: str, policy: str = "auto") -> Callable[[Figures], float]:
+    """The mean of both types, on a task or of a CNN."""
+    return lambda found: fmean(found["speed_up"][name][kind][policy] for kind in ("type 1", "type 2"))
+
+
+def over_rivals(found: Figures) -> float:
+    """The mean over tasks or CNNs of the speed-up of `auto` relative to that of the fastest of the others."""
+    ratios = []
+    for name, kinds in found["speed_up"].items():
+        rates = {policy: speed_up_on(name, policy)(found) for policy in kinds["type 1"]}
+        ratios.append(rates.pop("auto") / max(rates.values()))
+    return fmean(ratios)
+
+
+def missed_of(measurement: Measurement, found: Figures) -> list[str]:
+    """Return the rows of a measurement that miss what is asked."""
+    rows = [(row, row.figure(found)) for row in EXPERIMENTS if row.measurement is measurement]
+    return [f"{x.title}: {value:.3g} {x.unit}, asked {x.asked:g}" for x, value in rows if not x.reached(value)]
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        "Few configurations converge", "section 2.2, Figure 2a",
+        "25 % of 192 configurations of four CNNs get to half of the best loss in 3000 iterations",
+        "8000 recorded trainings of TaskSet: part that gets halfway to the best loss of its task", CURVES,
+        lambda found: 100 * found["converging"]["all"], 25, "at most", "%", 25, 0.01,
+    ),
+    *(
+        Experiment(
+            f"Those that converge are there after {part}", "section 2.2, Figure 2a",
+            f"{percent} % within {steps} of 3000 iterations", f"of these, those halfway after {part} of the training",
+            CURVES, lambda found, part=part: 100 * found["converging"][part], percent, "at least", "%", percent, 0.01,
+            "On half of TaskSet's tasks even good configurations converge slowly.",
+        )
+        for part, percent, steps in (("a sixth", 60, 500), ("a third", 85, 1000))
+    ),
+    Experiment(
+        "Until the good trials are good, 4 of 16", "section 4.2, Figure 5", REPORTED, SIMULATED, CURVES,
+        speed_up("type 1"), 2.4, published=MEAN, noise=0.01,
+    ),
+    Experiment(
+        "Until the good trials are good, 12 of 16", "section 4.2, Figure 5", REPORTED, SIMULATED, CURVES,
+        speed_up("type 2"), 1.18, published=MEAN, noise=0.01,
+    ),
+    *(
+        Experiment(
+            f"Until the good trials are good, {good} of 16, on the worst task", "section 4.2, Figure 5",
+            REPORTED, SIMULATED, CURVES, speed_up(kind, of=min), 1.0, noise=0.01,
+        )
+        for kind, good in (("type 1", 4), ("type 2", 12))
+    ),
+    Experiment(
+        "Until the best four are good, 12 of 16 good", "section 4.2, Figure 6", REPORTED_TOP, SIMULATED, CURVES,
+        speed_up("top 4"), TOP_4, published=TOP_4, noise=0.01, why=LATE,
+    ),
+    Experiment(
+        "The policy of Hermes itself, 4 of 16 good", "section 4.2, Figure 5", REPORTED,
+        SIMULATED.replace("auto", "convergence"), CURVES, speed_up("type 1", "convergence"), 1.0, published=MEAN,
+        noise=0.01, why="The slope of the loss favours trials that start badly.",
+    ),
+    Experiment(
+        "`auto` over the fastest of fifo, round robin, SLAQ and Hermes", "section 4.2, Figure 5", FASTEST, SIMULATED,
+        CURVES, over_rivals, 1.0, noise=0.01,
+    ),
+    *(
+        Experiment(
+            f"Until the good trainings are good, {cnn}", "section 4.2, Figure 5", f"{asked} times as fast; {GPUS}",
+            f"{LIVE}; mean of both types", TRAININGS, speed_up_on(cnn), asked, published=asked, noise=0.2, why=ORDER,
+        )
+        for cnn, asked in PUBLISHED.items()
+    ),
+    Experiment(
+        "Until the best four trainings are good, 12 of 16 good", "section 4.2, Figure 6", REPORTED_TOP,
+        f"{LIVE}; mean of four CNNs", TRAININGS, speed_up("top 4"), TOP_4, published=TOP_4, noise=0.2, why=LATE,
+    ),
+    Experiment(
+        "`auto` over the fastest of fifo, round robin, SLAQ and Hermes, trained", "section 4.2, Figure 5", FASTEST,
+        f"{LIVE}; mean of four CNNs", TRAININGS, over_rivals, 0.95, noise=0.2,
+    ),
+    *(
+        Experiment(
+            f"A suspension and the resumption, {cnn}", "section 4.3, Figure 7",
+            f"{seconds} s: a checkpoint is written and read; RTX 2080 Ti", "the reduced CNN, kept in memory", TRAININGS,
+            lambda found, cnn=cnn: 1000 * found["switch_seconds"][cnn], 30, "at most", "ms", 1000 * seconds, 1.0,
+        )
+        for cnn, seconds in (("GoogLeNet", 0.67), ("VGG19", 1.57))
+    ),
+    *(
+        Experiment(
+            f"A training in another process, {cnn}", "section 4.3, Table 2",
+            f"{percent} % longer than TensorFlow alone, for 1000 steps with batches of 16; RTX 2080 Ti",
+            "the reduced CNN, as many steps: a search of one trial, with its start, over a plain loop", TRAININGS,
+            lambda found, cnn=cnn: 100 * found["overhead"][cnn], 8.7, "at most", "%", percent, 1.0,
+            "The start of a search is a larger part of a training of seconds than of one of minutes.",
+        )
+        for cnn, percent in (("GoogLeNet", 8.7), ("VGG19", 2.1))
+    ),
+)  # fmt: skip
