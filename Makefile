@@ -72,7 +72,6 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/mutations.py --programs 1
 	$(BIN)/python benchmarks/searches.py --quick --searches
 	$(BIN)/python benchmarks/placement.py --quick --mixes "arithmetic + input"
-	$(BIN)/python benchmarks/time_sharing.py --bins 20
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
 	$(BIN)/python benchmarks/groups.py --seeds 3
 	$(BIN)/python benchmarks/regret.py --gains --quick

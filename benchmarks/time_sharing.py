@@ -8,7 +8,7 @@ and SLAQ have three times that; a suspension with its resumption costs 1 s. The 
 trial reaches the target under first in, first out, divided by that under the policy. Of type 2 it is also that of the
 four trials with the lowest losses. Before that comes what Hermes builds on: how many configurations converge, and when.
 
-    python benchmarks/time_sharing.py [--data ../shared/data] [--bins 5] [--quick]
+    python benchmarks/time_sharing.py [--data ../shared/data] [--quick]
     python benchmarks/time_sharing.py --live [--quick]
 
 With `--live`, real trainings take turns on one slot instead; see `time_sharing_live.py`.
@@ -39,7 +39,7 @@ from shoal.simulate.workload import CURVES_FILE, RecordedCurves, read_task
 
 ROOT = Path(__file__).parents[1]
 TASKS = range(8)
-NODES = 4
+NODES, BINS = 4, 5
 INTERVAL = 10.0
 """Seconds of an interval of a curve: Hermes's quantum."""
 EARLY = {"a sixth": 6, "a third": 3}
@@ -50,18 +50,18 @@ def main() -> int:
     options = arguments()
     if options.live:
         return measure_live(options)
-    kinds = list(product(TASKS[:1] if options.quick else TASKS, GOOD))
+    tasks, bins = (TASKS[:1], 1) if options.quick else (TASKS, BINS)
+    kinds = list(product(tasks, GOOD))
     began = time.perf_counter()
     converging = observed(options.data)
     print("halfway to the best loss: " + ", ".join(f"{each:.0%} ({name})" for name, each in converging.items()))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        runs = {kind: pool.submit(measure, options.data, *kind, options.bins) for kind in kinds}
+        runs = {kind: pool.submit(measure, options.data, *kind, bins) for kind in kinds}
         found = {kind: run.result() for kind, run in runs.items()}
     took = f"simulated in {time.perf_counter() - began:.0f} s"
-    print(f"{options.bins} bins of each task and type, {took}; speed-up over fifo")
-    tasks = dict.fromkeys(task for task, _ in kinds)
+    print(f"{bins} bins of each task and type, {took}; speed-up over fifo")
     speed_up = {task: speed_ups(f"task {task}", {kind: found[task, kind] for kind in GOOD}) for task in tasks}
-    figures = {"converging": converging, "speed_up": speed_up, "bins": options.bins}
+    figures = {"converging": converging, "speed_up": speed_up}
     missed = [] if options.quick else missed_of(CURVES, figures)
     print(json.dumps({**figures, "missed": missed}))
     return 1 if missed else 0
@@ -110,14 +110,9 @@ def bin_of(data: Path, task: int, kind: str, seed: int) -> Scenario:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, default=ROOT / DATA, help="folder of the measured curves and of MNIST")
-    parser.add_argument("--bins", type=int, default=5, help="of each task and type")
     parser.add_argument("--live", action="store_true", help="real trainings instead of curves")
     parser.add_argument("--quick", action="store_true", help="a bin of one task; one small CNN; judges nothing")
     options = parser.parse_args()
-    if options.bins < 1:
-        parser.error(f"--bins must be at least 1, got {options.bins}")
-    if options.quick:
-        options.bins = 1
     file = MNIST if options.live else CURVES_FILE
     if not (options.data / file).is_file():
         print(f"{options.data / file} is not there: nothing can be measured. Name its folder with --data")

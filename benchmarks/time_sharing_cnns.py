@@ -135,6 +135,3 @@ class Digits(Supervised):
     def optimizer(self, model, config):
         own = self.settings[config["place"]]
         return OPTIMIZERS[own["optimizer"]](model.parameters(), lr=own["lr"], weight_decay=own["weight_decay"])
-
-    def metrics(self, model, batch):
-        return {}

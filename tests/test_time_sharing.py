@@ -1,82 +1,80 @@
-"""The benchmark of time-sharing takes turns as the policies do in a simulation."""
+"""The benchmark of time-sharing has Hermes's bins, and its CNNs train on digits."""
 
 import sys
 from pathlib import Path
-from random import Random
 
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from time_sharing import INTERVAL, POLICIES, STEPS, at_best, by_order, by_turns, interpolated, steps_to
+from papers.hermes import CURVES, over_rivals, speed_up, speed_up_on
+from time_sharing import bin_of
+from time_sharing_cnns import CNNS, Digits
+from time_sharing_live import GOOD, TRIALS, seconds_to_done, settings_of, speed_ups
 
-from shoal.core.device import Cluster, Device, Node
 from shoal.core.trial import Trial
-from shoal.plan import job_tracker
-from shoal.plan.array_packer import ArrayPacker
-from shoal.plan.packing.registry import make_packing
-from shoal.run import virtual
-from shoal.simulate.run import Simulation
-from shoal.simulate.slowdown import SLOWDOWNS
-from shoal.simulate.tables import profile_of_costs
-from shoal.simulate.workload import Curves, CurveSet, ListedJobs, SimulatedModel, SimulatedWorkload
+from shoal.simulate import scenario
+from shoal.simulate.workload import CURVES_FILE
 
-ONE = Cluster((Node("node", 100.0, (Device("cuda:0", "A100", 10**9),)),))
+DATA = Path(__file__).parents[1] / scenario.DATA
+MEANS = {
+    "type 1": {"fifo": (8.0, 8.0), "slaq": (16.0, 16.0), "auto": (2.0, 2.0)},
+    "type 2": {"fifo": (6.0, 4.0), "slaq": (3.0, 2.0), "auto": (3.0, 4.0)},
+}
 
 
-def bin_of_curves(seed: int, trials: int = 8, intervals: int = 12) -> list[list[float]]:
-    """Some fall to a floor of their own, with noise."""
-    random = Random(seed)
-    curves = []
-    for _ in range(trials):
-        start, floor, rate = random.uniform(2, 4), random.uniform(0, 2), random.uniform(0.1, 1)
-        points = [
-            floor + (start - floor) / (1 + rate * point) + random.gauss(0, 0.02) for point in range(intervals + 1)
-        ]
-        curves.append(interpolated(points))
-    return curves
+@pytest.mark.skipif(not (DATA / CURVES_FILE).is_file(), reason="the recorded curves are not there")
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_bin_has_its_good_trials_on_four_devices(kind: str) -> None:
+    drawn = bin_of(DATA, 3, kind, seed=1)
+    assert len({device.name for _, device in drawn.cluster}) == 4
+    (source,) = drawn.sources
+    least = [min(source.curves.losses(Trial(number, {}, 0, 0), 0, 50)) for number in range(TRIALS)]
+    assert sum(loss <= source.curves.target for loss in least) == GOOD[kind]
 
 
-class Recorded(Curves):
-    """An epoch is a step."""
-
-    def __init__(self, curves: list[list[float]], target: float) -> None:
-        self._curves, self.target = curves, target
-
-    def losses(self, trial: Trial, begin: int, end: int) -> list[float]:
-        return self._curves[trial.number][begin:end]
-
-
-@pytest.mark.in_turns(3)
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", POLICIES)
-def test_turns_are_those_of_a_simulation(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtual, "STOP_SECONDS", 0.0)
-    monkeypatch.setattr(job_tracker, "SWITCH_SECONDS", 0.0)
-    curves = bin_of_curves(seed)
-    target = sorted(map(min, curves))[3]
-    takes = profile_of_costs(INTERVAL / STEPS, 1.0, 1, 1.0, {})
-    structures = [SimulatedModel(str(number), {"A100": takes}, "", None, 0.0, 0.0) for number in range(len(curves))]
-    listed = ListedJobs("job", structures, [0.0] * len(curves), curves=Recorded(curves, target), epochs=len(curves[0]))
-    slowdown = SLOWDOWNS["none"]({each.name: each for each in structures}, Path())
-    policy = POLICIES[name]
-    packer = ArrayPacker(make_packing("none"))
-    outcome = Simulation(SimulatedWorkload([listed]), ONE, policy, slowdown, packer=packer, fuse=False).run()
-    assert by_turns(policy, curves, target, switch=0.0) == pytest.approx(sorted(outcome.reached.values()))
+def test_speed_ups_are_over_fifo_and_the_best_four_are_of_type_2() -> None:
+    found = speed_ups("", MEANS)
+    assert found == {
+        "type 1": {"fifo": 1.0, "slaq": 0.5, "auto": 4.0},
+        "type 2": {"fifo": 1.0, "slaq": 2.0, "auto": 2.0},
+        "top 4": {"fifo": 1.0, "slaq": 2.0, "auto": 1.0},
+    }
+    figures = {"speed_up": {"one": found}}
+    assert speed_up("type 1")(figures) == 4
+    assert speed_up_on("one")(figures) == 3
+    assert over_rivals(figures) == pytest.approx(3 / 1.25)
+    assert CURVES.quick[:-1] == CURVES.command
 
 
-def test_interpolation() -> None:
-    assert interpolated([2.0, 1.0, 0.0])[:11] == pytest.approx([1.9, 1.8, 1.7, 1.6, 1.5, 1.4, 1.3, 1.2, 1.1, 1.0, 0.9])
+@pytest.mark.parametrize("kind", GOOD)
+def test_settings_of_a_bin_are_of_the_grid_and_differ(kind: str) -> None:
+    settings = settings_of(kind, "VGG16", TRIALS)
+    assert len({tuple(each.items()) for each in settings}) == TRIALS
+    assert sum(each["optimizer"] in ("rmsprop", "adam") for each in settings) >= GOOD[kind]
+    assert settings == settings_of(kind, "VGG16", TRIALS)
 
 
-def test_steps_to_a_target() -> None:
-    assert steps_to([3.0, 2.0, 1.0], 2.0) == 2
-    assert steps_to([3.0, 2.0, 1.0], 0.5) == float("inf")
+def test_a_trial_is_done_at_nine_tenths_of_the_reduction_of_its_loss() -> None:
+    assert seconds_to_done([(1.0, 2.0), (2.0, 1.2), (3.0, 1.1), (4.0, 1.0)]) == 3.0
+    assert seconds_to_done([(1.0, 2.4), (2.0, 2.5)]) == 1.0
+    assert seconds_to_done([(1.0, 2.6), (2.0, 2.5)]) == 2.0
 
 
-def test_orders_of_which_the_times_are_known() -> None:
-    """Twenty steps of a second each, and a second for every change of trials."""
-    slow, bad, quick = [2.0] * 9 + [0.0] * 11, [2.0] * 20, [2.0] * 3 + [0.0] * 17
-    task = CurveSet([slow, bad, quick], 0.5)
-    assert by_order([slow, bad, quick], task) == pytest.approx(((1 + 10) + (21 + 21 + 1 + 4)) / 2)
-    assert at_best([slow, bad, quick], task) == pytest.approx(((1 + 4) + (5 + 1 + 10)) / 2)
+@pytest.mark.parametrize("cnn", CNNS)
+def test_a_step_lowers_the_loss_of_a_cnn(cnn: str) -> None:
+    torch.manual_seed(0)
+    config = {"place": 0}
+    task = Digits(Path(), cnn, 16, [{"optimizer": "adam", "batch_size": 16, "lr": 1e-3, "weight_decay": 0.0}])
+    model = task.model(config)
+    optimizer = task.optimizer(model, config)
+    batch = torch.randn(16, 1, 14, 14), torch.arange(16) % 10
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
