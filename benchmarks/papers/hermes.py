@@ -8,6 +8,7 @@ from papers.measurement import Measurement
 
 __all__ = ["CURVES", "EXPERIMENTS", "TRAININGS", "missed_of"]
 
+PROGRAM = ("benchmarks/time_sharing.py", "benchmarks/time_sharing_live.py", "benchmarks/baselines")
 CURVES = Measurement(
     name="hermes_curves",
     title="bins of trials on real loss curves, simulated",
@@ -15,7 +16,7 @@ CURVES = Measurement(
     most=360,
     command=("benchmarks/time_sharing.py",),
     quick=("benchmarks/time_sharing.py", "--quick"),
-    code=("benchmarks/time_sharing.py", "benchmarks/baselines", "scenarios", "src/shoal/plan", "src/shoal/simulate"),
+    code=(*PROGRAM, "scenarios/hermes_type1.toml", "scenarios/hermes_type2.toml", "src/shoal"),
 )
 TRAININGS = Measurement(
     name="hermes_trainings",
@@ -24,7 +25,7 @@ TRAININGS = Measurement(
     most=1800,
     command=("benchmarks/time_sharing.py", "--live"),
     quick=("benchmarks/time_sharing.py", "--live", "--quick"),
-    code=("benchmarks/time_sharing_live.py", "benchmarks/time_sharing_cnns.py", "benchmarks/baselines", "src/shoal"),
+    code=(*PROGRAM, "benchmarks/time_sharing_cnns.py", "benchmarks/search_tasks/pictures.py", "src/shoal"),
 )
 
 PUBLISHED = {"GoogLeNet": 2.08, "VGG16": 1.92, "VGG19": 4.04, "ResNet50": 3.39}
