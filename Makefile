@@ -74,11 +74,10 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/placement.py --quick --mixes "arithmetic + input"
 	$(BIN)/python benchmarks/time_sharing.py --bins 20
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
-	$(BIN)/python benchmarks/groups.py --seeds 3
 	$(BIN)/python benchmarks/regret.py --gains --quick
 	$(BIN)/python benchmarks/nodes.py --quick
 	$(BIN)/python benchmarks/device_chaos.py --backend ray --quick
-	$(BIN)/python benchmarks/groups.py --live --quick
+	$(BIN)/python benchmarks/groups_live.py --quick
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.
 gpu:  ## measurements and tests that need an NVIDIA GPU, in at most 40 minutes; without a GPU it says so
