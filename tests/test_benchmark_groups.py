@@ -40,7 +40,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         parts = {f"x_{part}": rng.integers(0, 256, shape, dtype=np.uint8) for part in ("train", "test")}
         np.savez(tmp_path / name, y_train=np.arange(150) % 10, y_test=np.arange(150) % 10, **parts)
     words = rng.integers(0, 30000, 1100).astype(np.uint16)
-    np.savez(tmp_path / "wikitext2.npz", train=words, valid=words[:200])
+    np.savez(tmp_path / "wikitext2.npz", train=words, valid=words)
     monkeypatch.setattr(groups_live, "DATA", tmp_path)
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))  # restored at the end, since a run sets another one
     return tmp_path
