@@ -20,16 +20,16 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from placed.sharing import busy_seconds, side_by_side
-from search_tasks.fluid import DCGAN, AlexNet, FromStorage, Words
+from search_tasks.fluid import DCGAN, WIKITEXT, AlexNet, FromStorage, Words
 from search_tasks.pictures import CIFAR, MNIST
+from search_tasks.search import Search
 
 import shoal
+from shoal.algorithms.base import Algorithm
 from shoal.core.job import Purpose
 from shoal.journal.view import JournalView
 
@@ -49,31 +49,11 @@ SEARCHES = {
 }
 
 
-@dataclass(frozen=True)
-class Task:
-    """A task of the comparison.
-
-    Args:
-        make: Makes it from the numbers of samples to train on and to validate on.
-        counts: These numbers.
-        space: Search space.
-        goal: Metric and mode.
-        file: Data set that it reads.
-        asked: Least speed of `water_filling` over `fifo`.
-    """
-
-    make: Callable[[int, int], shoal.Task]
-    counts: tuple[int, int]
-    space: dict[str, Any]
-    goal: tuple[str, str] = ("accuracy", "max")
-    file: str = MNIST
-    asked: float = 0.95
-
-
+RANDOM = (SEARCHES["random"], SEARCHES["random"])
+"""Algorithms that the tasks name; each is searched by all of `SEARCHES`."""
 TASKS = {
-    "cifar": Task(
-        lambda train, valid: AlexNet(DATA / CIFAR, train, valid),
-        (640, 250),
+    "cifar": Search(
+        lambda data, quick: AlexNet(data / CIFAR, *((80, 40) if quick else (640, 250))),
         {
             "lr": shoal.loguniform(1e-3, 1.0),
             "momentum": shoal.uniform(0.1, 0.9),
@@ -84,11 +64,11 @@ TASKS = {
             "dense_1": shoal.choice([16, 32, 64, 128]),
             "batch_size": 64,
         },
+        *RANDOM,
         file=CIFAR,
     ),
-    "wikitext": Task(
-        lambda train, valid: Words(DATA / "wikitext2.npz", train, valid),
-        (8000, 2000),
+    "wikitext": Search(
+        lambda data, quick: Words(data / WIKITEXT, *((1000, 250) if quick else (8000, 2000))),
         {
             "kind": shoal.choice(["tanh", "relu", "LSTM", "GRU"]),
             "layers": shoal.choice([2, 3, 4]),
@@ -99,34 +79,34 @@ TASKS = {
             "dropout": shoal.uniform(0.1, 0.5),
             "lr": shoal.uniform(10.0, 30.0),
         },
-        goal=("valid_loss", "min"),
-        file="wikitext2.npz",
+        *(*RANDOM, "valid_loss", "min"),
+        file=WIKITEXT,
     ),
-    "dcgan": Task(
-        lambda train, valid: DCGAN(DATA / MNIST, train),
-        (1000, 1000),
+    "dcgan": Search(
+        lambda data, quick: DCGAN(data / MNIST, 100 if quick else 1000),
         {"lr_d": shoal.uniform(1e-4, 5e-4), "lr_g": shoal.uniform(1e-4, 5e-4), "batch_size": 32},
-        goal=("inception", "max"),
+        *(*RANDOM, "inception", "max"),
+        file=MNIST,
     ),
-    "stored": Task(
-        lambda train, valid: FromStorage(DATA / MNIST, train, valid),
-        (160, 80),
+    "stored": Search(
+        lambda data, quick: FromStorage(data / MNIST, *((20, 10) if quick else (160, 80))),
         {"lr": shoal.loguniform(1e-4, 1e-2), "width": 64, "batch_size": 16},
-        asked=1.1,
+        *RANDOM,
+        file=MNIST,
     ),
 }
+LEAST = {"cifar": 0.95, "wikitext": 0.95, "dcgan": 0.95, "stored": 1.1}
+"""Task -> least speed of `water_filling` over `fifo`."""
 
 
-def run(task: Task, algorithm: shoal.algorithms.base.Algorithm, way: str, *, quick: bool) -> dict[str, float]:
+def run(task: Search, algorithm: Algorithm, way: str, *, quick: bool) -> dict[str, float]:
     """Search in a new folder; return the seconds from the call to the result, and more."""
-    counts = [count // 8 if quick else count for count in task.counts]
-    (metric, mode), settings = task.goal, WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SHOAL_CACHE"] = f"{folder}/cache"
         began = time.perf_counter()
         study = shoal.tune(
-            task.make(*counts), task.space, metric=metric, mode=mode, algorithm=algorithm, devices=f"cpu:{SLOTS}",
-            directory=f"{folder}/study", show_progress=False, **settings,
+            task.task(DATA, quick), task.space, metric=task.metric, mode=task.mode, algorithm=algorithm,
+            devices=f"cpu:{SLOTS}", directory=f"{folder}/study", show_progress=False, **WAYS[way],
         )  # fmt: skip
         seconds, best = time.perf_counter() - began, study.best_trial.objective
         with JournalView.read(f"{folder}/study") as journal:
@@ -167,15 +147,15 @@ def main() -> int:
                     flush=True,
                 )
             figures[name][search] = {way: {k: round(v, 4) for k, v in each.items()} for way, each in runs.items()}
-            missed += [f"{name}, {search}: {lack}" for lack in lacks(task, search, runs)]
+            missed += [f"{name}, {search}: {lack}" for lack in lacks(name, search, runs)]
     missed = [] if options.quick else missed
     print(json.dumps({**figures, "missed": missed}))
     return 1 if missed else 0
 
 
-def lacks(task: Task, search: str, runs: dict[str, dict[str, float]]) -> list[str]:
+def lacks(task: str, search: str, runs: dict[str, dict[str, float]]) -> list[str]:
     """Return what is missed, in words."""
-    asked = {"water_filling": task.asked, "defaults": 1.0}
+    asked = {"water_filling": LEAST[task], "defaults": 1.0}
     missed = [
         f"{way} {runs[way]['speed_up']:.2f}x, asked {least}x"
         for way, least in asked.items()

@@ -100,30 +100,15 @@ def ddp(rank: int, port: int, batch: int, pipe: Any) -> None:
     dist.destroy_process_group()
 
 
-class Rivals:
-    """The two processes of DistributedDataParallel; they wait between blocks of steps."""
-
-    def __init__(self, batch: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        context = multiprocessing.get_context("spawn")
-        self._pipes = []
-        for rank in range(2):
-            ours, theirs = context.Pipe()
-            context.Process(target=ddp, args=(rank, port, batch, theirs), daemon=True).start()
-            self._pipes.append(ours)
-        self.steps(1)
-
-    def steps(self, count: int) -> list[float]:
-        """Take steps; return their seconds."""
-        for pipe in self._pipes:
-            pipe.send(count)
-        first, _ = [pipe.recv() for pipe in self._pipes]
-        return first
-
-    def close(self) -> None:
-        for pipe in self._pipes:
-            pipe.send(0)
+def rivals(batch: int) -> list[Any]:
+    """Start the two processes of DistributedDataParallel; return a pipe to each."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    pairs = [context.Pipe() for _ in range(2)]
+    for rank, (_, theirs) in enumerate(pairs):
+        context.Process(target=ddp, args=(rank, port, batch, theirs), daemon=True).start()
+    return [ours for ours, _ in pairs]
 
 
 class Run:
@@ -132,7 +117,7 @@ class Run:
     def __init__(self, directory: Path, batch: int, rounds: int, block: int) -> None:
         self._directory, self._block, self._rounds = directory, block, rounds
         self._task = Images(batch, WARM_UP + 2 * block * rounds)
-        self._rivals = Rivals(batch)
+        self._rivals = rivals(batch)
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.growing = 0.0
         self._control = JobControl(prompt=True)
@@ -152,7 +137,11 @@ class Run:
         with patch.object(ArrayTrainer, "_take_step", self._observed(ArrayTrainer._take_step)):
             list(trainer.run())
         self._backend.close()
-        self._rivals.close()
+        self._ask_rivals(0)
+
+    def _ask_rivals(self, steps: int) -> None:
+        for pipe in self._rivals:
+            pipe.send(steps)
 
     def _observed(self, take_step: Any) -> Any:
         """Time the steps, and choose in which of them helpers take part."""
@@ -181,7 +170,9 @@ class Run:
             elif since >= 0:
                 self.seconds[way].append(seconds)
             if since >= 0 and place == 2 * self._block - 1:
-                self.seconds[DDP] += self._rivals.steps(self._block)
+                self._ask_rivals(self._block)
+                first, _ = (pipe.recv() for pipe in self._rivals)
+                self.seconds[DDP] += first
             return losses
 
         return take

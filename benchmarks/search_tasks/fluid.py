@@ -15,8 +15,9 @@ import shoal
 from search_tasks.pictures import GAN, Perceptron, Pictures, pictures
 from search_tasks.stored import Stored
 
-__all__ = ["DCGAN", "AlexNet", "FromStorage", "Words"]
+__all__ = ["DCGAN", "WIKITEXT", "AlexNet", "FromStorage", "Words"]
 
+WIKITEXT = "wikitext2.npz"
 WORDS, NOISE, WIDTH = 2000, 32, 8
 
 
