@@ -89,7 +89,7 @@ TASKS = {
         file=MNIST,
     ),
     "stored": Search(
-        lambda data, quick: FromStorage(data / MNIST, *((20, 10) if quick else (160, 80))),
+        lambda data, quick: FromStorage(data / MNIST, *((20, 10) if quick else (500, 250))),
         {"lr": shoal.loguniform(1e-4, 1e-2), "width": 64, "batch_size": 16},
         *RANDOM,
         file=MNIST,

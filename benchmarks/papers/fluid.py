@@ -45,7 +45,7 @@ TASKS = {
     "cifar": "CIFAR-10, a CNN like AlexNet: 640 pictures, a quarter of the channels",
     "wikitext": "WikiText-2, recurrent networks of four kinds: 8,000 words of a vocabulary of 2,000",
     "dcgan": "MNIST, a DCGAN: 1,000 pictures of 16 x 16 pixels",
-    "stored": "MNIST, a perceptron whose samples come from slow storage, 1 ms each",
+    "stored": "MNIST, a perceptron whose 500 samples come from slow storage, 1 ms each",
 }
 STAGES = "30-100 % for searches in synchronous stages"
 REPORTED = {
