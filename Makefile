@@ -73,11 +73,10 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/searches.py --quick --searches
 	$(BIN)/python benchmarks/placement.py --quick --mixes "arithmetic + input"
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
-	$(BIN)/python benchmarks/groups.py --seeds 3
 	$(BIN)/python benchmarks/regret.py --gains --quick
 	$(BIN)/python benchmarks/nodes.py --quick
 	$(BIN)/python benchmarks/device_chaos.py --backend ray --quick
-	$(BIN)/python benchmarks/groups.py --live --quick
+	$(BIN)/python benchmarks/groups_live.py --quick
 
 benchmarks: $(READY)  ## every experiment of the papers, and every rival; continues after a kill. AGAIN=1: on another day
 	@$(BIN)/python tools/benchmarks.py $(if $(AGAIN),--again)

@@ -3,7 +3,6 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,14 +11,11 @@ pytest.importorskip("PIL")
 pytest.importorskip("sklearn")
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-import groups_live
-from groups_live import IN_MEMORY, PROGRAM, STORED, WITH, WITHOUT, Setting, other_values, task_of, too_slow
 from placed import mixes
 from placed.mixes import BY_TRIAL, MIXES, Mixed
 from placed.ours import ONE_JOB
 from placed.sharing import busy_seconds, demand_text, side_by_side, why_alone
 
-import shoal
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.job import Purpose
@@ -105,32 +101,3 @@ def pictures(count: int) -> Any:
     from torch.utils.data import TensorDataset
 
     return TensorDataset(torch.zeros(count, 3, 32, 32), torch.zeros(count, dtype=torch.long))
-
-
-def test_what_a_search_lacks_is_said() -> None:
-    found = {(IN_MEMORY, "grid"): 0.96, (IN_MEMORY, "SHA"): 0.9, (STORED, "grid"): 1.2, (PROGRAM, "PBT"): 1.0}
-    assert too_slow(found) == [
-        "in memory, SHA: 0.90x with Fluid's policy, asked 0.95x",
-        "stored, a program, PBT: 1.00x with Fluid's policy, asked 1.1x",
-    ]
-
-
-def test_other_values_are_a_miss_where_order_is_nothing_to_a_search() -> None:
-    def runs(one: float, other: float) -> dict[str, Any]:
-        return {WITHOUT: [SimpleNamespace(best=one)], WITH: [SimpleNamespace(best=other)]}
-
-    found = {(STORED, "grid"): runs(0.9, 0.8), (STORED, "SHA"): runs(0.9, 0.9), (STORED, "ASHA"): runs(0.9, 0.8)}
-    assert other_values(found) == ["stored, grid: the policies found other accuracies"]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("training", [STORED, PROGRAM])
-def test_a_training_from_storage_is_the_same_with_each_policy(
-    training: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))  # restored at the end, since a run sets another one
-    setting = Setting(task_of(training, tmp_path / "missing", quick=True), 2, tmp_path)
-    setting.fill_history()
-    runs = [setting.run(shoal.PBT(2, epochs=4, interval=2), groups_live.RATE, x, x) for x in (WITHOUT, WITH)]
-    assert runs[0].best == runs[1].best
-    assert all(0 <= run.idle < 1 and run.side_by_side >= 1 for run in runs)

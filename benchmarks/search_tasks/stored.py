@@ -1,4 +1,4 @@
-"""Samples that come from slow storage, and a plain PyTorch program that trains on them and reports.
+"""Samples that come from slow storage.
 
 A network file system takes about a millisecond to deliver a small file, in which the processor of the reader has
 nothing to do. `time.sleep` stands for that wait: a real one would end with the first epoch, since the page cache keeps
@@ -7,18 +7,12 @@ Nobody reads ahead: a `DataLoader` with `num_workers`, or a task with `loader_wo
 """
 
 import time
-from itertools import count
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
 
-import shoal
-from search_tasks.pictures import pictures
-from search_tasks.search import Supervised
-
-__all__ = ["FromStorage", "Stored", "program"]
+__all__ = ["Stored"]
 
 NOISE = 0.02
 """Standard deviation of the noise that is added to each sample."""
@@ -44,69 +38,3 @@ class Stored(Dataset[tuple[Tensor, Tensor]]):
         time.sleep(self.seconds)
         x, y = (tensor[index] for tensor in self.tensors)
         return x + NOISE * torch.randn(x.shape), y
-
-
-class FromStorage(Supervised):
-    """A perceptron on MNIST, or on digits where the file of MNIST is missing; the samples are stored, or in memory.
-
-    Args:
-        mnist: File of MNIST.
-        train: Number of pictures to train on.
-        valid: Number of pictures to validate on.
-        seconds: Wait for a sample; 0 if all of them are in memory.
-    """
-
-    def __init__(self, mnist: Path, train: int, valid: int, seconds: float) -> None:
-        self.mnist, self.counts, self.seconds = mnist, {"train": train, "test": valid}, seconds
-
-    def data(self, config):
-        if self.mnist.is_file():
-            sets = [TensorDataset(*pictures(self.mnist, part, count)) for part, count in self.counts.items()]
-        else:
-            from search_tasks.tabular import Linear  # its scikit-learn takes a second, which each program would pay
-
-            sets = Linear().data(config)
-        if not self.seconds:
-            return tuple(sets)
-        return tuple(Stored(each, n, self.seconds) for each, n in zip(sets, self.counts.values(), strict=True))
-
-    def model(self, config):
-        inputs = 784 if self.mnist.is_file() else 64
-        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 10))
-
-    def optimizer(self, model, config):
-        return torch.optim.SGD(model.parameters(), lr=config["lr"])
-
-    def eval_batch_size(self, config):
-        return 250
-
-
-def program(task: Supervised, config) -> None:
-    """Train as a plain PyTorch program does that keeps its state and calls `shoal.report` after each epoch."""
-    train, valid = task.data(config)
-    torch.manual_seed(0)
-    model = task.model(config)
-    optimizer = task.optimizer(model, config)
-    state = shoal.checkpoint() / "state.pt"
-    if state.exists():
-        kept = torch.load(state, weights_only=True)
-        model.load_state_dict(kept["model"])
-        optimizer.load_state_dict(kept["optimizer"])
-        for group in optimizer.param_groups:  # of a trial of PBT that begins with the state of another one
-            group["lr"] = config["lr"]
-    for epoch in count(shoal.step()):  # the report of the last epoch of the budget does not return
-        torch.manual_seed(epoch)
-        model.train()
-        for batch in DataLoader(train, config["batch_size"], shuffle=True):
-            optimizer.zero_grad()
-            task.loss(model, batch).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            (batch,) = DataLoader(valid, len(valid))
-            found = {
-                "valid_loss": float(task.loss(model, batch)),
-                "accuracy": float(task.metrics(model, batch)["accuracy"]),
-            }
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, state)
-        shoal.report(found, step=epoch + 1)
