@@ -7,7 +7,6 @@ HyperSack's search spaces, reduced: a job trains for a second on a CPU slot. Wit
 - sp3       24 jobs: one ResNet, four batch sizes, six learning rates
 - sp4       sp1 with twice as many learning rates
 - arithmetic, memory, input, mixed    twelve trainings bound by one of these, or equally many by each
-- dispatch  500 starts of jobs that do nothing: the time between two jobs of a slot
 
 The rows of a search space take turns, in another order each round:
 
@@ -20,7 +19,7 @@ The rows of a search space take turns, in another order each round:
 
 Each study measures models anew. The last line is one JSON object; the exit status is 1 if a figure is missed.
 
-    python benchmarks/placement.py [sp1 sp2 ... dispatch] [--rows ...] [--devices cpu:2] [--rounds 1] [--quick]
+    python benchmarks/placement.py [sp1 sp2 ... mixed] [--rows ...] [--devices cpu:2] [--rounds 1] [--quick]
 """
 
 import argparse
@@ -33,12 +32,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, median, quantiles
 from typing import Any
 
 import torch
 from packs.pictures import look_for_data
-from placed.dispatch import gaps
 from placed.figures import Figures, middle
 from placed.mixes import MIXES
 from placed.ours import ONE_JOB, ROWS, study
@@ -48,12 +45,9 @@ from placed.spaces import Jobs, jobs
 from shoal.core.errors import ShoalError
 from shoal.host.discover import discover
 
-DISPATCH = "dispatch"
-NAMES = ("sp1", "sp2", "sp3", "sp4", *MIXES, DISPATCH)
+NAMES = ("sp1", "sp2", "sp3", "sp4", *MIXES)
 LEAST = 0.97
 """Least speed-up over one job per device."""
-MOST_SECONDS = 0.050
-"""Of deciding and dispatching, per start."""
 
 
 def main() -> int:
@@ -64,9 +58,6 @@ def main() -> int:
     figures: dict[str, Any] = {}
     missed: list[str] = []
     for name in options.names:
-        if name == DISPATCH:
-            figures[name] = dispatched(10 if options.quick else 500, missed)
-            continue
         chosen = jobs(name, gpu=not options.devices.startswith("cpu"), quick=options.quick)
         print(f"\n{name}: {len(chosen.configs)} jobs, median of {options.rounds}")
         taken = measured(chosen, options, missed)
@@ -84,10 +75,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--devices", default="cuda" if torch.cuda.is_available() else "cpu:2")
     parser.add_argument("--rows", nargs="+", choices=(PLAIN, *ROWS), metavar="ROW", help="others than usual")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="a few jobs of 24 samples, 10 starts; judges nothing")
+    parser.add_argument("--quick", action="store_true", help="SP1 with a few jobs of 24 samples; judges nothing")
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)
-    options.names = options.names or (["sp1", DISPATCH] if options.quick else NAMES)
+    options.names = options.names or (["sp1"] if options.quick else NAMES)
     if unknown := [name for name in options.names if name not in NAMES]:
         parser.error(f"there is no {unknown[0]!r}; there are {', '.join(NAMES)}")
     return options
@@ -125,11 +116,11 @@ def measured(chosen: Jobs, options: argparse.Namespace, missed: list[str]) -> di
 def table(taken: Mapping[str, Figures]) -> None:
     base = taken[ONE_JOB].makespan if ONE_JOB in taken else None
     print(f"{'':20} {'makespan':>9} {'speed-up':>8} {'occupancy':>9} {'sampling':>8} {'jobs':>5} {'on a device':>11} "
-          f"{'failed':>6}")  # fmt: skip
+          f"{'gap ms':>6} {'failed':>6}")  # fmt: skip
     for name, row in taken.items():
         gain = f"{base / row.makespan:7.2f}x" if base else ""
         print(f"{name:20} {row.makespan:9.1f} {gain:>8} {row.occupancy:9.0%} {row.sampling:8.0%} {row.jobs:5.0f} "
-              f"{row.side_by_side:11.0f} {row.failed:6.0f}", flush=True)  # fmt: skip
+              f"{row.side_by_side:11.0f} {row.gap:6.1f} {row.failed:6.0f}", flush=True)  # fmt: skip
 
 
 def judged(name: str, makespans: Mapping[str, float], asked: Mapping[str, float]) -> list[str]:
@@ -140,22 +131,6 @@ def judged(name: str, makespans: Mapping[str, float], asked: Mapping[str, float]
         for row, gain in gains.items()
         if row != PLAIN and gain < asked.get(row, LEAST)
     ]
-
-
-def dispatched(starts: int, missed: list[str]) -> dict[str, float]:
-    """Return the time between two jobs of a slot, in milliseconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        seconds = gaps(starts, "auto", Path(folder))
-    kinds = {
-        "median": median(seconds),
-        "mean": fmean(seconds),
-        "p99": quantiles(seconds, n=100, method="inclusive")[-1],
-    }
-    words = ", ".join(f"{name} {1e3 * each:.2f}" for name, each in kinds.items())
-    print(f"\ndispatch: {len(seconds)} starts on two CPU slots, policy auto; milliseconds: {words}")
-    if kinds["mean"] > MOST_SECONDS:
-        missed.append(f"dispatch: {1e3 * kinds['mean']:.1f} ms a start, asked {1e3 * MOST_SECONDS:.0f} ms")
-    return {name: round(1e3 * each, 3) for name, each in kinds.items()}
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 - makespan    simulated makespan of SP1 to SP4 against one job per device (`fifo`), beside the best that measured share
               curves allow (`makespan_bound.py`, a linear program); and of SP1 by oversubscription, under `wfd`
 - decisions   SP3 on 4 devices and SP4 on 16, all jobs waiting, the cluster empty, one decision: compute in use, as a
-              part of what may be reserved, and the median time of deciding; and 100,000 jobs on 10,000 devices
-- objectives  `auto` beside the other policies on scenarios of other papers, by each scenario's own objective
+              part of what may be reserved, and the median CPU time; and 100,000 jobs on 10,000 devices
 - cluster     Gavel's models on 1,000 devices of three kinds (`scenarios/gavel_1k.toml`), nothing fused, nothing fails
 
 All but decision times are virtual seconds, equal on every machine. `auto` is asked to be at most 2 % behind the best of
 the others. The last line is one JSON object; the exit status is 1 if a figure is missed.
 
-    python benchmarks/simulated.py [makespan decisions objectives cluster] [--data ../shared/data] [--quick]
+    python benchmarks/simulated.py [makespan decisions cluster] [--data ../shared/data] [--quick]
 """
 
 import argparse
@@ -21,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 
 from makespan_bound import best_makespan, jobs_of
 
@@ -44,9 +43,6 @@ RATIOS = (1.0, 2.0, 2.5, 3.0, 3.5, 4.0)
 """Of oversubscription."""
 OF_EXACT, DECISION_MS, LARGE_SECONDS = 0.98, 0.35, 2.0
 """Asked of `wfd`: part of the compute that `exact` uses, milliseconds of a decision, and seconds on 10,000 devices."""
-OBJECTIVES = {"fluid_toy": (0,), "fluid_halving": (0,), "hermes_type1": range(5), "hermes_type2": range(5)}
-"""Scenario -> its seeds."""
-
 Figures = dict[str, dict[str, float]]
 
 
@@ -81,8 +77,8 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def scenario_of(name: str, options: argparse.Namespace, seed: int | None = None) -> Scenario:
-    return load(ROOT / "scenarios" / f"{name}.toml", options.data, seed)
+def scenario_of(name: str, options: argparse.Namespace) -> Scenario:
+    return load(ROOT / "scenarios" / f"{name}.toml", options.data)
 
 
 def makespan(options: argparse.Namespace, missed: list[str]) -> Figures:
@@ -168,12 +164,12 @@ def instance(scenario: Scenario) -> tuple[list[JobView], Cluster]:
 
 
 def decided(policy: Policy, jobs: Sequence[JobView], cluster: Cluster, rounds: int) -> tuple[Plan, float]:
-    """Return a plan, and the median of the seconds that it took."""
+    """Return a plan, and the median of the CPU seconds that it took."""
     taken = []
     for _ in range(rounds):
-        start = time.perf_counter()
+        start = time.process_time()
         plan = policy.plan(jobs, cluster, 0.0)
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     return plan, median(taken)
 
 
@@ -183,21 +179,6 @@ def occupancy(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> float:
     devices = {device.name: device for _, device in cluster}
     used = sum(demands[action.job][devices[action.devices[0]].kind].compute for action in plan.actions)
     return used / sum(device.capacity for device in devices.values())
-
-
-def objectives(options: argparse.Namespace, missed: list[str]) -> Figures:
-    """Return each policy's seconds by scenario; the mean over seeds, which decide much."""
-    found: Figures = {}
-    for name, seeds in OBJECTIVES.items():
-        drawn = [scenario_of(name, options, seed) for seed in (seeds[:1] if options.quick else seeds)]
-        objective = drawn[0].objective
-        values = found[name] = {
-            policy: fmean(getattr(each.simulate(policy), objective) for each in drawn)
-            for policy in ("fifo", "wfd", "water_filling", "expected_finish", "auto")
-        }
-        print(f"  {name}, {objective}: {words(values)}", flush=True)
-        missed += behind(name, values)
-    return found
 
 
 def cluster(options: argparse.Namespace, missed: list[str]) -> Figures:
@@ -230,7 +211,7 @@ def words(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
 
 
-PARTS = {"makespan": makespan, "decisions": decisions, "objectives": objectives, "cluster": cluster}
+PARTS = {"makespan": makespan, "decisions": decisions, "cluster": cluster}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import groups_live
 from groups_live import IN_MEMORY, PROGRAM, STORED, WITH, WITHOUT, Setting, other_values, task_of, too_slow
-from placed.sharing import busy_seconds, side_by_side
+from placed.sharing import busy_seconds, gap, side_by_side
 
 import shoal
 from shoal.core.job import Purpose
@@ -38,6 +38,11 @@ def row(device: str, started: float, ended: float | None, purpose: Purpose = Pur
 def test_jobs_side_by_side_are_counted(jobs: list[JobRow], most: int, busy: float) -> None:
     assert side_by_side(jobs) == most
     assert busy_seconds(jobs) == busy
+
+
+def test_the_time_between_two_jobs_of_a_device() -> None:
+    assert gap([]) == gap([row("cpu:0", 0, 4), row("cpu:1", 5, 6)]) == 0
+    assert gap([row("cpu:0", 0, 4), row("cpu:0", 4.5, 6), row("cpu:0", 5, 9), row("cpu:0", 10.5, None)]) == 1.0
 
 
 def test_what_a_search_lacks_is_said() -> None:

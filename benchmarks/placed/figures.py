@@ -17,6 +17,7 @@ class Figures:
         sampling: Part of the devices' busy seconds in which models were inspected and measured.
         jobs: Number of jobs that trained; one may train several configurations.
         side_by_side: Largest number of trainings that a device held at a time.
+        gap: Median milliseconds from the end of a job to the start of the next one on its device.
         failed: Configurations that were not trained to their end.
     """
 
@@ -25,6 +26,7 @@ class Figures:
     sampling: float
     jobs: float
     side_by_side: float
+    gap: float
     failed: float
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import shoal
 from placed.figures import Figures
-from placed.sharing import side_by_side
+from placed.sharing import gap, side_by_side
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.statistics import StudyStatistics
@@ -77,7 +77,8 @@ def study(
     makespan = time.perf_counter() - began
     with JournalView.read(directory) as journal:
         usages = overview(journal, time.time()).usage
-        trained = [job for job in journal.jobs() if job.purpose is Purpose.TRAIN]
+        jobs = journal.jobs()
+        trained = [job for job in jobs if job.purpose is Purpose.TRAIN]
         failed = StudyStatistics(journal).states()[TrialState.FAILED]
     spent = {purpose: sum(usage.seconds.get(purpose, 0.0) for usage in usages) for purpose in Purpose}
     return Figures(
@@ -86,5 +87,6 @@ def study(
         (spent[Purpose.SIGNATURE] + spent[Purpose.PROFILE]) / sum(spent.values()),
         len(trained),
         side_by_side(trained),
+        1e3 * gap(jobs),
         failed,
     )

@@ -49,7 +49,7 @@ def plain_processes(
     makespan = time.perf_counter() - began
     busy = sum(seconds for seconds, _ in results)
     failed = sum(not math.isfinite(loss) for _, loss in results)
-    return Figures(makespan, busy / makespan / len(devices), 0.0, len(results), 1, failed)
+    return Figures(makespan, busy / makespan / len(devices), 0.0, len(results), 1, 0.0, failed)
 
 
 def begin(task: shoal.Task, places: "SimpleQueue[Place]") -> None:

@@ -1,12 +1,14 @@
-"""How many jobs shared a slot at a time, and for how long slots held any."""
+"""How many jobs shared a slot at a time, for how long slots held any, and how long they waited for the next one."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import inf
+from statistics import median
 
 from shoal.core.job import Purpose
 from shoal.core.rows import JobRow
 
-__all__ = ["busy_seconds", "side_by_side"]
+__all__ = ["busy_seconds", "gap", "side_by_side"]
 
 
 def side_by_side(jobs: Sequence[JobRow]) -> int:
@@ -17,6 +19,17 @@ def side_by_side(jobs: Sequence[JobRow]) -> int:
 def busy_seconds(jobs: Sequence[JobRow]) -> float:
     """Return the seconds of all devices in which they held a training."""
     return sum(seconds for held, seconds in _stretches(jobs) if held)
+
+
+def gap(jobs: Sequence[JobRow]) -> float:
+    """Return the median seconds from the end of a job to the start of the next one on its device; 0 without any."""
+    ended: dict[str, float] = {}
+    gaps = []
+    for job in sorted(jobs, key=lambda job: job.started):
+        if job.started >= ended.get(job.device, inf):
+            gaps.append(job.started - ended[job.device])
+        ended[job.device] = job.ended if job.ended is not None else inf
+    return median(gaps or [0.0])
 
 
 def _stretches(jobs: Sequence[JobRow]) -> Iterator[tuple[int, float]]:
