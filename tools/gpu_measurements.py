@@ -87,12 +87,12 @@ MEASUREMENTS = (
     Measurement(
         "placement", "7. Placement: jobs of HyperSack's first search space", 240, 420,
         (
-            "benchmarks/placement.py", "--devices", "cuda:0", "--batch-sizes", "64", "--jobs", "24", "--samples",
-            "2500", "--epochs", "1", "--rows", "plain processes", "one job per device", "concurrent", "mps + ffd",
-            "fusion", "fusion + packing",
+            "benchmarks/placement.py", "sp1", "--devices", "cuda:0", "--rows", "plain processes", "one job per device",
+            "ff", "mps + ffd", "fusion", "fusion + packing",
         ),
-        ("benchmarks/placement.py", "--quick", "--rows", "plain processes", "fusion + packing"),
-        (*SEARCH, "benchmarks/models", "benchmarks/placement.py", "benchmarks/placed", "benchmarks/packs/pictures.py"),
+        ("benchmarks/placement.py", "sp1", "--quick", "--rows", "plain processes", "fusion + packing"),
+        (*SEARCH, "benchmarks/models", "benchmarks/placement.py", "benchmarks/placed", "benchmarks/packs/pictures.py",
+         "benchmarks/search_tasks"),
         PICTURES,
     ),
     Measurement(

@@ -3,27 +3,14 @@
 `register` puts them into the registries of Shoal, by which `tune`, scenarios and the command line know their names.
 """
 
-from baselines.batch_size import BatchSize
-from baselines.best_fit import BestFit
-from baselines.knn import KNN
-from baselines.random_packing import RandomPacking
-from baselines.round_robin import RoundRobin
-from baselines.shortest_first import ShortestFirst
-from baselines.slaq import Slaq
+from baselines.packings import KNN, BatchSize, RandomPacking
+from baselines.policies import BestFit, RoundRobin, ShortestFirst, Slaq
 from shoal.plan.packing import PACKINGS
 from shoal.plan.schedule import POLICIES
 
 __all__ = [
-    "BASELINE_PACKINGS",
-    "BASELINE_POLICIES",
-    "KNN",
-    "BatchSize",
-    "BestFit",
-    "RandomPacking",
-    "RoundRobin",
-    "ShortestFirst",
-    "Slaq",
-    "register",
+    *("BASELINE_PACKINGS", "BASELINE_POLICIES", "KNN", "BatchSize", "BestFit", "RandomPacking", "RoundRobin"),
+    *("ShortestFirst", "Slaq", "register"),
 ]
 
 BASELINE_POLICIES = {"best_fit": BestFit, "round_robin": RoundRobin, "shortest_first": ShortestFirst, "slaq": Slaq}

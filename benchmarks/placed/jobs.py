@@ -1,7 +1,7 @@
-"""Jobs like those of HyperSack's first search space: six vision models, four batch sizes, four learning rates."""
+"""The vision models of HyperSack's search spaces, and the task that trains them on CIFAR-10."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +16,9 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.core.space import Space
 from shoal.core.trial import Config
 
-__all__ = ["FULL", "QUICK", "SMALL", "Pictures", "Sizes", "configs", "space"]
-
-RATES = (1e-5, 1e-1)
-"""Least and largest, as HyperSack has them; those between are evenly spaced in their logarithm."""
-
+__all__ = ["FULL", "QUICK", "SMALL", "Pictures", "Sizes"]
 
 MODELS: dict[bool, dict[str, Callable[[], nn.Module]]] = {
     False: {
@@ -54,53 +49,24 @@ class Sizes:
     Args:
         full: which of `MODELS`.
         models: names of those that are trained.
-        batch_sizes: samples per step.
-        rates: how many learning rates there are.
         samples: to train on.
         valid: to validate on.
-        epochs: of each job.
     """
 
     full: bool
     models: tuple[str, ...]
-    batch_sizes: tuple[int, ...]
-    rates: int
     samples: int
     valid: int
-    epochs: int
 
     @property
     def pixels(self) -> int:
         """On a side of a picture."""
         return 32 if self.full else 16
 
-    @property
-    def jobs(self) -> int:
-        """How many there are."""
-        return len(self.models) * len(self.batch_sizes) * self.rates
 
-    def with_jobs(self, jobs: int) -> "Sizes":
-        """As many learning rates as it takes.
-
-        Raises:
-            ValueError: there cannot be so many jobs.
-        """
-        each = len(self.models) * len(self.batch_sizes)
-        if jobs < each or jobs % each:
-            raise ValueError(
-                f"must be a multiple of {each} ({len(self.models)} models x {len(self.batch_sizes)} batch sizes), "
-                f"got {jobs}"
-            )
-        return replace(self, rates=jobs // each)
-
-    def changed(self, *, samples: int | None, epochs: int | None) -> "Sizes":
-        """Other numbers, where there are any."""
-        return replace(self, samples=samples or self.samples, epochs=epochs or self.epochs)
-
-
-SMALL = Sizes(False, tuple(MODELS[False]), (4, 8, 16, 32), rates=4, samples=2000, valid=200, epochs=1)
-FULL = Sizes(True, tuple(MODELS[True]), (64, 128, 256, 512), rates=4, samples=5000, valid=1000, epochs=3)
-QUICK = Sizes(False, ("ViT", "ResNet-8"), (8,), rates=2, samples=24, valid=8, epochs=1)
+SMALL = Sizes(False, tuple(MODELS[False]), samples=1200, valid=200)
+FULL = Sizes(True, tuple(MODELS[True]), samples=5000, valid=1000)
+QUICK = Sizes(False, ("ViT", "ResNet-8"), samples=24, valid=8)
 
 
 class Pictures(shoal.Task):
@@ -129,19 +95,3 @@ class Pictures(shoal.Task):
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         x, y = batch
         return {"accuracy": (model(x).argmax(1) == y).float().mean()}
-
-
-def space(sizes: Sizes) -> dict[str, Any]:
-    """All jobs as a search space."""
-    least, largest = RATES
-    steps = max(1, sizes.rates - 1)
-    return {
-        "model": shoal.choice(sizes.models),
-        "batch_size": shoal.choice(sizes.batch_sizes),
-        "lr": shoal.grid([least * (largest / least) ** (number / steps) for number in range(sizes.rates)]),
-    }
-
-
-def configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """All jobs as a list."""
-    return Space(space(sizes)).grid()

@@ -1,8 +1,8 @@
-"""The rows of Shoal itself."""
+"""The ways of Shoal itself to get jobs done."""
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,24 +10,22 @@ from typing import Any
 
 import shoal
 from placed.figures import Figures
+from placed.sharing import gap, side_by_side
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.look.overview import overview
 
-__all__ = ["FUSION", "FUSION_AND_PACKING", "ONE_JOB", "PACKED", "SECOND", "Row", "rows", "study"]
+__all__ = ["BY_TRIAL", "FUSION_AND_PACKING", "ONE_JOB", "ROWS", "Row", "study"]
 
-ONE_JOB, FUSION, FUSION_AND_PACKING = "one job per device", "fusion", "fusion + packing"
-SECOND = "second study"
+ONE_JOB, FUSION_AND_PACKING, BY_TRIAL = "one job per device", "fusion + packing", "by trial"
 KNAPSACKS = ("ff", "ffd", "wf", "wfd")
-PACKED = tuple(f"mps + {policy}" for policy in KNAPSACKS)
-"""On GPUs; CPU slots know no MPS."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What `shoal.tune` is asked for."""
+    """Arguments of `shoal.tune`."""
 
     policy: str
     packing: str = "none"
@@ -35,42 +33,30 @@ class Row:
     sharing: str = "plain"
 
 
-def rows(gpu: bool) -> Mapping[str, Row]:
-    """By name, in the order of the table."""
-    everything = Row("auto", "cost", fuse=True, sharing="auto")
-    knapsacks = (
-        {"concurrent": Row("ff")} | {name: Row(name[6:], sharing="mps") for name in PACKED}
-        if gpu
-        else {policy: Row(policy) for policy in KNAPSACKS}
-    )
-    return {
-        ONE_JOB: Row("fifo"),
-        **knapsacks,
-        FUSION: Row("fifo", fuse=True),
-        FUSION_AND_PACKING: everything,
-        SECOND: everything,
-    }
+ROWS: Mapping[str, Row] = {
+    ONE_JOB: Row("fifo"),
+    **{policy: Row(policy) for policy in KNAPSACKS},
+    **{f"mps + {policy}": Row(policy, sharing="mps") for policy in KNAPSACKS},
+    BY_TRIAL: Row("water_filling"),
+    "fusion": Row("fifo", fuse=True),
+    FUSION_AND_PACKING: Row("auto", "cost", fuse=True, sharing="auto"),
+}
+"""By name. CPU slots know no MPS."""
 
 
 def study(
-    row: Row,
-    task: shoal.Task | Callable[[Any], None],
-    space: Mapping[str, Any],
-    epochs: int,
-    devices: str,
-    directory: Path,
-    cache: Path,
+    row: Row, task: shoal.Task, space: Mapping[str, Any], epochs: int, devices: str, directory: Path, cache: Path
 ) -> Figures:
-    """All jobs as a study.
+    """Run all jobs as a study.
 
     Args:
-        row: says how.
-        task: what to train, or a program that trains.
-        space: all jobs as a search space.
-        epochs: of each job.
-        devices: as of `shoal.tune`.
-        directory: of the study.
-        cache: of the job history and of what fusion has found out; there may be none yet.
+        row: How.
+        task: What to train.
+        space: All jobs as a search space.
+        epochs: Epochs of each job.
+        devices: Devices, as of `shoal.tune`.
+        directory: Folder of the study.
+        cache: Folder of the job history and of the findings of fusion, empty at first.
     """
     os.environ["SHOAL_CACHE"] = str(cache)
     began = time.perf_counter()
@@ -90,16 +76,17 @@ def study(
     )
     makespan = time.perf_counter() - began
     with JournalView.read(directory) as journal:
-        seen = overview(journal, time.time())
-        trained = sum(job.purpose is Purpose.TRAIN for job in journal.jobs())
+        usages = overview(journal, time.time()).usage
+        jobs = journal.jobs()
+        trained = [job for job in jobs if job.purpose is Purpose.TRAIN]
         failed = StudyStatistics(journal).states()[TrialState.FAILED]
-    spent = {purpose: sum(usage.seconds.get(purpose, 0.0) for usage in seen.usage) for purpose in Purpose}
+    spent = {purpose: sum(usage.seconds.get(purpose, 0.0) for usage in usages) for purpose in Purpose}
     return Figures(
         makespan,
-        fmean(usage.occupancy for usage in seen.usage),
-        sum(spent.values()),
-        spent[Purpose.SIGNATURE],
-        spent[Purpose.PROFILE],
-        trained,
+        fmean(usage.occupancy for usage in usages),
+        (spent[Purpose.SIGNATURE] + spent[Purpose.PROFILE]) / sum(spent.values()),
+        len(trained),
+        side_by_side(trained),
+        1e3 * gap(jobs),
         failed,
     )

@@ -1,17 +1,14 @@
-"""What studies show of jobs that share a slot: how many did at a time, what that cost, and what kept others out."""
+"""How many jobs shared a slot at a time, for how long slots held any, and how long they waited for the next one."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
+from math import inf
+from statistics import median
 
-from shoal.core.demand import Profile
-from shoal.core.device import Cluster
 from shoal.core.job import Purpose
 from shoal.core.rows import JobRow
-from shoal.plan.cost.cost import Cost
-from shoal.plan.cost.history import records
 
-__all__ = ["busy_seconds", "demand_text", "profiles", "side_by_side", "why_alone"]
+__all__ = ["busy_seconds", "gap", "side_by_side"]
 
 
 def side_by_side(jobs: Sequence[JobRow]) -> int:
@@ -22,6 +19,17 @@ def side_by_side(jobs: Sequence[JobRow]) -> int:
 def busy_seconds(jobs: Sequence[JobRow]) -> float:
     """Return the seconds of all devices in which they held a training."""
     return sum(seconds for held, seconds in _stretches(jobs) if held)
+
+
+def gap(jobs: Sequence[JobRow]) -> float:
+    """Return the median seconds from the end of a job to the start of the next one on its device; 0 without any."""
+    ended: dict[str, float] = {}
+    gaps = []
+    for job in sorted(jobs, key=lambda job: job.started):
+        if job.started >= ended.get(job.device, inf):
+            gaps.append(job.started - ended[job.device])
+        ended[job.device] = job.ended if job.ended is not None else inf
+    return median(gaps or [0.0])
 
 
 def _stretches(jobs: Sequence[JobRow]) -> Iterator[tuple[int, float]]:
@@ -37,40 +45,3 @@ def _stretches(jobs: Sequence[JobRow]) -> Iterator[tuple[int, float]]:
         for (at, change), (until, _) in pairwise(sorted(of_device)):  # at the same time, ends come first
             held += change
             yield held, until - at
-
-
-def profiles(history: Path, parameter: str = "") -> dict[str, Profile]:
-    """Return the profiles of a job history by name.
-
-    Args:
-        history: File of the history.
-        parameter: Parameter of the trials whose value is the name; without one, the name is the structure, which is
-            "opaque" for a program.
-    """
-    found: dict[str, Profile] = {}
-    for record in records(history):
-        if record.profile is not None:
-            values = [str(common[parameter]) for common in record.tasks.values() if parameter in common]
-            found[values[0] if values else record.structure.split()[0]] = record.profile
-    return found
-
-
-def demand_text(profile: Profile) -> str:
-    """Return the demand of a job, and its times beside others, in words."""
-    beside = ", ".join(f"{factor:.2f} times as long with {jobs}" for jobs, factor in sorted(profile.crowding.items()))
-    return (
-        f"compute {Cost(profile).compute():.2f} of a slot, {profile.cores:.2f} cores; epochs on a shared slot: "
-        f"{beside or 'not measured'}"
-    )
-
-
-def why_alone(profile: Profile, cluster: Cluster) -> str:
-    """Return the reason for which no other job fits while each slot has one of these; "" if one would fit."""
-    cores = min(profile.cores, *(device.cores for _, device in cluster))
-    slots, node = len(list(cluster)), cluster.nodes[0].cores
-    if (slots + 1) * cores <= node:
-        return ""
-    reason = f"{slots} jobs of {cores:.2f} cores each leave no room for another one on {node:g} cores, a hard limit"
-    if profile.sample_sharing == "resident":
-        return reason
-    return f"{reason}; the cores of a task are those of its steps, without the wait for its samples"

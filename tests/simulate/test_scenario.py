@@ -405,7 +405,7 @@ def test_what_takes_no_time_has_figures(tmp_path):
 
 
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.toml"))
-LARGE = ("large", "gavel_1k", "gavel_10k", "alibaba_1k", "alibaba_10k")  # benchmarks/clusters.py and scheduling.py
+LARGE = ("large", "gavel_1k", "gavel_10k", "alibaba_1k", "alibaba_10k")  # benchmarks/simulated.py and growth.py
 LONG = ("mixed_day", "sp4", "sp4_4", "sp4_8", "sp4_h100", "sp4_mixed")
 
 

@@ -1,0 +1,217 @@
+"""Policies beside each other without a device: HyperSack's search spaces in simulation, and single decisions.
+
+- makespan    simulated makespan of SP1 to SP4 against one job per device (`fifo`), beside the best that measured share
+              curves allow (`makespan_bound.py`, a linear program); and of SP1 by oversubscription, under `wfd`
+- decisions   SP3 on 4 devices and SP4 on 16, all jobs waiting, the cluster empty, one decision: compute in use, as a
+              part of what may be reserved, and the median CPU time; and 100,000 jobs on 10,000 devices
+- cluster     Gavel's models on 1,000 devices of three kinds (`scenarios/gavel_1k.toml`), nothing fused, nothing fails
+
+All but decision times are virtual seconds, equal on every machine. `auto` is asked to be at most 2 % behind the best of
+the others. The last line is one JSON object; the exit status is 1 if a figure is missed.
+
+    python benchmarks/simulated.py [makespan decisions cluster] [--data ../shared/data] [--quick]
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from statistics import median
+
+from makespan_bound import best_makespan, jobs_of
+
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster
+from shoal.plan.cost.cost import Cost, packed_demand
+from shoal.plan.schedule import Exact, JobView, Plan, Policy, check_plan, make_policy
+from shoal.simulate.scenario import DATA, Scenario, load
+from shoal.simulate.slowdown import SHARES_FILE, read_curves
+from shoal.simulate.tables import MAX_COUNT
+
+ROOT = Path(__file__).parents[1]
+KNAPSACKS = ("ff", "ffd", "wf", "wfd")
+SPACES = ("sp1", "sp2", "sp3", "sp4_4", "sp4_8", "sp4", "sp4_h100", "sp4_mixed")
+OF_BOUND = {"wfd": 0.85, "auto": 0.95}
+"""Least part of the bound's ratio."""
+SLACK = 0.02
+"""Part by which `auto` may be above the best other policy."""
+RATIOS = (1.0, 2.0, 2.5, 3.0, 3.5, 4.0)
+"""Of oversubscription."""
+OF_EXACT, DECISION_MS, LARGE_SECONDS = 0.98, 0.35, 2.0
+"""Asked of `wfd`: part of the compute that `exact` uses, milliseconds of a decision, and seconds on 10,000 devices."""
+Figures = dict[str, dict[str, float]]
+
+
+def main() -> int:
+    options = arguments()
+    figures: dict[str, object] = {}
+    missed: list[str] = []
+    for name in options.parts:
+        print(f"{name}:")
+        figures[name] = PARTS[name](options, missed)
+    missed = [] if options.quick else missed
+    print(json.dumps({**figures, "missed": missed}))
+    return 1 if missed else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--data", type=Path, default=ROOT / DATA, help="folder of the measured tables")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time limit of the exact solver")
+    parser.add_argument("--quick", action="store_true", help="SP3, and small parts of the others; judges nothing")
+    options = parser.parse_args()
+    if unknown := [name for name in options.parts if name not in PARTS]:
+        parser.error(f"there is no {unknown[0]!r}; there are {', '.join(PARTS)}")
+    options.parts = options.parts or [name for name in PARTS if name != "cluster" or not options.quick]
+    if not (options.data / SHARES_FILE).is_file():
+        if options.data != ROOT / DATA:
+            parser.error(f"{options.data / SHARES_FILE} is not there")
+        print(f"{options.data / SHARES_FILE} is not there: nothing can be measured. Name its folder with --data")
+        print(json.dumps({"missed": [], "skipped": f"no {SHARES_FILE}"}))
+        parser.exit(0)
+    return options
+
+
+def scenario_of(name: str, options: argparse.Namespace) -> Scenario:
+    return load(ROOT / "scenarios" / f"{name}.toml", options.data)
+
+
+def makespan(options: argparse.Namespace, missed: list[str]) -> Figures:
+    """Return the speed-ups over one job per device by search space; and seconds of SP1 by oversubscription."""
+    curves = read_curves(options.data)
+    found: Figures = {}
+    for name in ("sp3",) if options.quick else SPACES:
+        scenario = scenario_of(name, options)
+        alone = scenario.simulate("fifo").makespan
+        ratios = {policy: alone / scenario.simulate(policy).makespan for policy in (*KNAPSACKS, "auto")}
+        bound = alone / best_makespan(jobs_of(scenario.sources), scenario.cluster, curves)
+        found[name] = {"fifo": 1.0, **ratios, "bound": bound}
+        print(f"  {name:10} fifo {alone:.1f} s; times as fast: {words(found[name])}", flush=True)
+        missed += [
+            f"{name}: {policy} {ratios[policy] / bound:.1%} of the bound, asked {part:.0%}"
+            for policy, part in OF_BOUND.items()
+            if ratios[policy] < part * bound
+        ]
+        missed += behind(name, {policy: 1 / ratio for policy, ratio in ratios.items()})
+    if not options.quick:
+        scenario = scenario_of("sp1", options)
+        seconds = {
+            str(ratio): replace(scenario, cluster=oversubscribed(scenario.cluster, ratio)).simulate("wfd").makespan
+            for ratio in RATIOS
+        }
+        found["oversubscription"] = seconds
+        print(f"  sp1, wfd, seconds by oversubscription: {words(seconds)}")
+    return found
+
+
+def oversubscribed(cluster: Cluster, ratio: float) -> Cluster:
+    return Cluster(
+        tuple(
+            replace(node, devices=tuple(replace(device, oversubscription=ratio) for device in node.devices))
+            for node in cluster.nodes
+        )
+    )
+
+
+def decisions(options: argparse.Namespace, missed: list[str]) -> Figures:
+    """Return the part of the compute that each policy uses, and its milliseconds, by search space."""
+    found: Figures = {}
+    for name in ("sp3", "sp4"):
+        jobs, cluster = instance(scenario_of(name, options))
+        for policy in ("exact", *KNAPSACKS, "fifo"):
+            exact = policy == "exact"
+            solver = Exact(0.5 if options.quick else options.seconds) if exact else make_policy(policy)
+            plan, seconds = decided(solver, jobs, cluster, 1 if exact or options.quick else 101)
+            check_plan(plan, jobs, cluster, 0.0)
+            row = found[f"{name}, {policy}"] = {"occupancy": occupancy(plan, jobs, cluster), "ms": 1e3 * seconds}
+            print(f"  {name} {policy:6} {row['occupancy']:.2%} in {row['ms']:.3f} ms", flush=True)
+        wfd = found[f"{name}, wfd"]
+        if (part := wfd["occupancy"] / found[f"{name}, exact"]["occupancy"]) < OF_EXACT:
+            missed.append(f"{name}: wfd has {part:.1%} of exact's occupancy, asked {OF_EXACT:.0%}")
+        if wfd["ms"] > DECISION_MS:
+            missed.append(f"{name}: wfd decides in {wfd['ms']:.3f} ms, asked {DECISION_MS} ms")
+    jobs, cluster = instance(scenario_of("large", options))
+    if options.quick:
+        jobs, cluster = jobs[: len(jobs) // 50], Cluster(cluster.nodes[: len(cluster.nodes) // 50])
+    plan, seconds = decided(make_policy("wfd"), jobs, cluster, 1)
+    found["large, wfd"] = {"placed": len(plan.actions), "seconds": seconds}
+    print(f"  {len(jobs)} jobs on {sum(1 for _ in cluster)} devices: wfd decides in {seconds:.2f} s")
+    if seconds > LARGE_SECONDS:
+        missed.append(f"large: wfd decides in {seconds:.2f} s, asked {LARGE_SECONDS:g} s")
+    return found
+
+
+def instance(scenario: Scenario) -> tuple[list[JobView], Cluster]:
+    """Return the jobs of a scenario, all waiting, and its cluster; those of one structure hold one demand."""
+    jobs: list[JobView] = []
+    for source in scenario.sources:
+        demands: dict[str, Mapping[str, Demand]] = {}
+        for group in source.algorithm(lambda: inf).next_groups(MAX_COUNT):
+            for trial in group.trials:
+                structure = source.structure(trial)
+                if structure.name not in demands:
+                    demands[structure.name] = {
+                        kind: packed_demand([(Cost(profile), [group.budget.epochs])])
+                        for kind, profile in structure.profiles.items()
+                    }
+                jobs.append(JobView(f"{source.name}/{trial.number}", demands[structure.name]))
+    return jobs, scenario.cluster
+
+
+def decided(policy: Policy, jobs: Sequence[JobView], cluster: Cluster, rounds: int) -> tuple[Plan, float]:
+    """Return a plan, and the median of the CPU seconds that it took."""
+    taken = []
+    for _ in range(rounds):
+        start = time.process_time()
+        plan = policy.plan(jobs, cluster, 0.0)
+        taken.append(time.process_time() - start)
+    return plan, median(taken)
+
+
+def occupancy(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> float:
+    """Return the compute in use, as a part of what may be reserved."""
+    demands = {job.id: job.demand for job in jobs}
+    devices = {device.name: device for _, device in cluster}
+    used = sum(demands[action.job][devices[action.devices[0]].kind].compute for action in plan.actions)
+    return used / sum(device.capacity for device in devices.values())
+
+
+def cluster(options: argparse.Namespace, missed: list[str]) -> Figures:
+    """Return the hours until the last job ends, device hours and the mean hours to the end of a job, by policy."""
+    scenario = replace(scenario_of("gavel_1k", options), fuse=False, packing="none", events=())
+    scenario = replace(scenario, sources=scenario.sources[:3]) if options.quick else scenario
+    found: Figures = {}
+    for policy in ("wfd", "auto"):
+        began = time.process_time()
+        result = scenario.simulate(policy)
+        hours = {
+            "makespan": result.makespan,
+            "device hours": result.device_seconds,
+            "completion": result.mean_completion,
+        }
+        found[policy] = {name: seconds / 3600 for name, seconds in hours.items()}
+        print(f"  {policy}: hours: {words(found[policy])}; {time.process_time() - began:.0f} s of CPU time", flush=True)
+    missed += behind("cluster", {policy: row["makespan"] for policy, row in found.items()})
+    return found
+
+
+def behind(name: str, values: Mapping[str, float]) -> list[str]:
+    """Return whether `auto` is behind the best other policy; less is better."""
+    best = min((policy for policy in values if policy != "auto"), key=values.__getitem__)
+    over = values["auto"] / values[best] - 1
+    return [f"{name}: auto is {over:.1%} behind {best}, asked {SLACK:.0%}"] if over > SLACK else []
+
+
+def words(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+
+
+PARTS = {"makespan": makespan, "decisions": decisions, "cluster": cluster}
+
+if __name__ == "__main__":
+    sys.exit(main())
