@@ -10,9 +10,9 @@ An MLP 64-128-128-10 on handwritten digits, Adam, batch 32, 10 epochs, 32 learni
   "known model" has it in the history, and so does "over Ray".
 
 Each run is in a process forked from one that has imported torch, its compiler and Shoal. The modules of its tool are
-imported, and Ray's cluster is up, before its clock starts. Rivals take turns in rounds; medians are shown. Ray Tune and
-Syne Tune start a process for each trial, take minutes, and run in the first round only. A rival is to take at least as
-long as Shoal, the plain loop five times as long, and Ray Tune twenty times.
+imported, and Ray's cluster is up, before its clock starts. Rivals take turns in rounds, those far behind in the first
+round only; medians are shown. A rival is to take at least as long as Shoal, the plain loop five times as long, and Ray
+Tune twenty times.
 
     python benchmarks/search_vs_peers.py [--rounds 3] [--only NAME ...] [--quick]
 """
@@ -165,7 +165,7 @@ class Rival:
     Args:
         search: Searches with so many epochs a trial, and returns the best accuracy.
         module: Module of its tool, which is imported before its clock starts.
-        slow: Whether it runs in the first round only, and not in a quick run.
+        slow: Whether it runs in the first round only.
     """
 
     search: Callable[[int], float]
@@ -180,7 +180,9 @@ class Rival:
             if tool.__package__.startswith("ray"):
                 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
                 ray = import_module("ray")
-                ray.init(num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(
+                    "local", num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+                )
             began = time.perf_counter()
             best = self.search(epochs)
             seconds = time.perf_counter() - began
@@ -190,15 +192,15 @@ class Rival:
 
 
 RIVALS = {
-    "plain loop": Rival(with_a_loop),
+    "plain loop": Rival(with_a_loop, slow=True),
     "plain loop, tensors indexed": Rival(partial(with_a_loop, loader=False)),
     "forked pool": Rival(partial(with_a_pool, method="fork")),
     "forked pool, tensors indexed": Rival(partial(with_a_pool, method="fork", loader=False)),
     "spawned pool": Rival(partial(with_a_pool, method="spawn")),
     "torch.func by hand": Rival(with_torch_func),
-    "Optuna": Rival(with_optuna, "optuna"),
+    "Optuna": Rival(with_optuna, "optuna", slow=True),
     "Ray Tune": Rival(with_ray_tune, "ray.tune", slow=True),
-    "Ray Tune, reuse_actors": Rival(partial(with_ray_tune, reuse=True), "ray.tune"),
+    "Ray Tune, reuse_actors": Rival(partial(with_ray_tune, reuse=True), "ray.tune", slow=True),
     "Syne Tune": Rival(with_syne_tune, "syne_tune.optimizer.baselines", slow=True),
     "Shoal": Rival(partial(with_shoal, known=False)),
     "Shoal, known model": Rival(with_shoal),
@@ -223,18 +225,22 @@ def shortfalls(seconds: dict[str, float]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=list(RIVALS), metavar="NAME", help="some; checks no figure")
-    parser.add_argument("--quick", action="store_true", help="a round of 4 trials of 1 epoch, no Ray; checks no figure")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(RIVALS), metavar="NAME", help="some, and Shoal; checks no figure"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="4 trials of 1 epoch, no Ray nor Syne Tune; checks no figure"
+    )
     options = parser.parse_args()
     rounds, epochs = (1, 1) if options.quick else (options.rounds, EPOCHS)
     if options.quick:
         del RATES[4:]
     names, not_run = [], dict(NOT_RUN)
-    for name in options.only or RIVALS:
+    for name in RIVALS if options.only is None else (*options.only, "Shoal"):
         package = RIVALS[name].module.split(".")[0]
         if find_spec(package) is None:
             not_run[name] = f"{package.replace('_', '-')} is not installed"
-        elif options.only or not (options.quick and (RIVALS[name].slow or package == "ray")):
+        elif options.only or not options.quick or package not in ("ray", "syne_tune"):
             names.append(name)
     packages = {RIVALS[name].module.split(".")[0] for name in names}
     versions = ", ".join(f"{package} {version(package)}" for package in sorted(packages))
@@ -248,7 +254,7 @@ def main() -> int:
                 if not (number and RIVALS[name].slow):
                     runs[name].append(in_a_fork(RIVALS[name].run, epochs))
     seconds = {name: statistics.median(took for took, _ in found) for name, found in runs.items()}
-    times = {name: round(took / seconds.get("Shoal", took), 3) for name, took in seconds.items()}
+    times = {name: round(took / seconds["Shoal"], 3) for name, took in seconds.items()}
     print(f"{'':28} {'runs':>4} {'seconds':>8} {'times Shoal':>12} {'best accuracy':>14}")
     for name, found in runs.items():
         print(f"{name:28} {len(found):4} {seconds[name]:8.2f} {times[name]:12.2f} {found[-1][1]:14.4f}")

@@ -6,31 +6,31 @@ from papers.measurement import CORE, Measurement
 __all__ = ["EXPERIMENTS"]
 
 PEERS = Measurement(
-    "search_vs_peers", "Shoal and its rivals in the same search", 240, 900,
+    "search_vs_peers", "Shoal and its rivals in the same search", 300, 1400,
     ("benchmarks/search_vs_peers.py", "--rounds", "2"), ("benchmarks/search_vs_peers.py", "--quick"),
     ("benchmarks/search_vs_peers.py", "benchmarks/rivals", "src/shoal"),
     (*CORE, "sklearn", "optuna", "ray", "syne_tune"),
 )  # fmt: skip
 NODES = Measurement(
-    "nodes", "Start of a job over Ray", 15, 120, ("benchmarks/nodes.py",), ("benchmarks/nodes.py", "--quick"),
+    "nodes", "Start of a job over Ray", 20, 90, ("benchmarks/nodes.py",), ("benchmarks/nodes.py", "--quick"),
     ("benchmarks/nodes.py", "tests/support/pipes.py", "src/shoal"), (*CORE, "ray"),
 )  # fmt: skip
 DEMO = Measurement(
-    "demo", "make demo", 90, 540, ("benchmarks/demo.py", "--check"), ("benchmarks/demo.py", "--quick", "--check"),
+    "demo", "make demo", 120, 540, ("benchmarks/demo.py", "--check"), ("benchmarks/demo.py", "--quick", "--check"),
     ("benchmarks/demo.py", "benchmarks/searches.py", "benchmarks/rivals", "examples/digits.py", "src/shoal"),
     (*CORE, "sklearn"),
 )  # fmt: skip
 START = Measurement(
-    "start", "From the command to the first step", 15, 120, ("benchmarks/start.py",),
+    "start", "From the command to the first step", 25, 120, ("benchmarks/start.py",),
     ("benchmarks/start.py", "--quick"), ("benchmarks/start.py", "src/shoal"),
 )  # fmt: skip
 REPEATS = Measurement(
-    "repeats", "Five seeds beside one", 40, 240, ("benchmarks/repeats.py", "--rounds", "2"),
+    "repeats", "Five seeds beside one", 50, 240, ("benchmarks/repeats.py", "--rounds", "1"),
     ("benchmarks/repeats.py", "--quick"),
     ("benchmarks/repeats.py", "benchmarks/rivals", "benchmarks/search_tasks", "src/shoal"), (*CORE, "sklearn"),
 )  # fmt: skip
 ENGINE = Measurement(
-    "engine_overhead", "The engine for each trial", 15, 120, ("benchmarks/engine_overhead.py",),
+    "engine_overhead", "The engine for each trial", 20, 90, ("benchmarks/engine_overhead.py",),
     ("benchmarks/engine_overhead.py", "--quick"), ("benchmarks/engine_overhead.py", "src/shoal"),
 )  # fmt: skip
 
@@ -63,15 +63,15 @@ def of_demo(found: Figures, way: str) -> float:
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (
-    against("plain loop", "PyTorch's tutorial loop, with a DataLoader", 5.0),
+    against("plain loop", "PyTorch's tutorial loop, with a DataLoader, one run", 5.0, noise=0.3),
     against("plain loop, tensors indexed", "the loop without a DataLoader"),
     against("forked pool", "two processes forked with torch loaded, one thread each"),
     against("forked pool, tensors indexed", "the same pool without a DataLoader"),
     against("spawned pool", "two processes that start anew"),
     against("torch.func by hand", "`vmap` over `stack_module_state`, with an Adam of 32 rates by hand", why=BY_HAND),
-    against("Optuna", "5.0, `GridSampler`, in one process"),
+    against("Optuna", "5.0, `GridSampler`, in one process, one run", noise=0.3),
     against("Ray Tune", "2.60, a process for each trial, on a cluster that is up, one run", 20.0, noise=0.3),
-    against("Ray Tune, reuse_actors", "2.60, processes reused, on a cluster that is up"),
+    against("Ray Tune, reuse_actors", "2.60, processes reused, on a cluster that is up, one run", noise=0.3),
     against("Syne Tune", "0.16, local back end, a process for each trial, one run", noise=0.3),
     against("RapidFire AI", "not run: 0.16.2 needs Python 3.12 or newer, an NVIDIA GPU and a trainer of Hugging Face",
             reported="16 to 24 times the throughput of runs one after another (README)"),
