@@ -1,10 +1,8 @@
-"""What the engine itself takes for each trial: 10,000 trials of a millisecond through ASHA, with the journal on.
+"""CPU time and memory of the engine for each trial: 10,000 trials of a millisecond through ASHA, with the journal on.
 
 The trials are made up: in place of a training epoch a job waits for a millisecond, busily, and reports a number. Jobs
-run in the engine's own process (the inline back end), so all that is not their waiting is the engine's: the algorithm,
-the planner, the policy, the journal. What counts is the CPU time of the process, as other programs on the machine have
-no part in it; the wall time is printed, too. Memory is the process's resident set as trials begin, at each quarter of
-them.
+run in the engine's own process (the inline back end), so all other CPU time is the engine's: the algorithm, the
+planner, the policy, the journal. Memory is the growth of the resident set from the first quarter of the trials on.
 
     python benchmarks/engine_overhead.py [--trials 10000] [--quick]
 """
@@ -49,8 +47,8 @@ ASKED = {"ms_a_trial": 0.3, "kib_a_trial": 4.0}
 KEY = FusionKey("made up", "data", 32)
 PROFILE = Profile({1: SECONDS, 16: 16 * SECONDS}, 1, 0, 0, 1, compute=1.0, cores=1.0, mixing=1.0)
 
-waited = worked = 0.0
-"""Wall and CPU time that trials took."""
+worked = 0.0
+"""CPU seconds that trials took."""
 resident: list[int] = []
 """Bytes, whenever another fifty trials have begun."""
 
@@ -76,7 +74,7 @@ def train(job: Job, device: Device, worker_context: WorkerContext, control: JobC
 
 
 def epoch_of(member: Member, epochs: dict[int, int]) -> Report:
-    global waited, worked
+    global worked
     began, cpu = time.perf_counter(), time.process_time()
     number = member.trial.number
     epochs[number] += 1
@@ -85,7 +83,6 @@ def epoch_of(member: Member, epochs: dict[int, int]) -> Report:
     noise = derive_seed("noise", number, epochs[number]) / 2**63
     while time.perf_counter() - began < SECONDS:
         pass
-    waited += time.perf_counter() - began
     worked += time.process_time() - cpu
     state = TrialState.PAUSED if epochs[number] == member.target else TrialState.RUNNING
     return Report(number, epochs[number], {"loss": member.trial.config["x"] + noise / epochs[number]}, SECONDS, state)
@@ -105,28 +102,20 @@ def main() -> int:
         cluster = Cluster((Node("here", 1, (Device("cpu:0", "cpu", 2**40),)),))
         worker_context = WorkerContext(directory, b"", runner="__main__:train")
         history = History(Path(folder) / "history.sqlite")
-        began, cpu = time.perf_counter(), time.process_time()
+        began = time.process_time()
         with closing(Journal.create(directory, study, task=b"", algorithm=b"")) as journal:
             with closing(Inline(worker_context)) as backend:
                 config = EngineConfig(Fleet(cluster), make_policy("auto"), history)
                 engine = Engine(journal, algorithm, backend, config)
                 engine.begin()
                 engine.run()
-            seconds, took = time.perf_counter() - began, time.process_time() - cpu
+            took = time.process_time() - began - worked
             states = {str(state): count for state, count in StudyStatistics(journal).states().items() if count}
-            jobs = len(journal.jobs())
-            reports = sum(row.epoch for row in journal.trials())
-        size = sum(path.stat().st_size for path in directory.glob("journal*"))
-    overhead, wall = (took - worked) / trials, (seconds - waited) / trials
-    quarters = [resident[len(resident) * part // 4 - 1] for part in (1, 2, 3, 4)]
-    growth = (quarters[3] - quarters[0]) / (0.75 * trials)
+    growth = (resident[-1] - resident[len(resident) // 4 - 1]) / (0.75 * trials)
+    figures = {"ms_a_trial": round(took / trials * 1e3, 4), "kib_a_trial": round(growth / 1024, 3), "trials": trials}
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; "
-          f"{trials} trials, {reports} epochs of {SECONDS * 1e3:g} ms, {jobs} jobs: {states}")  # fmt: skip
-    print(f"seconds in all {seconds:.1f}, of which the trials {waited:.1f}; the engine {wall * 1e3:.3f} ms a trial, "
-          f"{overhead * 1e3:.3f} of them on a core")  # fmt: skip
-    print(f"resident MiB at each quarter {[round(x / 2**20, 1) for x in quarters]}; {growth / 1024:.2f} KiB a trial")
-    print(f"journal {size / 2**20:.1f} MiB")
-    figures = {"ms_a_trial": round(overhead * 1e3, 4), "kib_a_trial": round(growth / 1024, 3), "trials": trials}
+          f"{trials} trials: {states}")  # fmt: skip
+    print(f"{figures['ms_a_trial']} ms of a core a trial; {figures['kib_a_trial']} KiB a trial")
     missed = [] if options.quick else [
         f"{name}: {figures[name]}, asked at most {most}" for name, most in ASKED.items() if figures[name] > most
     ]  # fmt: skip

@@ -1,12 +1,10 @@
-"""From the command to the first training step, with a warm file cache: `shoal run` beside a plain script.
+"""From the command to the first training step, with a warm file cache: `shoal run FILE` beside a plain script.
 
-- run     `shoal run FILE`; the file imports torch and calls `shoal.tune` for a small MLP, whose job history is empty
-- python  `python FILE`, the same file
+- run     the file imports torch and calls `shoal.tune` for a small MLP, whose job history is empty
 - plain   a script that imports torch, builds the same MLP and trains it by a loop
 
-Each is a new process, as of a shell, and they take turns in rounds. The first round fills the caches of files and of
-compiled modules and does not count. "step" is the beginning of the first training step, in whichever job it is taken;
-"trial" that of the first job which trains trials. Medians, in seconds since the process was started.
+Each is a new process, as of a shell, and they take turns. The first round fills the caches of files and of compiled
+modules and does not count. Medians, in seconds from the start of the process to the beginning of the first step.
 
     python benchmarks/start.py [--rounds 5] [--quick]
 """
@@ -21,9 +19,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-from shoal.core.job import Purpose
-from shoal.journal.view import JournalView
 
 MOST_SECONDS = 2.5
 """Asked of the first step by `shoal run`."""
@@ -82,14 +77,13 @@ for rows in torch.randperm(len(x)).split(32):
 
 WAYS = {
     "run": (SEARCH, [sys.executable, "-c", "from shoal.__main__ import main; main()", "run"]),
-    "python": (SEARCH, [sys.executable]),
     "plain": (PLAIN, [sys.executable]),
 }
 """The file of each way, and the command that runs it."""
 
 
-def begin(way: str) -> dict[str, float]:
-    """Seconds until the first step, and until the first training job of a search."""
+def begin(way: str) -> float:
+    """Seconds until the first step."""
     text, command = WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "file.py").write_text(text)
@@ -97,11 +91,7 @@ def begin(way: str) -> dict[str, float]:
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as those of an installation
         began = time.time()
         subprocess.run([*command, "file.py"], cwd=folder, env=environment, check=True, capture_output=True)
-        moments = {"step": float((Path(folder) / "step").read_text().split()[0])}
-        if text is SEARCH:
-            with JournalView.read(Path(folder) / "study") as journal:
-                moments["trial"] = min(job.started for job in journal.jobs() if job.purpose is Purpose.TRAIN)
-        return {name: moment - began for name, moment in moments.items()}
+        return float((Path(folder) / "step").read_text().split()[0]) - began
 
 
 def main() -> int:
@@ -109,23 +99,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of `run`, which counts; checks no figure")
     options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in (["run"] if options.quick else WAYS)}
-    for number in range(1 if options.quick else options.rounds + 1):
-        for way in found:
-            moments = begin(way)
-            if number or options.quick:
-                found[way].append(moments)
-    figures = {
-        way: {name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]}
-        for way, rounds in found.items()
-    }
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; "
-          f"median of {len(found['run'])}")  # fmt: skip
-    for way, row in figures.items():
-        print(f"{way:8}" + "".join(f" {name} {seconds:6.2f} s" for name, seconds in row.items()))
-    seconds = figures["run"]["step"]
-    missed = [f"run: {seconds} s, asked at most {MOST_SECONDS}"] if seconds > MOST_SECONDS and not options.quick else []
-    print(json.dumps({**figures, "missed": missed}))
+    if options.quick:
+        rounds = [{"run": begin("run")}]
+    else:
+        rounds = [{way: begin(way) for way in WAYS} for _ in range(options.rounds + 1)][1:]
+    seconds = {way: round(statistics.median(each[way] for each in rounds), 3) for way in rounds[0]}
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}: "
+          + ", ".join(f"{way} {took:.2f} s" for way, took in seconds.items()))  # fmt: skip
+    took = seconds["run"]
+    missed = [f"run: {took} s, asked at most {MOST_SECONDS}"] if took > MOST_SECONDS and not options.quick else []
+    print(json.dumps({"seconds": seconds, "missed": missed}))
     return 1 if missed else 0
 
 

@@ -1,0 +1,124 @@
+"""The rivals of Shoal in the same search, and the costs of Shoal itself: starts, repeats, the engine."""
+
+from papers.experiment import Experiment, Figures
+from papers.measurement import CORE, Measurement
+
+__all__ = ["EXPERIMENTS"]
+
+PEERS = Measurement(
+    "search_vs_peers", "Shoal and its rivals in the same search", 300, 1400,
+    ("benchmarks/search_vs_peers.py", "--rounds", "2"), ("benchmarks/search_vs_peers.py", "--quick"),
+    ("benchmarks/search_vs_peers.py", "benchmarks/rivals", "src/shoal"),
+    (*CORE, "sklearn", "optuna", "ray", "syne_tune"),
+)  # fmt: skip
+NODES = Measurement(
+    "nodes", "Start of a job over Ray", 20, 90, ("benchmarks/nodes.py",), ("benchmarks/nodes.py", "--quick"),
+    ("benchmarks/nodes.py", "tests/support/pipes.py", "src/shoal"), (*CORE, "ray"),
+)  # fmt: skip
+DEMO = Measurement(
+    "demo", "make demo", 120, 540, ("benchmarks/demo.py", "--check"), ("benchmarks/demo.py", "--quick", "--check"),
+    ("benchmarks/demo.py", "benchmarks/searches.py", "benchmarks/rivals", "examples/digits.py", "src/shoal"),
+    (*CORE, "sklearn"),
+)  # fmt: skip
+START = Measurement(
+    "start", "From the command to the first step", 25, 120, ("benchmarks/start.py",),
+    ("benchmarks/start.py", "--quick"), ("benchmarks/start.py", "src/shoal"),
+)  # fmt: skip
+REPEATS = Measurement(
+    "repeats", "Five seeds beside one", 50, 240, ("benchmarks/repeats.py", "--rounds", "1"),
+    ("benchmarks/repeats.py", "--quick"),
+    ("benchmarks/repeats.py", "benchmarks/rivals", "benchmarks/search_tasks", "src/shoal"), (*CORE, "sklearn"),
+)  # fmt: skip
+ENGINE = Measurement(
+    "engine_overhead", "The engine for each trial", 20, 90, ("benchmarks/engine_overhead.py",),
+    ("benchmarks/engine_overhead.py", "--quick"), ("benchmarks/engine_overhead.py", "src/shoal"),
+)  # fmt: skip
+
+NONE = "no figure"
+SEARCH = "32 learning rates of an MLP on handwritten digits, 10 epochs, two cores, from the call to the result: "
+BY_HAND = (
+    "The ensemble is code for this one model, optimizer and grid: no process starts, nothing is measured or compared "
+    "with plain copies, and neither checkpoints nor a journal are written."
+)
+IMPORTS = "A process of the node imports torch and scikit-learn, which a local search has by a fork of its caller."
+OVER_RAY = "Shoal over Ray, known model"
+TWO_KINDS = "64 MLPs and CNNs on handwritten digits, 10 epochs, each way twice"
+TABLE = "32 perceptrons on a table of 4000 rows, 4 epochs"
+TRIALS = "ASHA, 10,000 trials of 1 ms an epoch, with the journal"
+
+
+def against(
+    rival: str, setting: str, asked: float = 1.0, reported: str = NONE, noise: float = 0.2, why: str = ""
+) -> Experiment:
+    """The time of a rival in times of Shoal's, which has an empty history."""
+    return Experiment(
+        f"{rival} against Shoal", "same search", reported, SEARCH + setting, PEERS,
+        lambda found: found["times"][rival], asked, noise=noise, why=why,
+    )  # fmt: skip
+
+
+def of_demo(found: Figures, way: str) -> float:
+    """The time of a way in times of Shoal's."""
+    return found["seconds"][way] / found["seconds"]["Shoal on 2 slots"]
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    against("plain loop", "PyTorch's tutorial loop, with a DataLoader, one run", 5.0, noise=0.3),
+    against("plain loop, tensors indexed", "the loop without a DataLoader"),
+    against("forked pool", "two processes forked with torch loaded, one thread each"),
+    against("forked pool, tensors indexed", "the same pool without a DataLoader"),
+    against("spawned pool", "two processes that start anew"),
+    against("torch.func by hand", "`vmap` over `stack_module_state`, with an Adam of 32 rates by hand", why=BY_HAND),
+    against("Optuna", "5.0, `GridSampler`, in one process, one run", noise=0.3),
+    against("Ray Tune", "2.60, a process for each trial, on a cluster that is up, one run", 20.0, noise=0.3),
+    against("Ray Tune, reuse_actors", "2.60, processes reused, on a cluster that is up, one run", noise=0.3),
+    against("Syne Tune", "0.16, local back end, a process for each trial, one run", noise=0.3),
+    against("RapidFire AI", "not run: 0.16.2 needs Python 3.12 or newer, an NVIDIA GPU and a trainer of Hugging Face",
+            reported="16 to 24 times the throughput of runs one after another (README)"),
+    Experiment(
+        "Ray Tune against Shoal over Ray", "same search", NONE, SEARCH + "both on a cluster that is up", PEERS,
+        lambda found: found["seconds"]["Ray Tune"] / found["seconds"][OVER_RAY], 15.0, noise=0.3, why=IMPORTS,
+    ),
+    Experiment(
+        "Shoal over Ray, beyond a local search", "same search", NONE, SEARCH + "the first of a program", PEERS,
+        lambda found: found["seconds"][OVER_RAY] - found["seconds"]["Shoal, known model"], 2.0, "at most", "s",
+        noise=0.3, why=IMPORTS,
+    ),
+    Experiment(
+        "Start of a job over Ray, beyond a local one", "overhead", NONE, "500 starts in a warm worker", NODES,
+        lambda found: found["ms_more_a_start"], 15.0, "at most", "ms", noise=0.3,
+    ),
+    Experiment(
+        "forked pool against Shoal, two kinds of models", "make demo", NONE, TWO_KINDS, DEMO,
+        lambda found: of_demo(found, "a pool of 2 forked processes"), 1.3,
+    ),
+    Experiment(
+        "plain loop against Shoal, two kinds of models", "make demo", NONE, TWO_KINDS, DEMO,
+        lambda found: of_demo(found, "a loop"), 4.0, why="CNNs gain little from fusion; two slots are two times there.",
+    ),
+    Experiment(
+        "From `shoal run FILE` to the first step", "start", NONE, "an MLP, empty history, median of 5 processes", START,
+        lambda found: found["seconds"]["run"], 2.5, "at most", "s",
+    ),
+    Experiment(
+        "Plain script against `shoal run FILE`, to the first step", "start", NONE, "median of 5 processes", START,
+        lambda found: found["seconds"]["plain"] / found["seconds"]["run"], 1.0,
+    ),
+    Experiment(
+        "Five seeds of each configuration against one", "repeats", NONE, TABLE, REPEATS,
+        lambda found: found["of_one"], 1.8, "at most",
+        why="One seed already trains several models at once, whose matrix products fill a core.",
+    ),
+    Experiment(
+        "Five seeds in Shoal against a forked pool", "repeats", NONE, TABLE, REPEATS,
+        lambda found: found["of_pool"], 1.0, "at most",
+    ),
+    Experiment(
+        "CPU time of the engine for a trial", "engine", NONE, TRIALS, ENGINE, lambda found: found["ms_a_trial"], 0.3,
+        "at most", "ms", why="Two fifths are plans, a quarter is the journal.",
+    ),
+    Experiment(
+        "Memory of the engine for a trial", "engine", NONE, TRIALS, ENGINE, lambda found: found["kib_a_trial"], 4.0,
+        "at most", "KiB", noise=0.3,
+    ),
+)  # fmt: skip
