@@ -79,6 +79,7 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/groups_live.py --quick
 
 benchmarks: $(READY)  ## every experiment of the papers, and every rival; continues after a kill. AGAIN=1: on another day
+	@$(BIN)/pip install --quiet --constraint constraints.txt syne-tune
 	@$(BIN)/python tools/benchmarks.py $(if $(AGAIN),--again)
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.
