@@ -21,7 +21,7 @@ SIMULATED = Measurement(
 )
 LIVE = {
     task: Measurement(
-        name=f"groups_{task}",
+        name=f"groups-{task}",
         title=f"Fluid's searches on two CPU slots: {task}",
         least=80,
         most=450,

@@ -10,7 +10,7 @@ __all__ = ["CURVES", "EXPERIMENTS", "TRAININGS", "missed_of"]
 
 PROGRAM = ("benchmarks/time_sharing.py", "benchmarks/time_sharing_live.py", "benchmarks/baselines")
 CURVES = Measurement(
-    name="hermes_curves",
+    name="hermes-curves",
     title="bins of trials on real loss curves, simulated",
     least=60,
     most=360,
@@ -19,7 +19,7 @@ CURVES = Measurement(
     code=(*PROGRAM, "scenarios/hermes_type1.toml", "scenarios/hermes_type2.toml", "src/shoal"),
 )
 TRAININGS = Measurement(
-    name="hermes_trainings",
+    name="hermes-trainings",
     title="bins of trainings of four CNNs on one slot",
     least=300,
     most=1800,
@@ -126,7 +126,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Experiment(
             f"A suspension and the resumption, {cnn}", "section 4.3, Figure 7",
             f"{seconds} s: a checkpoint is written and read; RTX 2080 Ti", "the reduced CNN, kept in memory", TRAININGS,
-            lambda found, cnn=cnn: 1000 * found["switch_seconds"][cnn], 30, "at most", "ms", 1000 * seconds, 1.0,
+            lambda found, cnn=cnn: 1000 * found["switch_seconds"][cnn], 30, "at most", "ms", 1000 * seconds, 0.5,
         )
         for cnn, seconds in (("GoogLeNet", 0.67), ("VGG19", 1.57))
     ),
@@ -135,7 +135,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             f"A training in another process, {cnn}", "section 4.3, Table 2",
             f"{percent} % longer than TensorFlow alone, for 1000 steps with batches of 16; RTX 2080 Ti",
             "the reduced CNN, as many steps: a search of one trial, with its start, over a plain loop", TRAININGS,
-            lambda found, cnn=cnn: 100 * found["overhead"][cnn], 8.7, "at most", "%", percent, 1.0,
+            lambda found, cnn=cnn: 100 * found["overhead"][cnn], 8.7, "at most", "%", percent, 0.5,
             "The start of a search is a larger part of a training of seconds than of one of minutes.",
         )
         for cnn, percent in (("GoogLeNet", 8.7), ("VGG19", 2.1))

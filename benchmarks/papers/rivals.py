@@ -6,7 +6,7 @@ from papers.measurement import CORE, Measurement
 __all__ = ["EXPERIMENTS"]
 
 PEERS = Measurement(
-    "search_vs_peers", "Shoal and its rivals in the same search", 300, 1400,
+    "rivals", "Shoal and its rivals in the same search", 300, 1400,
     ("benchmarks/search_vs_peers.py", "--rounds", "2"), ("benchmarks/search_vs_peers.py", "--quick"),
     ("benchmarks/search_vs_peers.py", "benchmarks/rivals", "src/shoal"),
     (*CORE, "sklearn", "optuna", "ray", "syne_tune"),
@@ -30,7 +30,7 @@ REPEATS = Measurement(
     ("benchmarks/repeats.py", "benchmarks/rivals", "benchmarks/search_tasks", "src/shoal"), (*CORE, "sklearn"),
 )  # fmt: skip
 ENGINE = Measurement(
-    "engine_overhead", "The engine for each trial", 20, 90, ("benchmarks/engine_overhead.py",),
+    "engine", "The engine for each trial", 20, 90, ("benchmarks/engine_overhead.py",),
     ("benchmarks/engine_overhead.py", "--quick"), ("benchmarks/engine_overhead.py", "src/shoal"),
 )  # fmt: skip
 
