@@ -3,15 +3,15 @@
 - optimizers    one update of B ResNet-18: Shoal's lowerings; torch's fused kernels, member by member and, recorded as
                 one graph, without the launches; and as a floor one optimizer over all members' parameters, which knows
                 one learning rate
-- convolutions  forward and backward pass of those of a ResNet-18, B members: one with B groups, a loop, a loop whose
-                members have a stream each, and unfolded to matrix products; float32, bfloat16, bfloat16 with channels
-                last. Each is recorded as a CUDA graph, and the graph is timed
+- convolutions  forward and backward pass of those of a ResNet-18, B members: one with B groups, a loop, and unfolded to
+                matrix products; float32, bfloat16, bfloat16 with channels last. Each is recorded as a CUDA graph, and
+                the graph is timed
 - hazards       two steps of one process, each recorded as a CUDA graph: (1) both are replayed at once, on two streams;
                 (2) one is dropped, its memory filled, and the other replayed. Their losses must stay as they were alone
 
 Milliseconds, medians. On a CPU, for which no figure here is meant, nothing is recorded and there are no streams.
 
-    python benchmarks/gpu_micro.py [--parts optimizers convolutions hazards] [--members 8] [--quick]
+    python benchmarks/gpu_micro.py [--parts optimizers convolutions hazards] [--quick]
 """
 
 import argparse
@@ -21,7 +21,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any, get_args
@@ -31,7 +30,6 @@ import torch.nn.functional as F
 from models.resnet import BLOCKS, resnet
 from torch import Tensor, nn
 
-from shoal.core.errors import ShoalError
 from shoal.fuse.api import fuse
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import fuse_optimizers
@@ -39,6 +37,7 @@ from shoal.fuse.optim.param_group_batch import Lowering
 
 RUNS, REPEATS = 5, 10
 """Rounds of which the median counts, and calls in each."""
+MEMBERS = 8
 WARM_UP = 3
 STREAM_ROUNDS, REPLAYS = 300, 4
 POOLED_STREAMS = 32
@@ -84,7 +83,7 @@ def recorded(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]
     return graph.replay
 
 
-def optimizers(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
+def optimizers(device: torch.device, members: int, quick: bool) -> dict[str, float]:
     """Milliseconds of one update of all members, by optimizer and lowering."""
     found: dict[str, float] = {}
     width = 4 if device.type == "cpu" else 64
@@ -94,61 +93,38 @@ def optimizers(options: argparse.Namespace, device: torch.device) -> dict[str, f
     }
     for name, kind in kinds.items():
         for lowering in (None, *get_args(Lowering)):
-            models = [resnet(width, BLOCKS[18]).to(device) for _ in range(options.members)]
+            models = [resnet(width, BLOCKS[18]).to(device) for _ in range(members)]
             array = fuse(models)
             own = [kind(model.parameters(), lr=1e-3 * (b + 1)) for b, model in enumerate(models)]
-            try:
-                optimizer = fuse_optimizers(own, array, lowering=lowering)
-                for parameter in array.parameters():
-                    parameter.grad = torch.ones_like(parameter)
-                taken = milliseconds(optimizer.step, device, options.quick)
-            except (ShoalError, RuntimeError) as error:
-                print(f"{name}, Shoal {lowering or 'by itself'}: fails: {str(error)[:90]}", flush=True)
-                continue
-            found[f"{name}, Shoal {lowering or 'by itself'}"] = taken
-        models = [resnet(width, BLOCKS[18]).to(device) for _ in range(options.members)]
-        params = [list(model.parameters()) for model in models]
+            optimizer = fuse_optimizers(own, array, lowering=lowering)
+            for parameter in array.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            found[f"{name}, Shoal {lowering or 'by itself'}"] = milliseconds(optimizer.step, device, quick)
+        params = [list(resnet(width, BLOCKS[18]).to(device).parameters()) for _ in range(members)]
         every = [parameter for own in params for parameter in own]
         for parameter in every:
             parameter.grad = torch.ones_like(parameter)
         graphs = {"capturable": True} if kind is torch.optim.Adam and device.type == "cuda" else {}
         each = [kind(own, lr=1e-3 * (b + 1), fused=True, **graphs) for b, own in enumerate(params)]
         all_at_once = kind(every, lr=1e-3, fused=True, **graphs)
-
-        def members(each: Sequence[torch.optim.Optimizer] = each) -> None:
-            for optimizer in each:
-                optimizer.step()
-
-        found[f"{name}, torch fused, member by member"] = milliseconds(members, device, options.quick)
-        found[f"{name}, the same, recorded"] = milliseconds(recorded(members, device), device, options.quick)
-        found[f"{name}, floor, recorded"] = milliseconds(recorded(all_at_once.step, device), device, options.quick)
+        found[f"{name}, torch fused, member by member"] = milliseconds(partial(_step, each), device, quick)
+        found[f"{name}, the same, recorded"] = milliseconds(recorded(partial(_step, each), device), device, quick)
+        found[f"{name}, floor, recorded"] = milliseconds(recorded(all_at_once.step, device), device, quick)
     for name, taken in found.items():
         print(f"{name:40} {taken:9.3f}", flush=True)
     return found
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A convolution of a ResNet-18 on pictures of 32 x 32 pixels."""
-
-    inputs: int
-    outputs: int
-    pixels: int
-    kernel: int
-    stride: int
-
-    def __str__(self) -> str:
-        return f"{self.inputs}->{self.outputs} {self.kernel}x{self.kernel}/{self.stride} at {self.pixels}"
-
-    def run(self, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
-        return F.conv2d(x, weight, None, self.stride, self.kernel // 2, 1, groups)
+def _step(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 SHAPES = (
-    Shape(64, 64, 32, 3, 1), Shape(64, 128, 32, 3, 2), Shape(128, 128, 16, 3, 1), Shape(128, 256, 16, 3, 2),
-    Shape(256, 256, 8, 3, 1), Shape(256, 512, 8, 3, 2), Shape(512, 512, 4, 3, 1), Shape(64, 128, 32, 1, 2),
+    (64, 64, 32, 3, 1), (64, 128, 32, 3, 2), (128, 128, 16, 3, 1), (128, 256, 16, 3, 2),
+    (256, 256, 8, 3, 1), (256, 512, 8, 3, 2), (512, 512, 4, 3, 1), (64, 128, 32, 1, 2),
 )  # fmt: skip
-QUICK_SHAPES = (Shape(4, 8, 4, 3, 2),)
+"""Convolutions of a ResNet-18 on pictures of 32 x 32: channels in and out, pixels of a side, kernel, stride."""
 MOST_COLUMNS = 2**30
 """Elements of the columns of all members, beyond which nothing is unfolded."""
 KINDS = {
@@ -159,78 +135,54 @@ KINDS = {
 """Type, and order of the axes in memory."""
 
 
-def lowerings(shape: Shape, x: Tensor, weights: Sequence[Tensor]) -> dict[str, Callable[[], Tensor]]:
-    """All members' convolutions of [N, B*C, H, W] with B weights [O, C, K, K], each lowering in its own layout."""
-    members = len(weights)
+def lowerings(x: Tensor, weights: Sequence[Tensor], stride: int) -> dict[str, Callable[[], Any]]:
+    """All members' convolutions of [N, B*C, H, W] with B weights [O, C, K, K], forward and backward, by lowering."""
+    members, (outputs, inputs, kernel, _) = len(weights), weights[0].shape
+    order = torch.contiguous_format if x.is_contiguous() else torch.channels_last
     together = torch.cat(list(weights)).detach().requires_grad_()
-    parts = x.detach().chunk(members, 1)
-    own = [part.contiguous(memory_format=_order(x)).requires_grad_() for part in parts]
+    own = [part.contiguous(memory_format=order).requires_grad_() for part in x.detach().chunk(members, 1)]
     whole = x.detach().requires_grad_()
-    streams = [torch.cuda.Stream() for _ in range(members)] if x.is_cuda else []
 
-    def backward(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensor:
-        gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(output) for output in outputs])
-        return gradients[0]
+    def run(x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
+        return F.conv2d(x, weight, None, stride, kernel // 2, 1, groups)
 
-    def grouped() -> Tensor:
-        return backward([shape.run(whole, together, members)], [whole, together])
+    def backward(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
+        return torch.autograd.grad(outputs, inputs, [torch.ones_like(output) for output in outputs])
 
-    def loop() -> Tensor:
-        return backward([shape.run(*pair) for pair in zip(own, weights, strict=True)], [*own, *weights])
+    def unfolded() -> Any:
+        rows = whole.view(len(whole) * members, inputs, *whole.shape[2:])
+        columns = F.unfold(rows, kernel, 1, kernel // 2, stride).unflatten(0, (len(whole), members))
+        return backward([torch.matmul(together.view(members, outputs, -1), columns)], [whole, together])
 
-    def forked() -> Tensor:
-        current, outputs = torch.cuda.current_stream(), []
-        for stream, *pair in zip(streams, own, weights, strict=True):
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                outputs.append(shape.run(*pair))
-        for stream in streams:
-            current.wait_stream(stream)
-        return backward(outputs, [*own, *weights])
-
-    def unfolded() -> Tensor:
-        rows = whole.view(len(whole) * members, shape.inputs, *whole.shape[2:])
-        columns = F.unfold(rows, shape.kernel, 1, shape.kernel // 2, shape.stride)
-        columns = columns.view(len(whole), members, *columns.shape[1:])
-        return backward([torch.matmul(together.view(members, shape.outputs, -1), columns)], [whole, together])
-
-    found = {"grouped": grouped, "loop": loop}
-    if streams:
-        found["streams"] = forked
-    columns = x.numel() * shape.kernel**2 // shape.stride**2
-    if columns <= MOST_COLUMNS and _order(x) is torch.contiguous_format:
+    found: dict[str, Callable[[], Any]] = {
+        "grouped": lambda: backward([run(whole, together, members)], [whole, together]),
+        "loop": lambda: backward([run(*pair) for pair in zip(own, weights, strict=True)], [*own, *weights]),
+    }
+    if x.numel() * kernel**2 // stride**2 <= MOST_COLUMNS and x.is_contiguous():
         found["unfolded"] = unfolded
     return found
 
 
-def _order(x: Tensor) -> torch.memory_format:
-    return torch.contiguous_format if x.is_contiguous() else torch.channels_last
-
-
-def convolutions(options: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
+def convolutions(device: torch.device, members: int, quick: bool) -> dict[str, dict[str, float]]:
     """Milliseconds by shape and kind, then by lowering."""
-    samples = 2 if options.quick else 64
     found: dict[str, dict[str, float]] = {}
-    for shape in QUICK_SHAPES if options.quick else SHAPES:
+    for inputs, outputs, pixels, kernel, stride in ((4, 8, 4, 3, 2),) if quick else SHAPES:
         for kind, (dtype, order) in KINDS.items():
-            size = (samples, options.members * shape.inputs, shape.pixels, shape.pixels)
+            size = (2 if quick else 64, members * inputs, pixels, pixels)
             x = torch.randn(size, device=device, dtype=dtype).to(memory_format=order)
-            kernel = (shape.outputs, shape.inputs, shape.kernel, shape.kernel)
-            weights = [torch.randn(kernel, device=device, dtype=dtype) for _ in range(options.members)]
-            weights = [weight.to(memory_format=order).requires_grad_() for weight in weights]
-            row = {}
-            for name, lowering in lowerings(shape, x, weights).items():
-                try:
-                    row[name] = milliseconds(recorded(lowering, device), device, options.quick)
-                except RuntimeError as error:
-                    print(f"{shape}, {kind}, {name}: fails: {str(error)[:90]}", flush=True)
-            found[f"{shape}, {kind}"] = row
-            print(f"{shape!s:24} {kind:24} " + "  ".join(f"{name} {taken:.3f}" for name, taken in row.items()),
-                  flush=True)  # fmt: skip
+            drawn = torch.randn(members, outputs, inputs, kernel, kernel, device=device, dtype=dtype)
+            weights = [weight.contiguous(memory_format=order).requires_grad_() for weight in drawn]
+            row = {
+                name: milliseconds(recorded(lowering, device), device, quick)
+                for name, lowering in lowerings(x, weights, stride).items()
+            }
+            title = f"{inputs}->{outputs} {kernel}x{kernel}/{stride} at {pixels}, {kind}"
+            found[title] = row
+            print(f"{title:48} " + "  ".join(f"{name} {taken:.3f}" for name, taken in row.items()), flush=True)
     return found
 
 
-def hazards(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def hazards(device: torch.device, members: int, quick: bool) -> dict[str, Any]:
     """How often two recorded steps had other losses than alone."""
     wide = 64 if device.type == "cpu" else 8192
     made = []
@@ -243,7 +195,7 @@ def hazards(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
     alone = [torch.stack([step(batch) for _ in range(REPLAYS)]) for step, batch in zip(steps, batches, strict=True)]
     same = [bool((losses == losses[0]).all()) for losses in alone]
     print(f"alone, each step has the same losses each time: {same}")
-    rounds = 2 if options.quick else STREAM_ROUNDS
+    rounds = 2 if quick else STREAM_ROUNDS
     streams = [torch.cuda.Stream() for _ in steps] if device.type == "cuda" else []
     different = 0
     for _ in range(rounds):
@@ -297,35 +249,27 @@ def recorded_step(seed: int, wide: int, device: torch.device) -> tuple[CapturedS
     return CapturedStep(array, optimizer, loss, batch, compiling=False), batch
 
 
-def missed(found: dict[str, Any]) -> list[str]:
-    """What is wrong with recorded steps; times are not judged."""
-    said = []
-    if found["streams"]:
-        said.append(f"hazards: {found['streams']} replays on two streams had other losses than alone")
-    if found["dropped"] or not found["memory intact"]:
-        said.append(f"hazards: {found['dropped']} replays had other losses after another recorded step was dropped")
-    return said
-
-
 PARTS = {"optimizers": optimizers, "convolutions": convolutions, "hazards": hazards}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--members", type=int, default=8, help="B")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="B = 2, one small convolution; judges nothing")
     options = parser.parse_args()
-    if options.quick:
-        options.members = 2
-    device = torch.device(options.device)
+    members = 2 if options.quick else MEMBERS
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    print(f"{name}, Python {platform.python_version()}, torch {torch.__version__}, B = {options.members}; milliseconds")
-    figures = {part: PARTS[part](options, device) for part in options.parts}
-    faults = missed(figures["hazards"]) if "hazards" in figures and not options.quick else []
-    print(json.dumps({**figures, "missed": faults}))
-    return 1 if faults else 0
+    print(f"{name}, Python {platform.python_version()}, torch {torch.__version__}, B = {members}; milliseconds")
+    figures = {part: PARTS[part](device, members, options.quick) for part in options.parts}
+    found, missed = figures.get("hazards"), []
+    if found and not options.quick:
+        if found["streams"]:
+            missed.append(f"hazards: {found['streams']} replays on two streams had other losses than alone")
+        if found["dropped"] or not found["memory intact"]:
+            missed.append(f"hazards: {found['dropped']} replays had other losses after another step was dropped")
+    print(json.dumps({**figures, "missed": missed}))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -74,8 +74,9 @@ def _micro(name: str, title: str, least: int, most: int, *parts: str) -> Measure
 def _fusion(name: str, title: str, dtype: str) -> Measurement:
     command = (
         "benchmarks/fusion.py", "--models", "resnet18", "transformer", "bert-medium", "dcgan",
-        "pointnet-classification", "mobilenet", "--sizes", "8", "--largest", "--seconds", "0.6", "--rounds", "3",
-        "--budget", "{seconds}", "--dtype", dtype,
+        "pointnet-classification", "mobilenet", "--rivals", "serial", "serial, torch.compile", "processes", "vmap",
+        "Shoal", "--sizes", "8", "--largest", "--seconds", "0.6", "--rounds", "3", "--budget", "{seconds}", "--dtype",
+        dtype,
     )  # fmt: skip
     quick = ("benchmarks/fusion.py", "--models", "mlp", "--dtype", dtype, "--quick")
     code = (*FUSE, *RIVALS, "benchmarks/fusion.py")
@@ -108,10 +109,11 @@ MEASUREMENTS = (
     Measurement(
         "lora", "5. LoRA on a Llama of the sizes of 3.2 1B", 90, 300,
         (
-            "benchmarks/lora.py", "--adapters", "mixed", "--sizes", "8", "16", "--seconds", "3", "--rounds", "2",
-            "--no-compile",
+            "benchmarks/fusion.py", "--models", "lora-mixed", "--rivals", "serial", "processes", "peft, in turns",
+            "Shoal", "--sizes", "8", "16", "--seconds", "3", "--rounds", "2", "--no-compile",
         ),
-        ("benchmarks/lora.py", "--quick"), (*FUSE, *RIVALS, "benchmarks/lora.py"), (*CORE, "transformers", "peft"),
+        ("benchmarks/fusion.py", "--models", "lora-mixed", "--rivals", "serial", "peft, in turns", "Shoal", "--quick"),
+        (*FUSE, *RIVALS, "benchmarks/fusion.py"), (*CORE, "transformers", "peft"),
     ),
     _search(
         "small-searches", "6. Searches of 64 perceptrons and of 24 BERT-Tiny", 60, 240, "--search", "mlp", "bert-tiny",
