@@ -67,9 +67,18 @@ class Bottleneck(nn.Module):
     """Expand, filter each channel, excite, project; with a shortcut where shapes agree."""
 
     def __init__(
-        self, kernel: int, before: int, inside: int, after: int, excite: bool, activation: type[nn.Module], stride: int
+        self,
+        kernel: int,
+        before: int,
+        inside: int,
+        after: int,
+        excite: bool,
+        hard: bool,
+        stride: int,
+        otherwise: type[nn.Module] = nn.ReLU,
     ) -> None:
         super().__init__()
+        activation = nn.Hardswish if hard else otherwise
         self.shortcut = stride == 1 and before == after
         layers = [conv(before, inside, 1, 1, 1, activation())] if inside != before else []
         layers.append(conv(inside, inside, kernel, stride, inside, activation()))
@@ -86,8 +95,7 @@ def mobilenet_v3_large(width: float, blocks: Sequence[Any] = LAYERS) -> nn.Modul
     layers: list[nn.Module] = [conv(3, before, 3, 1, 1, nn.Hardswish())]  # stride 1: the images are small
     for kernel, inside, out, excite, hard, stride in blocks:
         after = scaled(out, width)
-        activation = nn.Hardswish if hard else nn.ReLU
-        layers.append(Bottleneck(kernel, before, scaled(inside, width), after, excite, activation, stride))
+        layers.append(Bottleneck(kernel, before, scaled(inside, width), after, excite, hard, stride))
         before = after
     last, hidden = scaled(960, width), scaled(1280, width)
     return nn.Sequential(
@@ -109,7 +117,7 @@ def mobilenet_v2(width: float) -> nn.Module:
         after = scaled(out, width)
         for number in range(count):
             steps = 1 if number else stride
-            layers.append(Bottleneck(3, before, expansion * before, after, False, nn.ReLU6, steps))
+            layers.append(Bottleneck(3, before, expansion * before, after, False, False, steps, nn.ReLU6))
             before = after
     layers.append(conv(before, last, 1, 1, 1, nn.ReLU6()))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(last, CLASSES))
