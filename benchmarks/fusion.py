@@ -109,12 +109,13 @@ def speeds(options: argparse.Namespace, device: torch.device) -> tuple[dict[str,
     missed = []
     print(f"{'B':>4}  {'':21} {'samples/s':>10} {'of serial':>9} {'peak MB':>8}")
     for name, members, findings in measured(options, device):
+        workload = WORKLOADS[name](device.type == "cuda")
         if name not in rows:
-            workload = WORKLOADS[name](device.type == "cuda")
             print(f"{workload.name}: {workload.sizes}")
         rows.setdefault(name, {})[members] = findings
         print(table(members, findings), flush=True)
-        missed += [f"{name} B={members}: {fault}" for fault in faults(findings, options.dtype, not options.quick)]
+        dtype = "bfloat16" if workload.bfloat16 else options.dtype
+        missed += [f"{name} B={members}: {fault}" for fault in faults(findings, dtype, not options.quick)]
     if device.type == "cuda" and not options.quick:
         for name, row in rows.items():
             best = max(findings.get(Chosen.name, {}).get("of_serial", 0.0) for findings in row.values())

@@ -176,7 +176,7 @@ def main() -> int:
     print(f"{'':22} {'way':10} {'seconds':>8} {'of fused':>9} {'best':>7}")
     costs: dict[str, dict[str, dict[str, float]]] = {}
     missed = []
-    tasks = {"pointnet": PointNet(128, 64), "mobilenet": MobileNet(64, 32, file)}
+    tasks = {"pointnet": PointNet(384, 128), "mobilenet": MobileNet(128, 64, file)}
     for name in options.tasks:
         for kind, make in ALGORITHMS[name].items():
             if options.quick:

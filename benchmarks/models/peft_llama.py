@@ -115,5 +115,6 @@ def _workload(full: bool, ranks: tuple[int, ...], batch_sizes: tuple[int, ...] =
         batch=partial(tokens, samples, length),
         phases=(Phase(loss, adamw),),
         others=tuple(others),
+        bfloat16=full or base.checkpointed,
         batch_sizes=batch_sizes,
     )

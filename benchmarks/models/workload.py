@@ -43,6 +43,7 @@ class Workload:
         phases: Phases of a step, in order.
         draws: Whether training draws random numbers (dropout), so that two ways of training it have other losses.
         others: Make members that differ from it in submodules, by turns after it.
+        bfloat16: Whether parameters are of bfloat16.
         batch_sizes: Samples of a member's own batches, by turns, into which it divides `batch`; all of them if empty.
     """
 
@@ -54,6 +55,7 @@ class Workload:
     phases: tuple[Phase, ...]
     draws: bool = False
     others: tuple[Callable[[], nn.Module], ...] = ()
+    bfloat16: bool = False
     batch_sizes: tuple[int, ...] = ()
 
 

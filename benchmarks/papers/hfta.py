@@ -40,14 +40,14 @@ SECONDARY = fusion("secondary", "arrays of the secondary workloads", 90, *SPEED,
 FURTHER = fusion("further", "arrays of an MLP and of adapters", 60, *SPEED, "mlp", "lora", needs=LANGUAGE)
 ADAPTERS = fusion("adapters", "arrays of adapters that differ", 60, *SPEED, "lora-mixed", "lora-batches", "--rivals",
                   "serial", "processes", "peft, in turns", "Shoal", needs=LANGUAGE)  # fmt: skip
-COMPILED = fusion("compiled", "compiled arrays", 60, "--seconds", "1.5", "--models", "mlp", "transformer", "--rivals",
+COMPILED = fusion("compiled", "compiled arrays", 120, "--seconds", "1.5", "--models", "mlp", "transformer", "--rivals",
                   "serial", "processes", "vmap", "Shoal")  # fmt: skip
 PARTIAL = fusion("partial", "partial fusion", 30, "--seconds", "3", "--models", "resnet18", "resnet18-half-fused",
                  "resnet18-unfused", "--rivals", "serial", "Shoal eager")  # fmt: skip
 MEMORY = fusion("memory", "memory of an array and of processes", 60, "--resident", "--models",
                 "pointnet-classification", "pointnet-segmentation", "dcgan")  # fmt: skip
 CONVERGENCE = fusion("convergence", "losses of an array and of its members alone", 30, "--convergence")
-TUNING = {"PointNet": tuning("pointnet", 120), "MobileNet": tuning("mobilenet", 150)}
+TUNING = {"PointNet": tuning("pointnet", 200), "MobileNet": tuning("mobilenet", 160)}
 
 V100 = "V100, PyTorch 1.6"
 CORES = "{}, B = 8, float32, sizes reduced for two cores, no step compiled"
@@ -125,10 +125,10 @@ def adapters(key: str, differ: str) -> Experiment:
 
 def cost(task: str, algorithm: str, way: str) -> Experiment:
     scale = {
-        ("PointNet", "random"): "60 configurations x 2 epochs of 128 clouds (paper: 60 x 25)",
-        ("PointNet", "hyperband"): "R = 25, eta 5, last round skipped, 128 clouds (paper: R = 250)",
-        ("MobileNet", "random"): "50 configurations x 1 epoch of 64 pictures (paper: 50 x 20)",
-        ("MobileNet", "hyperband"): "R = 9, eta 3, last round skipped, 64 pictures (paper: R = 81, two skipped)",
+        ("PointNet", "random"): "60 configurations x 2 epochs of 384 clouds (paper: 60 x 25)",
+        ("PointNet", "hyperband"): "R = 25, eta 5, last round skipped, 384 clouds (paper: R = 250)",
+        ("MobileNet", "random"): "50 configurations x 1 epoch of 128 pictures (paper: 50 x 20)",
+        ("MobileNet", "hyperband"): "R = 9, eta 3, last round skipped, 128 pictures (paper: R = 81, two skipped)",
     }[task, algorithm]
     title = "random search" if algorithm == "random" else "Hyperband"
     return Experiment(
