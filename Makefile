@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 DEMO := .venv-demo
 DEMO_READY := $(DEMO)/.ready
 
-BENCHMARKS := search_vs_peers simulated groups time_sharing algorithms engine_overhead start \
+BENCHMARKS := search_vs_peers simulated groups time_sharing hfht engine_overhead start \
 	regret repeats simulation_fuzz searches demo teams mutations launches loss_trend
 PYTHONS := python3.11 python3.12 python3.13
 TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
@@ -67,7 +67,6 @@ quick-%: $(READY)
 	$(BIN)/python benchmarks/$*.py --quick
 
 benchmarks-thorough: $(READY)
-	$(BIN)/python benchmarks/algorithms.py --quick --tasks digits cifar --algorithms Hyperband ASHA
 	$(BIN)/python benchmarks/simulation_fuzz.py --faults
 	$(BIN)/python benchmarks/mutations.py --programs 1
 	$(BIN)/python benchmarks/searches.py --quick --searches

@@ -4,9 +4,9 @@ Samples per second of all members together, each rival with its own copies of th
 table shows medians, relative to members trained one after another. "Shoal" is what Shoal itself chooses by measurement.
 Without a GPU the models are of reduced sizes, which the table says.
 
-    python benchmarks/fusion.py [--models mlp lstm] [--sizes 1 2 4 8 16] [--largest] [--seconds 2]
-                                [--dtype bfloat16] [--quick] [--output fusion.json] [--plot fusion.png]
-    python benchmarks/fusion.py --overhead  # microseconds of a small step in a search's loop and in a plain one
+    python benchmarks/fusion.py [--models mlp dcgan] [--sizes 8] [--largest] [--seconds 2] [--dtype bfloat16]
+    python benchmarks/fusion.py --resident     # memory of processes: one for each member, and one for all as an array
+    python benchmarks/fusion.py --convergence  # losses of an array and of members trained one after another
 """
 
 import argparse
@@ -18,33 +18,43 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
-from fusion_figures import draw, gains, missed, table
 from models import WORKLOADS
-from rivals.arrays import Chosen, Compiled, Eager
-from rivals.overhead import overhead
+from rivals.adapter_turns import AdapterTurns
+from rivals.arrays import Chosen, Eager
+from rivals.memory import peak_of_process
 from rivals.processes import Processes
-from rivals.race import OUT_OF_MEMORY, race
+from rivals.race import OUT_OF_MEMORY, difference, race
 from rivals.rival import Cell, Rival
 from rivals.serial import CompiledSerial, Serial
 from rivals.vmap import VMap
 
 RIVALS: dict[str, type[Rival]] = {
-    rival.name: rival for rival in (Serial, CompiledSerial, Processes, VMap, Eager, Compiled, Chosen)
+    rival.name: rival for rival in (Serial, CompiledSerial, Processes, VMap, AdapterTurns, Eager, Chosen)
 }
-QUICK = ("mlp", "transformer")
-MOST_OVERHEAD = 60.0
-"""Microseconds asked of a step in a search's loop, beyond those of a plain loop."""
+EVERYWHERE = (Serial.name, Processes.name, VMap.name, Chosen.name)
+OURS = (Chosen.name, Eager.name)
+"""What has to train every model."""
+
 LARGEST = 1024
 """Members of an array on a GPU, if memory does not end before."""
 USED = 0.85
 """Part of a GPU's memory that the largest array may take."""
+NOISE = 0.97
+"""Asked of Shoal: speed over that of the fastest rival."""
+GPU_GAIN = 4.0
+"""Asked of Shoal on a GPU: speed over that of members trained one after another."""
+AGREE = {"float32": 5e-3, "bfloat16": 1e-1}
+"""Largest relative difference of losses over the first steps; updates amplify rounding."""
+CONVERGENCE_STEPS, CONVERGED_APART = 100, 1e-6
+"""Steps of `--convergence`, and the largest relative difference of losses in float64 that is asked."""
+
+Findings = Mapping[str, dict[str, Any]]
+"""Rival -> what was found; for each B, and for each workload, in the line of JSON."""
 
 
 def main() -> int:
@@ -53,48 +63,20 @@ def main() -> int:
     logging.getLogger("shoal").setLevel(logging.ERROR)
     device = torch.device(options.device)
     torch.set_num_threads(options.threads)
-    if options.overhead:
-        return tell_overhead(options, device)
-    found = []
-    for row in measured(options, device):
-        print(table(row, after=found[-1] if found else None), flush=True)
-        found.append(row)
-        if options.output:
-            options.output.write_text(json.dumps({"machine": machine(options, device), "cells": found}, indent=1))
+    take = resident if options.resident else converged if options.convergence else speeds
+    figures, missed = take(options, device)
     print(machine(options, device))
-    if options.plot:
-        draw(found, options.plot, machine(options, device))
-    failures = missed(found, device.type, options.dtype, judge_speed=not options.quick)
-    print(json.dumps({"of_serial": gains(found), "missed": failures}))
-    return 1 if failures else 0
-
-
-def tell_overhead(options: argparse.Namespace, device: torch.device) -> int:
-    """Print what a small step takes in a search's loop; returns the exit status."""
-    found = overhead(options.rounds * (1 if options.quick else 4))
-    print(f"{'us a step':12} {'plain':>8} {'Shoal':>8} {'more':>8}")
-    for name, row in found.items():
-        print(f"{name:12} " + " ".join(f"{value:8.1f}" for value in row.values()))
-    print(machine(options, device))
-    failures = [
-        f"{name}: {row['more']:.1f} us more than a plain loop, asked at most {MOST_OVERHEAD:.0f}"
-        for name, row in found.items()
-        if row["more"] > MOST_OVERHEAD and not options.quick
-    ]
-    print(json.dumps({"microseconds": found, "missed": failures}))
-    return 1 if failures else 0
+    print(json.dumps({**figures, "missed": missed}))
+    return 1 if missed else 0
 
 
 def arguments() -> argparse.Namespace:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="*", choices=list(WORKLOADS), help="by default all")
-    parser.add_argument("--sizes", nargs="*", type=int, help="numbers of members B")
+    parser.add_argument("--models", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--sizes", nargs="*", type=int, default=[8], help="numbers of members B")
+    parser.add_argument("--rivals", nargs="*", choices=list(RIVALS), help=f"by default {', '.join(EVERYWHERE)}")
     parser.add_argument(
-        "--rivals",
-        nargs="*",
-        choices=list(RIVALS),
-        help="by default all that repay the time; without 'Shoal compiled', 'Shoal' does not compile either",
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="whether Shoal may compile"
     )
     parser.add_argument(
         "--largest", action="store_true", help="after these, on a GPU, the largest power of 2 that its memory holds"
@@ -105,67 +87,70 @@ def arguments() -> argparse.Namespace:
         "--budget", type=float, help="seconds, shared evenly by the models; no larger B is begun after them"
     )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16: by autocast")
-    parser.add_argument("--device", default=device)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch, for rivals in one process")
-    parser.add_argument("--reduced", action="store_true", help="small models on a GPU as well")
-    parser.add_argument("--output", type=Path, help="a JSON file, written after each cell")
-    parser.add_argument("--plot", type=Path, help="a PNG file")
-    parser.add_argument("--overhead", action="store_true", help="of a small step in a search's loop, and nothing else")
-    parser.add_argument("--quick", action="store_true", help="two models, B = 2, nothing compiled; judges no speed")
+    parser.add_argument("--resident", action="store_true", help="memory of processes, on a CPU, and nothing else")
+    parser.add_argument("--convergence", action="store_true", help="losses of ResNet-18, and nothing else")
+    parser.add_argument(
+        "--quick", action="store_true", help="B = 2, nothing compiled, one short round; no speed judged"
+    )
     options = parser.parse_args()
-    if options.plot and find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib; install it with: pip install matplotlib")
+    options.rivals = options.rivals or EVERYWHERE
     if options.quick:
-        options.models, options.sizes = options.models or QUICK, options.sizes or [2]
-        options.seconds, options.rounds, options.threads = min(options.seconds, 0.1), 1, 1
-    if not options.rivals:
-        left_out = {Compiled} if options.quick else set()
-        if options.quick or not options.device.startswith("cuda"):
-            left_out.add(CompiledSerial)  # one thing more to compile for each cell
-        options.rivals = [name for name, rival in RIVALS.items() if rival not in left_out]
+        options.models = ["mlp", "transformer"] if options.models == list(WORKLOADS) else options.models
+        options.sizes, options.compile, options.threads = [2], False, 1
+        options.seconds, options.rounds = min(options.seconds, 0.1), 1
     return options
 
 
-def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
-    """One cell of the table after another."""
-    full = device.type == "cuda" and not options.reduced
-    upward = [2**power for power in range(LARGEST.bit_length())]
-    sizes = options.sizes or (upward if device.type == "cuda" else [1, 2, 4, 8, 16])
-    names = options.models or list(WORKLOADS)
+def speeds(options: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], list[str]]:
+    """Measure all cells; returns the rows and what is missed."""
+    rows: dict[str, dict[int, Findings]] = {}
+    missed = []
+    print(f"{'B':>4}  {'':21} {'samples/s':>10} {'of serial':>9} {'peak MB':>8}")
+    for name, members, findings in measured(options, device):
+        workload = WORKLOADS[name](device.type == "cuda")
+        if name not in rows:
+            print(f"{workload.name}: {workload.sizes}")
+        rows.setdefault(name, {})[members] = findings
+        print(table(members, findings), flush=True)
+        dtype = "bfloat16" if workload.bfloat16 else options.dtype
+        missed += [f"{name} B={members}: {fault}" for fault in faults(findings, dtype, not options.quick)]
+    if device.type == "cuda" and not options.quick:
+        for name, row in rows.items():
+            best = max(findings.get(Chosen.name, {}).get("of_serial", 0.0) for findings in row.values())
+            missed += [f"{name}: Shoal {best:.2f} times serial, asked {GPU_GAIN}"] * (best < GPU_GAIN)
+    return {"rows": rows}, missed
+
+
+def measured(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, int, Findings]]:
+    """One cell of the table after another: workload, B, and what was found."""
+    makers: dict[str, Any] = {name: RIVALS[name] for name in options.rivals}
+    if Processes.name in makers and options.quick and device.type == "cpu":
+        makers[Processes.name] = partial(Processes, begin="fork")
+    if Chosen.name in makers:
+        makers[Chosen.name] = partial(Chosen, compiling=options.compile)
+    autocast = torch.bfloat16 if options.dtype == "bfloat16" else None
     end = time.perf_counter() + (options.budget or math.inf)
-    for number, name in enumerate(names):
+    for number, name in enumerate(options.models):
         now = time.perf_counter()
-        until = now + (end - now) / (len(names) - number)
-        workload = WORKLOADS[name](full)
-        makers: dict[str, Any] = {key: RIVALS[key] for key in options.rivals}
-        if Processes.name in makers:
-            makers[Processes.name] = partial(
-                Processes,
-                workload=name,
-                full=full,
-                begin="fork" if options.quick and device.type == "cpu" else "forkserver",
-            )
-        if Chosen.name in makers:
-            makers[Chosen.name] = partial(Chosen, compiling=Compiled.name in makers)
-        waiting = list(sizes)
+        until = now + (end - now) / (len(options.models) - number)
+        waiting = list(options.sizes)
         while waiting:
             members = waiting.pop(0)
-            autocast = torch.bfloat16 if options.dtype == "bfloat16" else None
-            cell = Cell(workload, members, device, autocast, options.threads)
-            findings = race(cell, makers, options.seconds, options.rounds, together=members in sizes)
-            torch.compiler.reset()
-            yield {
-                "workload": name,
-                "title": workload.name,
-                "sizes": workload.sizes,
-                "members": members,
-                "rivals": {key: finding.as_dict() for key, finding in findings.items()},
+            cell = Cell(WORKLOADS[name](device.type == "cuda"), members, device, autocast, options.threads)
+            given = members in options.sizes
+            findings = {
+                key: finding.as_dict()
+                for key, finding in race(cell, makers, options.seconds, options.rounds, together=given).items()
             }
-            ours = [finding for key, finding in findings.items() if issubclass(RIVALS[key], Eager)]
-            if options.largest and device.type == "cuda" and members == sizes[-1]:
-                most = max((finding.peak_bytes or 0 for finding in ours), default=0)
+            torch.compiler.reset()
+            yield name, members, findings
+            ours = [findings[key] for key in OURS if key in findings]
+            if options.largest and device.type == "cuda" and members == options.sizes[-1]:
+                most = max((finding.get("peak_bytes", 0) for finding in ours), default=0)
                 waiting += largest(members, most, torch.cuda.mem_get_info(device)[1])
-            if time.perf_counter() > until or (ours and all(finding.fails == OUT_OF_MEMORY for finding in ours)):
+            if time.perf_counter() > until or (ours and all(each.get("fails") == OUT_OF_MEMORY for each in ours)):
                 break
 
 
@@ -173,17 +158,82 @@ def largest(members: int, peak_bytes: int, memory: int) -> list[int]:
     """The largest power of two of members that memory holds, if it is more than there were.
 
     Args:
-        members: that were measured.
-        peak_bytes: that they took at most; 0 if they failed.
-        memory: of the device, in bytes.
+        members: Members that were measured.
+        peak_bytes: Bytes that they took at most; 0 if they failed.
+        memory: Bytes of the device.
     """
     fits = int(USED * memory * members / peak_bytes) if peak_bytes else 0
     found = 1 << fits.bit_length() >> 1
     return [min(found, LARGEST)] if found > members else []
 
 
+def table(members: int, findings: Findings) -> str:
+    """One line for each rival of a cell."""
+    lines = []
+    for name, finding in findings.items():
+        place = f"{members:4}  {name:21}"
+        if "fails" in finding:
+            lines.append(f"{place} fails: {finding['fails'][:90]}")
+            continue
+        memory = f"{finding['peak_bytes'] / 1e6:8.1f}" if "peak_bytes" in finding else f"{'':8}"
+        speed = f"{finding['samples_per_second']:10.0f} {finding.get('of_serial', math.nan):9.2f}"
+        lines.append(f"{place} {speed} {memory}  {finding.get('note', '')}".rstrip())
+    return "\n".join(lines)
+
+
+def faults(findings: Findings, dtype: str, judge_speed: bool) -> list[str]:
+    """What was asked of a cell and is not so, in words; nothing is judged that was not measured."""
+    found = []
+    for name in OURS:
+        finding = findings.get(name, {})
+        if finding.get("fails", OUT_OF_MEMORY) != OUT_OF_MEMORY:
+            found.append(f"{name} fails: {finding['fails']}")
+        if finding.get("off", 0.0) > AGREE[dtype]:
+            found.append(f"losses of {name} differ from the serial ones by {finding['off']:.1e}")
+    own = findings.get(Chosen.name, {}).get("of_serial")
+    rivals = {name: each["of_serial"] for name, each in findings.items() if name not in OURS and "of_serial" in each}
+    if judge_speed and own is not None and own < NOISE * max(rivals.values()):
+        best = max(rivals, key=lambda name: rivals[name])
+        found.append(f"Shoal {own:.2f} times serial, {best} {rivals[best]:.2f}")
+    return found
+
+
+def resident(options: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], list[str]]:
+    """Measure the memory of a process of an array, and of as many processes of one member each."""
+    figures: dict[str, Any] = {}
+    missed = []
+    members = options.sizes[0]
+    print(f"{'':24} {'one process MB':>14} {'array MB':>9} {'times as many fit':>18}")
+    for name in options.models:
+        cell = Cell(WORKLOADS[name](False), members, device, None, threads=1)
+        one = peak_of_process(partial(Serial, which=[0]), cell, steps=3)
+        array = peak_of_process(Eager, cell, steps=3)
+        found = {"one_mb": one / 1e6, "array_mb": array / 1e6, "more_fit": members * one / array}
+        figures[name] = {key: round(value, 3) for key, value in found.items()}
+        print(f"{name:24} {one / 1e6:14.1f} {array / 1e6:9.1f} {members * one / array:18.2f}", flush=True)
+        if found["more_fit"] < 1.0:
+            missed.append(f"{name}: an array of {members} takes more memory than {members} processes")
+    return {"resident": figures}, missed
+
+
+def converged(options: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], list[str]]:
+    """Train three ResNet-18 of different learning rates one after another and as an array; compare all losses."""
+    steps = 3 if options.quick else CONVERGENCE_STEPS
+    figures: dict[str, float] = {}
+    for name, dtype in (("float32", torch.float32), ("float64", torch.float64)):
+        torch.set_default_dtype(dtype)
+        cell = Cell(WORKLOADS["resnet18"](False), 3, device, None, options.threads)
+        serial, fused = ([rival.step() for _ in range(steps)] for rival in (Serial(cell), Eager(cell)))
+        figures[name] = difference(fused, serial)
+        print(f"{name}: mean loss {serial[0].mean():.4f} -> {serial[-1].mean():.4f} in {steps} steps, "
+              f"at most {figures[name]:.1e} apart")  # fmt: skip
+    apart = figures["float64"]
+    missed = [f"losses in float64 differ by {apart:.1e}, asked {CONVERGED_APART}"] * (apart > CONVERGED_APART)
+    return {"apart": figures}, missed
+
+
 def machine(options: argparse.Namespace, device: torch.device) -> str:
-    """What the figures were measured on, and how."""
+    """The machine of the figures, and how they were measured."""
     where = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     if device.type == "cuda":
         where = torch.cuda.get_device_name(device)

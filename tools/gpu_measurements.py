@@ -32,17 +32,12 @@ def _search(
     return Measurement(name, title, least, most, (*command, "--device", "cuda:0"), quick, SEARCHED, needs)
 
 
-def _micro(name: str, title: str, least: int, most: int, *parts: str) -> Measurement:
-    command = ("benchmarks/gpu_micro.py", "--parts", *parts)
-    code = (*FUSE, "benchmarks/gpu_micro.py", "benchmarks/models/resnet.py")
-    return Measurement(name, title, least, most, command, (*command, "--quick"), code)
-
-
 def _fusion(name: str, title: str, dtype: str) -> Measurement:
     command = (
         "benchmarks/fusion.py", "--models", "resnet18", "transformer", "bert-medium", "dcgan",
-        "pointnet-classification", "mobilenet", "--sizes", "8", "--largest", "--seconds", "0.6", "--rounds", "3",
-        "--budget", "{seconds}", "--dtype", dtype,
+        "pointnet-classification", "mobilenet", "--rivals", "serial", "serial, torch.compile", "processes", "vmap",
+        "Shoal", "--sizes", "8", "--largest", "--seconds", "0.6", "--rounds", "3", "--budget", "{seconds}", "--dtype",
+        dtype,
     )  # fmt: skip
     quick = ("benchmarks/fusion.py", "--models", "mlp", "--dtype", dtype, "--quick")
     code = (*FUSE, *RIVALS, "benchmarks/fusion.py")
@@ -68,17 +63,16 @@ MEASUREMENTS = (
         "halving", "2. The same with halving", 120, 300, "--halving", "--configurations", "32", "8", needs=PICTURES,
         toy_ways=("plain", "pool", "empty"),
     ),
-    _micro("lowerings", "3. Lowerings of optimizers and convolutions", 40, 120, "optimizers", "convolutions"),
-    _micro("hazards", "3. Workspaces of recorded steps", 20, 60, "hazards"),
     _fusion("fusion", "4. Fusion, float32", "float32"),
     _fusion("fusion-bf16", "4. Fusion, bfloat16", "bfloat16"),
     Measurement(
         "lora", "5. LoRA on a Llama of the sizes of 3.2 1B", 90, 300,
         (
-            "benchmarks/lora.py", "--adapters", "mixed", "--sizes", "8", "16", "--seconds", "3", "--rounds", "2",
-            "--no-compile",
+            "benchmarks/fusion.py", "--models", "lora-mixed", "--rivals", "serial", "processes", "peft, in turns",
+            "Shoal", "--sizes", "8", "16", "--seconds", "3", "--rounds", "2", "--no-compile",
         ),
-        ("benchmarks/lora.py", "--quick"), (*FUSE, *RIVALS, "benchmarks/lora.py"), (*CORE, "transformers", "peft"),
+        ("benchmarks/fusion.py", "--models", "lora-mixed", "--rivals", "serial", "peft, in turns", "Shoal", "--quick"),
+        (*FUSE, *RIVALS, "benchmarks/fusion.py"), (*CORE, "transformers", "peft"),
     ),
     _search(
         "small-searches", "6. Searches of 64 perceptrons and of 24 BERT-Tiny", 60, 240, "--search", "mlp", "bert-tiny",
@@ -107,8 +101,8 @@ MEASUREMENTS = (
     ),
     _tests(
         "tests", "9. Tests marked gpu", 120, 420, "tests/gpu/test_gpu_steps.py", "tests/gpu/test_gpu_studies.py",
-        "tests/gpu/test_gpu_packs.py", "tests/gpu/test_gpu_devices.py", "tests/fuse/test_optim.py",
-        "tests/fuse/test_rules.py", "-n", "4",
+        "tests/gpu/test_gpu_packs.py", "tests/gpu/test_gpu_devices.py", "tests/gpu/test_gpu_workspaces.py",
+        "tests/fuse/test_optim.py", "tests/fuse/test_rules.py", "-n", "4",
     ),
     _tests(
         "suspension", "10. Suspension, memory freed, the death of MPS", 60, 180, "tests/gpu/test_gpu_memory.py",

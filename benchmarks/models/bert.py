@@ -3,15 +3,16 @@
 The sizes are those of Turc et al. (arXiv:1908.08962).
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from models.workload import Batch, Phase, Workload
+from models.workload import Batch, Phase, Workload, adadelta
 
-__all__ = ["medium", "tiny"]
+__all__ = ["classifier", "workload"]
 
 LENGTH = 32
-WORDS = 30522
 MASKED = 0.15
 NOT_ASKED = -100
 
@@ -30,6 +31,7 @@ def masked_model(width: int, words: int) -> nn.Module:
 
 
 def classifier(words: int) -> nn.Module:
+    """BERT-Tiny."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
@@ -50,35 +52,14 @@ def loss(net: nn.Module, batch: Batch) -> Tensor:
     return net(input_ids=tokens, labels=labels).loss
 
 
-def adadelta(net: nn.Module, factor: float) -> torch.optim.Optimizer:
-    return torch.optim.Adadelta(net.parameters(), lr=factor)
-
-
-def adam(net: nn.Module, factor: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(net.parameters(), lr=5e-5 * factor)
-
-
-def medium(full: bool) -> Workload:
-    samples, width, words = (32, 512, WORDS) if full else (2, 64, 1000)
+def workload(full: bool) -> Workload:
+    samples, width, words = (32, 512, 30522) if full else (2, 64, 1000)
     return Workload(
         name="BERT-Medium",
         sizes=f"8 layers, 8 heads, d={width}, N={samples}, length {LENGTH}, {words} words, Adadelta",
         samples=samples,
-        model=lambda: masked_model(width, words),
-        batch=lambda: masked_batch(samples, words),
+        model=partial(masked_model, width, words),
+        batch=partial(masked_batch, samples, words),
         phases=(Phase(loss, adadelta),),
-        draws=True,
-    )
-
-
-def tiny(full: bool) -> Workload:
-    samples, words = 8, WORDS if full else 1000
-    return Workload(
-        name="BERT-Tiny",
-        sizes=f"2 layers, 2 heads, d=128, N={samples}, length {LENGTH}, {words} words, Adam",
-        samples=samples,
-        model=lambda: classifier(words),
-        batch=lambda: (torch.randint(0, words, (samples, LENGTH)), torch.randint(0, 2, (samples,))),
-        phases=(Phase(loss, adam),),
         draws=True,
     )

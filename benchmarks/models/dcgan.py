@@ -1,6 +1,6 @@
 """A generative adversarial network of convolutions, 64 x 64 pixels (Radford et al., arXiv:1511.06434)."""
 
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -63,20 +63,16 @@ def binary(scores: Tensor, real: bool) -> Tensor:
     return F.binary_cross_entropy_with_logits(scores, target)
 
 
-def discriminator_loss(net: nn.Module, batch: Batch) -> Tensor:
-    return net("discriminator", *batch)
+def loss(part: str, net: nn.Module, batch: Batch) -> Tensor:
+    return net(part, *batch)
 
 
-def generator_loss(net: nn.Module, batch: Batch) -> Tensor:
-    return net("generator", *batch)
+def adam(part: str, net: nn.Module, factor: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam(net.get_submodule(part).parameters(), lr=2e-4 * factor, betas=(0.5, 0.999))
 
 
-def adam_of_discriminator(net: Any, factor: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(net.discriminator.parameters(), lr=2e-4 * factor, betas=(0.5, 0.999))
-
-
-def adam_of_generator(net: Any, factor: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(net.generator.parameters(), lr=2e-4 * factor, betas=(0.5, 0.999))
+def batch(samples: int) -> Batch:
+    return torch.rand(samples, 3, 64, 64) * 2 - 1, torch.randn(samples, NOISE, 1, 1)
 
 
 def workload(full: bool) -> Workload:
@@ -85,7 +81,7 @@ def workload(full: bool) -> Workload:
         name="DCGAN",
         sizes=f"64x64, N={samples}, width {width}, two Adams",
         samples=samples,
-        model=lambda: DCGAN(width),
-        batch=lambda: (torch.rand(samples, 3, 64, 64) * 2 - 1, torch.randn(samples, NOISE, 1, 1)),
-        phases=(Phase(discriminator_loss, adam_of_discriminator), Phase(generator_loss, adam_of_generator)),
+        model=partial(DCGAN, width),
+        batch=partial(batch, samples),
+        phases=tuple(Phase(partial(loss, part), partial(adam, part)) for part in ("discriminator", "generator")),
     )

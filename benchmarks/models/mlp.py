@@ -1,10 +1,9 @@
 """A multi-layer perceptron on handwritten digits of 8 x 8 pixels."""
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from models.workload import Batch, Phase, Workload
+from models.workload import Batch, Phase, Workload, adam, cross_entropy
 
 __all__ = ["workload"]
 
@@ -13,21 +12,9 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def loss(net: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return F.cross_entropy(net(x), y)
-
-
-def adam(net: nn.Module, factor: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(net.parameters(), lr=1e-3 * factor)
+def batch() -> Batch:
+    return torch.rand(32, 64), torch.randint(0, 10, (32,))
 
 
 def workload(full: bool) -> Workload:
-    return Workload(
-        name="MLP",
-        sizes="64-64-64-10, N=32, Adam",
-        samples=32,
-        model=model,
-        batch=lambda: (torch.rand(32, 64), torch.randint(0, 10, (32,))),
-        phases=(Phase(loss, adam),),
-    )
+    return Workload("MLP", "64-64-64-10, N=32, Adam", 32, model, batch, (Phase(cross_entropy, adam),))

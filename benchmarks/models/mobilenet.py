@@ -1,15 +1,15 @@
-"""MobileNetV3-Large for images of 32 x 32 pixels (Howard et al., arXiv:1905.02244, table 1)."""
+"""MobileNetV3-Large (Howard et al., arXiv:1905.02244, table 1) and MobileNetV2, for images of 32 x 32 pixels."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.workload import Batch, Phase, Workload
+from models.workload import Phase, Workload, adam, cross_entropy, pictures
 
-__all__ = ["workload"]
+__all__ = ["LAYERS", "mobilenet_v2", "mobilenet_v3_large", "workload"]
 
 CLASSES = 10
 LAYERS = (
@@ -30,6 +30,12 @@ LAYERS = (
     (5, 960, 160, True, True, 1),
     (5, 960, 160, True, True, 1),
 )
+
+LAYERS_V2 = (
+    # expansion, out, blocks, stride of the first
+    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
+)  # fmt: skip
+"""Of MobileNetV2 (Sandler et al., arXiv:1801.04381, table 2)."""
 
 
 def scaled(channels: int, width: float) -> int:
@@ -61,10 +67,18 @@ class Bottleneck(nn.Module):
     """Expand, filter each channel, excite, project; with a shortcut where shapes agree."""
 
     def __init__(
-        self, kernel: int, before: int, inside: int, after: int, excite: bool, hard: bool, stride: int
+        self,
+        kernel: int,
+        before: int,
+        inside: int,
+        after: int,
+        excite: bool,
+        hard: bool,
+        stride: int,
+        otherwise: type[nn.Module] = nn.ReLU,
     ) -> None:
         super().__init__()
-        activation = nn.Hardswish if hard else nn.ReLU
+        activation = nn.Hardswish if hard else otherwise
         self.shortcut = stride == 1 and before == after
         layers = [conv(before, inside, 1, 1, 1, activation())] if inside != before else []
         layers.append(conv(inside, inside, kernel, stride, inside, activation()))
@@ -96,13 +110,17 @@ def mobilenet_v3_large(width: float, blocks: Sequence[Any] = LAYERS) -> nn.Modul
     )
 
 
-def loss(net: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return F.cross_entropy(net(x), y)
-
-
-def adam(net: nn.Module, factor: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(net.parameters(), lr=1e-3 * factor)
+def mobilenet_v2(width: float) -> nn.Module:
+    before, last = scaled(32, width), scaled(1280, width)
+    layers: list[nn.Module] = [conv(3, before, 3, 1, 1, nn.ReLU6())]  # stride 1: the images are small
+    for expansion, out, count, stride in LAYERS_V2:
+        after = scaled(out, width)
+        for number in range(count):
+            steps = 1 if number else stride
+            layers.append(Bottleneck(3, before, expansion * before, after, False, False, steps, nn.ReLU6))
+            before = after
+    layers.append(conv(before, last, 1, 1, 1, nn.ReLU6()))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(last, CLASSES))
 
 
 def workload(full: bool) -> Workload:
@@ -111,8 +129,8 @@ def workload(full: bool) -> Workload:
         name="MobileNetV3-Large",
         sizes=f"32x32, N={samples}, width {width}, Adam",
         samples=samples,
-        model=lambda: mobilenet_v3_large(width),
-        batch=lambda: (torch.randn(samples, 3, 32, 32), torch.randint(0, CLASSES, (samples,))),
-        phases=(Phase(loss, adam),),
+        model=partial(mobilenet_v3_large, width),
+        batch=partial(pictures, samples, CLASSES),
+        phases=(Phase(cross_entropy, adam),),
         draws=True,
     )

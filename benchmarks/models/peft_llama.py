@@ -1,10 +1,8 @@
 """Low-rank adapters by `peft` on a frozen Llama of `transformers`, the same for all members."""
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -13,50 +11,12 @@ from torch import Tensor, nn
 
 from models.workload import Batch, Phase, Workload
 
-__all__ = ["ADAPTERS", "Adapter", "Base", "bounded_loss", "kinds", "loss", "name_of", "words"]
+__all__ = ["batches", "mixed", "workload"]
 
 BASE_SEED = 1
-WORDS = 32_000
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """What a member's `LoraConfig` says.
-
-    Args:
-        rank: r.
-        alpha: lora_alpha.
-    """
-
-    rank: int
-    alpha: int
-
-    def config(self) -> Any:
-        """The configuration that `peft` takes."""
-        from peft import LoraConfig  # slow to import, for which other models do not wait
-
-        return LoraConfig(
-            r=self.rank, lora_alpha=self.alpha, target_modules=["q_proj", "k_proj", "v_proj"], task_type="CAUSAL_LM"
-        )
-
-    def put_on(self, base: Any) -> nn.Module:
-        """The model with this adapter."""
-        from peft import get_peft_model
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a property of models by its older name
-            model: Any = get_peft_model(base, self.config())
-        return model.train()
-
-
-MIXED = tuple(Adapter(rank, alpha) for rank, alpha in ((4, 8), (8, 16), (16, 16), (32, 64)))
-SAME = (Adapter(8, 16),)
-ADAPTERS: dict[str, tuple[tuple[Adapter, ...], tuple[int, ...]]] = {
-    "same": (SAME, ()),
-    "mixed": (MIXED, ()),
-    "batches": (MIXED, (2, 4, 8)),
-}
-"""What members differ in -> their adapters and batch sizes, by turns; all batches are alike without."""
+ALPHAS = {4: 8, 8: 16, 16: 16, 32: 64}
+"""Rank -> lora_alpha, of members that differ."""
+BATCH_SIZES = (2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -65,22 +25,18 @@ class Base:
 
     Args:
         full: Whether it is the large one.
-        dtype: of the small one.
-        checkpointing: whether its layers are computed again in the backward pass.
-        words: size of the vocabulary of the small one.
+        checkpointed: Whether layers are computed again in the backward pass; the small one is of bfloat16 then.
     """
 
     full: bool
-    dtype: torch.dtype = torch.float32
-    checkpointing: bool = False
-    words: int = 1000
+    checkpointed: bool = False
 
     def __call__(self) -> nn.Module:
         """The model, the same at each call, on torch's default device."""
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import LlamaConfig, LlamaForCausalLM  # slow to import, for which other models do not wait
 
         config = LlamaConfig(
-            vocab_size=128256 if self.full else self.words,
+            vocab_size=128256 if self.full else 1000,
             hidden_size=2048 if self.full else 128,
             intermediate_size=8192 if self.full else 344,
             num_hidden_layers=16 if self.full else 4,
@@ -90,34 +46,28 @@ class Base:
             use_cache=False,
         )
         usual = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16 if self.full else self.dtype)
+        torch.set_default_dtype(torch.bfloat16 if self.full or self.checkpointed else torch.float32)
         try:
             with torch.random.fork_rng():
                 torch.manual_seed(BASE_SEED)
                 model: Any = LlamaForCausalLM(config)
         finally:
             torch.set_default_dtype(usual)
-        if self.checkpointing:
+        if self.checkpointed:
             model.activation_checkpointing_enable()
         return model
 
-    def adapted(self, adapter: Adapter) -> nn.Module:
+    def adapted(self, rank: int) -> nn.Module:
         """The model with an adapter."""
-        return adapter.put_on(self())
+        from peft import LoraConfig, get_peft_model
 
-    def sizes(self) -> str:
-        """What it is, in words."""
-        sizes = "16 layers, d=2048, bfloat16" if self.full else "4 layers, d=128"
-        of_dtype = ", bfloat16" if self.dtype == torch.bfloat16 and not self.full else ""
-        return sizes + of_dtype + (", checkpointed" if self.checkpointing else "")
-
-
-def bounded_loss(net: Any, batch: Batch) -> Tensor:
-    """As `loss`, without the logits of all tokens, as `TrainerTask` and `SFTTask` compute it."""
-    from shoal.integrations.causal_lm import causal_lm_loss
-
-    (tokens,) = batch
-    return causal_lm_loss(net, {"input_ids": tokens, "labels": tokens})
+        config = LoraConfig(
+            r=rank, lora_alpha=ALPHAS[rank], target_modules=["q_proj", "k_proj", "v_proj"], task_type="CAUSAL_LM"
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a property of models by its older name
+            model: Any = get_peft_model(self(), config)
+        return model.train()
 
 
 def loss(net: Any, batch: Batch) -> Tensor:
@@ -126,49 +76,45 @@ def loss(net: Any, batch: Batch) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def adam(net: nn.Module, factor: float) -> torch.optim.Optimizer:
+def adamw(net: nn.Module, factor: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-3 * factor)
 
 
-def words(full: bool) -> Workload:
-    """Members of several ranks on a model of 32,000 words, 1024 tokens each, with checkpointed layers."""
-    base = Base(False, checkpointing=True, words=WORDS)
-    return _workload(base, "LoRA by peft on Llama of 32,000 words", MIXED, (4, 256))
+def tokens(samples: int, length: int) -> Batch:
+    return (torch.randint(0, 1000, (samples, length)),)
 
 
-def name_of(kind: str, dtype: str, checkpointing: bool) -> str:
-    """Name of the workload of a kind of `ADAPTERS`."""
-    return "-".join(["peft", kind, dtype, *(["checkpointed"] if checkpointing else [])])
+def workload(full: bool) -> Workload:
+    """Members that differ in nothing but their learning rates."""
+    return _workload(full, (8,))
 
 
-def kinds() -> dict[str, Callable[[bool], Workload]]:
-    """Workloads of all `ADAPTERS` by name: with a base of each dtype, checkpointed or not."""
-    cases = list(product(ADAPTERS, ("float32", "bfloat16"), (False, True)))
-    return {name_of(*case): partial(_of_kind, *case) for case in cases}
+def mixed(full: bool) -> Workload:
+    """Members that differ in their ranks."""
+    return _workload(full, tuple(ALPHAS))
 
 
-def _of_kind(kind: str, dtype: str, checkpointing: bool, full: bool) -> Workload:
-    adapters, batch_sizes = ADAPTERS[kind]
+def batches(full: bool) -> Workload:
+    """Members that differ in ranks and batch sizes, on a checkpointed base of bfloat16."""
+    return _workload(full, tuple(ALPHAS), BATCH_SIZES)
+
+
+def _workload(full: bool, ranks: tuple[int, ...], batch_sizes: tuple[int, ...] = ()) -> Workload:
     samples, length = (4, 256) if full else (2, 32)
-    name = f"LoRA by peft on Llama, ranks {', '.join(str(each.rank) for each in adapters)}"
+    name = f"LoRA by peft on Llama, rank {', '.join(map(str, ranks))}"
     if batch_sizes:
         samples, name = max(batch_sizes), f"{name}, batches of {', '.join(map(str, batch_sizes))}"
-    base = Base(full, getattr(torch, dtype), checkpointing)
-    return _workload(base, name, adapters, (samples, length), batch_sizes)
-
-
-def _workload(
-    base: Base, name: str, adapters: tuple[Adapter, ...], shape: tuple[int, int], batch_sizes: tuple[int, ...] = ()
-) -> Workload:
-    first, *others = (partial(base.adapted, adapter) for adapter in adapters)
-    samples, length = shape
+    base = Base(full, checkpointed=bool(batch_sizes))
+    first, *others = (partial(base.adapted, rank) for rank in ranks)
+    sizes = "16 layers, d=2048, bfloat16" if full else f"4 layers, d=128{', bfloat16' if base.checkpointed else ''}"
     return Workload(
         name=name,
-        sizes=f"{base.sizes()}, N={samples}, length {length}, AdamW",
+        sizes=f"{sizes}{', checkpointed' if base.checkpointed else ''}, N={samples}, length {length}, AdamW",
         samples=samples,
         model=first,
-        batch=lambda: (torch.randint(0, 1000, shape),),
-        phases=(Phase(loss, adam),),
+        batch=partial(tokens, samples, length),
+        phases=(Phase(loss, adamw),),
         others=tuple(others),
+        bfloat16=full or base.checkpointed,
         batch_sizes=batch_sizes,
     )

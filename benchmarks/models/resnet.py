@@ -1,14 +1,14 @@
 """ResNets for images of 32 x 32 pixels (He et al., arXiv:1512.03385)."""
 
 from collections.abc import Sequence
+from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.workload import Batch, Phase, Workload
+from models.workload import Phase, Workload, adadelta, cross_entropy, pictures
 
-__all__ = ["BLOCKS", "resnet", "workload"]
+__all__ = ["BLOCKS", "half_fused", "resnet", "unfused", "workload"]
 
 CLASSES = 10
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -33,33 +33,40 @@ class Block(nn.Module):
         return F.relu(out + self.shortcut(x))
 
 
-def resnet(width: int, blocks: Sequence[int]) -> nn.Module:
+class Unfused(Block):
+    """The same, of another class: where members differ in it, an array trains their blocks one after another."""
+
+
+def resnet(width: int, blocks: Sequence[int], unfused: int = 0) -> nn.Module:
+    """A ResNet with so many blocks in each stage, the first few of them `Unfused`."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     before = width
     for stage, count in enumerate(blocks):
         after = width * 2**stage
-        layers.append(Block(before, after, stride=2 if stage else 1))
-        layers += [Block(after, after, stride=1) for _ in range(count - 1)]
-        before = after
+        for number in range(count):
+            block = Unfused if len(layers) - 3 < unfused else Block
+            layers.append(block(before, after, stride=2 if stage and not number else 1))
+            before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
 
 
-def loss(net: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return F.cross_entropy(net(x), y)
-
-
-def adadelta(net: nn.Module, factor: float) -> torch.optim.Optimizer:
-    return torch.optim.Adadelta(net.parameters(), lr=factor)
-
-
-def workload(full: bool) -> Workload:
+def workload(full: bool, unfused: int = 0) -> Workload:
+    """ResNet-18, of whose eight blocks some are not fused."""
     samples, width = (128, 64) if full else (4, 8)
     return Workload(
-        name="ResNet-18",
+        name=f"ResNet-18, {unfused} of 8 blocks unfused" if unfused else "ResNet-18",
         sizes=f"32x32, N={samples}, width {width}, Adadelta",
         samples=samples,
-        model=lambda: resnet(width, BLOCKS[18]),
-        batch=lambda: (torch.randn(samples, 3, 32, 32), torch.randint(0, CLASSES, (samples,))),
-        phases=(Phase(loss, adadelta),),
+        model=partial(resnet, width, BLOCKS[18]),
+        batch=partial(pictures, samples, CLASSES),
+        phases=(Phase(cross_entropy, adadelta),),
+        others=(partial(resnet, width, BLOCKS[18], unfused),) if unfused else (),
     )
+
+
+def half_fused(full: bool) -> Workload:
+    return workload(full, unfused=4)
+
+
+def unfused(full: bool) -> Workload:
+    return workload(full, unfused=8)

@@ -1,12 +1,12 @@
 """A language model of two transformer layers (Vaswani et al., arXiv:1706.03762), sized for WikiText-2."""
 
 import math
+from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.workload import Batch, Phase, Workload
+from models.workload import Phase, Workload, adadelta, cross_entropy, tokens
 
 __all__ = ["workload"]
 
@@ -43,23 +43,14 @@ def sinusoids() -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
 
 
-def loss(net: nn.Module, batch: Batch) -> Tensor:
-    tokens, following = batch
-    return F.cross_entropy(net(tokens).flatten(0, 1), following.flatten())
-
-
-def adadelta(net: nn.Module, factor: float) -> torch.optim.Optimizer:
-    return torch.optim.Adadelta(net.parameters(), lr=factor)
-
-
 def workload(full: bool) -> Workload:
     samples, words = (32, 33278) if full else (4, 1000)
     return Workload(
         name="Transformer",
         sizes=f"2 layers, 2 heads, d={WIDTH}, N={samples}, length {LENGTH}, {words} words, Adadelta",
         samples=samples,
-        model=lambda: LanguageModel(words),
-        batch=lambda: tuple(torch.randint(0, words, (samples, LENGTH)) for _ in range(2)),
-        phases=(Phase(loss, adadelta),),
+        model=partial(LanguageModel, words),
+        batch=partial(tokens, samples, LENGTH, words),
+        phases=(Phase(cross_entropy, adadelta),),
         draws=True,
     )

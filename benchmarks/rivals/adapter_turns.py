@@ -1,10 +1,9 @@
 """Several adapters of `peft` on one base model, which take turns."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from models.peft_llama import Adapter
 from torch import Tensor
 
 from rivals.rival import Cell, Rival, of_optimizers, rate
@@ -13,41 +12,34 @@ __all__ = ["AdapterTurns"]
 
 
 class AdapterTurns(Rival):
-    """`add_adapter` for each member, and `set_adapter` before each of its steps.
-
-    Args:
-        cell: what to train.
-        adapters: of the members, by turns.
-        base: makes the base model.
-    """
+    """`add_adapter` for each member, and `set_adapter` before each of its steps."""
 
     name = "peft, in turns"
 
-    def __init__(self, cell: Cell, adapters: Sequence[Adapter], base: Callable[[], Any]) -> None:
-        from peft import get_peft_model
-
+    def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
         self.batch = cell.batch()
         self.loss = cell.loss(0)
         self.model: Any = None
-        for b in range(cell.members):
-            config = adapters[b % len(adapters)].config()
+        for b, model in enumerate(cell.each_model()):
+            if not hasattr(model, "peft_config"):
+                raise ValueError("needs adapters of peft")
             torch.manual_seed(b)
-            with cell.device:
-                if self.model is None:
-                    self.model = get_peft_model(base(), config, adapter_name="0")
-                else:
-                    self.model.add_adapter(str(b), config)
+            if self.model is None:
+                self.model = model
+            else:
+                self.model.add_adapter(str(b), model.peft_config["default"])
         self.model.to(cell.device).train()
+        self.names = ["default", *map(str, range(1, cell.members))]
         self.optimizers = []
-        for b in range(cell.members):
-            self.model.set_adapter(str(b))
+        for b, name in enumerate(self.names):
+            self.model.set_adapter(name)
             self.optimizers.append(cell.workload.phases[0].optimizer(self.model, rate(b)))
 
     def step(self) -> Tensor:
         losses = []
-        for b, optimizer in enumerate(self.optimizers):
-            self.model.set_adapter(str(b))
+        for b, (name, optimizer) in enumerate(zip(self.names, self.optimizers, strict=True)):
+            self.model.set_adapter(name)
             found = []
             for batch in self.cell.batches(b, self.batch):
                 optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Members as one array of Shoal: eager, compiled, and in the step mode that Shoal itself chooses."""
+"""Members as one array of Shoal: eager, and in the step mode that Shoal itself chooses."""
 
 from collections.abc import Iterable
 
@@ -9,11 +9,10 @@ from torch import Tensor
 from rivals.rival import Cell, Rival, of_optimizers, rate
 from shoal.fuse.api import fuse
 from shoal.fuse.backward import MemberSteps
-from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import StepMode, TrainingStep
 
-__all__ = ["Chosen", "Compiled", "Eager"]
+__all__ = ["Chosen", "Eager"]
 
 
 class Eager(Rival):
@@ -52,28 +51,6 @@ class Eager(Rival):
                 yield parameter.grad
         yield from self.array.buffers()
         yield from of_optimizers(member for optimizer in self.optimizers for member in optimizer.members)
-
-
-class Compiled(Eager):
-    """The whole step captured, after an eager one."""
-
-    name = "Shoal compiled"
-
-    def __init__(self, cell: Cell) -> None:
-        super().__init__(cell)
-        self.captured: list[CapturedStep] = []
-
-    def step(self) -> Tensor:
-        if self.captured:
-            return torch.stack([captured(self.batch) for captured in self.captured])
-        losses = []
-        made = []
-        for phase, optimizer in enumerate(self.optimizers):
-            losses.append(self.take(phase))
-            made.append(CapturedStep(self.array, optimizer, self.losses[phase], self.batch))
-        self.array.zero_grad()
-        self.captured = made
-        return torch.stack(losses)
 
 
 class Chosen(Eager):

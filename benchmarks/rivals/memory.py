@@ -1,15 +1,19 @@
-"""The most memory that tensors take during a training step."""
+"""The most memory that tensors take during a training step, and that a process takes for itself."""
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["peak_of_step"]
+__all__ = ["peak_of_process", "peak_of_step"]
 
 
 def peak_of_step(step: Callable[[], Any], held: Iterable[Tensor], device: torch.device) -> int:
@@ -55,3 +59,32 @@ def _without_messages() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+def peak_of_process(make: Callable[[Any], Any], cell: Any, steps: int) -> int:
+    """Bytes that a new process shares with no other, at their peak, while a rival takes some steps there.
+
+    Args:
+        make: Makes the rival.
+        cell: What it trains.
+        steps: Number of its steps.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_take_steps, args=(theirs, make, cell, steps))
+    process.start()
+    theirs.close()
+    peak: int = ours.recv()
+    process.join()
+    return peak
+
+
+def _take_steps(connection: Connection, make: Callable[[Any], Any], cell: Any, steps: int) -> None:
+    torch.set_num_threads(cell.threads)
+    rival = make(cell)
+    for _ in range(steps):
+        rival.step()
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
+    memory = psutil.Process().memory_full_info()
+    connection.send(peak - (memory.rss - memory.uss))

@@ -108,6 +108,7 @@ class PlainTrial:
         self._device = sets[0][0].device
         runtime = build(task, member, self._device)
         self.model, self.optimizer, self.settings = runtime.model, runtime.optimizer, runtime.settings
+        self.scheduler = runtime.scheduler
         self._task, self._metric, self._sets, self._trial = task, metric, sets, member.trial
         self._own_step = type(task).step is not shoal.Task.step
 
@@ -118,6 +119,8 @@ class PlainTrial:
             order = epoch_order(len(self._sets[0][0]), self._trial.data_seed, epoch).to(self._device)
             for part in order.split(self.settings.batch_size):
                 self._step(tuple(tensor[part] for tensor in self._sets[0]))
+            if self.scheduler is not None:
+                self.scheduler.step()
             yield epoch + 1, {self._metric: self._validated()}
 
     def _step(self, batch: tuple[Tensor, ...]) -> None:
@@ -143,18 +146,17 @@ class PlainTrial:
         return float(total) / len(self._sets[1][0])
 
     def save(self, path: Path) -> None:
-        """Write weights and optimizer state."""
-        torch.save({"model": self.model.state_dict(), "optimizers": [x.state_dict() for x in self._optimizers()]}, path)
+        """Write weights, and the state of optimizers and scheduler."""
+        torch.save([part.state_dict() for part in self._parts()], path)
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote."""
-        states = torch.load(path)
-        self.model.load_state_dict(states["model"])
-        for optimizer, state in zip(self._optimizers(), states["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        for part, state in zip(self._parts(), torch.load(path), strict=True):
+            part.load_state_dict(state)
 
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
+    def _parts(self) -> list[Any]:
+        optimizers = self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
+        return [self.model, *optimizers, *([] if self.scheduler is None else [self.scheduler])]
 
 
 def in_a_loop(asked: Asked) -> PlainSearch:

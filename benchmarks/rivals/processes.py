@@ -5,12 +5,11 @@ import os
 import time
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from models import WORKLOADS
 from torch import Tensor
 
 from rivals.rival import Cell, Rival
@@ -24,39 +23,11 @@ PATIENCE_SECONDS = 600.0
 HEAVY = (
     "torch",
     "transformers.models.bert.modeling_bert",
-    "transformers.models.gpt_neox.modeling_gpt_neox",
+    "peft",
+    "transformers.models.llama.modeling_llama",
     "shoal.fuse.step",
 )
 """Imported once, by the server that forks the processes; installed packages, as it knows no path but theirs."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one process trains: as `Cell`, but a workload by its name, because functions within one cannot be sent.
-
-    Args:
-        workload: its name.
-        full: its size.
-        members: of all processes.
-        device: of models and data.
-        autocast: to this type.
-        threads: of torch in the process.
-        which: the process's own members.
-        environment: variables of the process, set before it uses CUDA.
-    """
-
-    workload: str
-    full: bool
-    members: int
-    device: torch.device
-    autocast: torch.dtype | None
-    threads: int
-    which: tuple[int, ...]
-    environment: Mapping[str, str]
-
-    def cell(self) -> Cell:
-        workload = WORKLOADS[self.workload](self.full)
-        return Cell(workload, self.members, self.device, self.autocast, self.threads)
 
 
 class Processes(Rival):
@@ -65,15 +36,13 @@ class Processes(Rival):
     On a GPU they share it by CUDA MPS, and by time slices where MPS cannot be had.
 
     Args:
-        cell: what to train.
-        workload: name of its workload.
-        full: size of its workload.
-        begin: how processes begin: "forkserver", or "fork" of this process, which then must have used no GPU.
+        cell: What to train.
+        begin: How processes begin: "forkserver", or "fork" of this process, which then must have used no GPU.
     """
 
     name = "processes"
 
-    def __init__(self, cell: Cell, workload: str, full: bool, begin: str = "forkserver") -> None:
+    def __init__(self, cell: Cell, begin: str = "forkserver") -> None:
         super().__init__(cell)
         count = min(cell.members, os.cpu_count() or 1)
         self._mps = _daemon(cell.device)
@@ -82,12 +51,11 @@ class Processes(Rival):
         context.set_forkserver_preload(list(HEAVY))
         self._connections: list[Connection] = []
         self._processes = []
-        threads = max(1, cell.threads // count)
+        part = replace(cell, threads=max(1, cell.threads // count))
         for number in range(count):
             here, there = context.Pipe()
-            which = tuple(range(number, cell.members, count))
-            share = Share(workload, full, cell.members, cell.device, cell.autocast, threads, which, environment)
-            process = context.Process(target=_serve, args=(there, share), daemon=True)
+            which = range(number, cell.members, count)
+            process = context.Process(target=_serve, args=(there, part, which, environment), daemon=True)
             process.start()
             there.close()
             self._connections.append(here)
@@ -155,13 +123,13 @@ def _daemon(device: torch.device) -> MpsDaemon | None:
     return daemon
 
 
-def _serve(connection: Connection, share: Share) -> None:
-    """Take steps as asked until the connection closes."""
-    os.environ.update(share.environment)
+def _serve(connection: Connection, cell: Cell, which: range, environment: Mapping[str, str]) -> None:
+    """Take steps of some members as asked until the connection closes."""
+    os.environ.update(environment)
     warnings.simplefilter("ignore")
-    torch.set_num_threads(share.threads)
+    torch.set_num_threads(cell.threads)
     try:
-        rival = Serial(share.cell(), share.which)
+        rival = Serial(cell, which)
         while True:
             request = connection.recv()
             if request == "ready":

@@ -13,7 +13,7 @@ from torch import Tensor
 from rivals.rival import Cell, Rival
 from shoal.core.errors import ShoalError
 
-__all__ = ["Finding", "race"]
+__all__ = ["Finding", "difference", "race"]
 
 WARM_UP = 3
 """Steps whose losses are compared, before the clock starts."""
@@ -112,7 +112,7 @@ def _together(cell: Cell, makers: Mapping[str, Maker], seconds: float, rounds: i
                     note=rivals[name].note(),
                 )
                 if not cell.workload.draws and name != "serial":
-                    findings[name].off = _difference(losses[name], losses.get("serial", []))
+                    findings[name].off = difference(losses[name], losses.get("serial", []))
     finally:
         for rival in rivals.values():
             rival.close()
@@ -130,7 +130,8 @@ def _steps_of(rival: Rival, seconds: float) -> int:
     return max(1, round(seconds * count / taken))
 
 
-def _difference(losses: list[Tensor], serial: list[Tensor]) -> float | None:
+def difference(losses: list[Tensor], serial: list[Tensor]) -> float | None:
+    """Largest relative difference of losses, those of one step in each tensor; None if there are none."""
     pairs = list(zip(losses, serial, strict=False))
     return max(float(((a - b).abs() / b.abs().clamp(min=1e-2)).max()) for a, b in pairs) if pairs else None
 

@@ -1,15 +1,15 @@
 """The memory of an array, as it is predicted before it starts, against what its tensors take in training."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
-from rivals.predicted import TensorMeter
+from rivals.memory import peak_of_step
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
@@ -22,7 +22,7 @@ from shoal.fuse.capture_decision import CaptureDecision
 from shoal.train.bases import bases_of
 from shoal.train.data.datasets import DataSets
 from shoal.train.fused_stepper import make_stepper
-from shoal.train.memory import fixed_bytes
+from shoal.train.memory import MemoryMeter, fixed_bytes
 from shoal.train.profile import measure
 from shoal.train.step_settings import StepPlan
 from shoal.train.trial_runtime import sort_by_optimizer
@@ -30,6 +30,25 @@ from shoal.train.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")
 WIDTH, SAMPLES, MEMBERS = 64, 256, 4
+
+T = TypeVar("T")
+
+
+class TensorMeter(MemoryMeter):
+    """Counts the bytes of tensors on a CPU, and nothing else of the process."""
+
+    def used(self) -> int:
+        """Bytes of all live tensors."""
+        gc.collect()
+        found = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)]
+        found += [each.grad for each in found if each.is_leaf and each.grad is not None]
+        return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}.values())
+
+    def during(self, step: Callable[[], T]) -> tuple[T, int]:
+        """The result of a step, and the bytes of the tensors that it adds at its peak."""
+        results: list[T] = []
+        added = peak_of_step(lambda: results.append(step()), [], self._device)
+        return results[0], added
 
 
 class Block(nn.Module):
