@@ -1,0 +1,105 @@
+"""Quality of the searches, which the papers make faster without another result: regret on recorded loss curves."""
+
+from statistics import fmean
+
+from papers.experiment import Experiment, Figures
+from papers.measurement import CORE, Measurement
+
+__all__ = ["EXPERIMENTS"]
+
+
+def measurement(part: str, title: str, least: int, most: int, *needs: str) -> Measurement:
+    """A part of `regret.py`."""
+    files = ("benchmarks/regret.py", "benchmarks/surrogates.py", "benchmarks/rival_searches.py")
+    recorded = ("benchmarks/fine_tuning_curves.json",) if part == "fine_tuning" else ()
+    command = ("benchmarks/regret.py", part)
+    code = (*files, *recorded, "src/shoal/algorithms")
+    return Measurement(f"regret_{part}", title, least, most, command, (*command, "--quick"), code, (*CORE, *needs))
+
+
+SEARCHES = measurement("searches", "Searches beside Syne Tune's and Optuna's", 110, 500, "optuna", "syne_tune")
+DEFAULT = measurement("default", "Searches by default", 30, 150, "optuna")
+FINE_TUNING = measurement("fine_tuning", "Early stopping of fine-tuning", 15, 75, "optuna")
+
+TASKS = ("same_author", "other_text", "few_samples")
+SAME = "similar final accuracy while BOHB and ASHA take 30 % less time and synchronous BOHB half (words, no table)"
+SETTING = (
+    "recorded curves of 8 tasks of TaskSet, 1000 configurations, 27 epochs (the paper trains on CIFAR-10); 10 seeds, "
+    "8 trials at a time, {epochs} epochs in all; regret averaged over these, of the rival over Shoal's"
+)
+
+
+def beside(algorithm: str, rival: str, why: str = "") -> Experiment:
+    """A search of Shoal's beside another library's at equal epochs."""
+    return Experiment(
+        title=f"Regret of {algorithm}, beside {rival}",
+        place="Fluid, abstract",
+        reported=SAME,
+        setting=SETTING.format(epochs=357 if algorithm == "Hyperband" else 540),
+        measurement=SEARCHES,
+        figure=lambda found: float(found["searches"][algorithm][rival]["ratio"]),
+        asked=0.95,
+        noise=0.02,
+        why=why,
+    )
+
+
+def default(rival: str, key: str) -> Experiment:
+    """What `tune` does without an algorithm beside what another does."""
+
+    def figure(found: Figures) -> float:
+        regret = found["default"]["27 epochs, 8 at once"]
+        return float(regret[key] / regret["Shoal"])
+
+    return Experiment(
+        title=f"Regret of `tune` without an algorithm, beside {rival}",
+        place="none",
+        reported="no paper chooses an algorithm; a library's default is what most users run",
+        setting="tasks and seeds as above; 64 trials of 27 epochs, 8 at a time, at the epochs that Shoal spends",
+        measurement=DEFAULT,
+        figure=figure,
+        asked=0.95,
+        noise=0.02,
+    )
+
+
+def of_loss_trend(found: Figures, search: str, figure: str) -> float:
+    """Mean over the tasks of fine-tuning, eight trials at once."""
+    return fmean(found["fine_tuning"][f"{task}, 8 at once"][search][figure] for task in TASKS)
+
+
+EXPERIMENTS = (
+    beside("ASHA", "Syne Tune, ASHA"),
+    beside("ASHA", "Optuna, random, halving"),
+    beside('ASHA, "tpe"', "Syne Tune, BOHB"),
+    beside('ASHA, "tpe"', "Optuna, TPE, halving"),
+    beside("Hyperband", "Syne Tune, ASHA, 4 brackets"),
+    beside("Hyperband", "Optuna, random, Hyperband"),
+    beside("BOHB", "Syne Tune, BOHB"),
+    beside("BOHB", "Optuna, TPE, Hyperband"),
+    default("Optuna's default", "Optuna"),
+    default("random whole trials", "random"),
+    Experiment(
+        title="Samples that `LossTrend` saves",
+        place="ALTO (arXiv 2604.05426), abstract",
+        reported="configurations ended early by their loss curves save 72 to 83 % of the samples",
+        setting="recorded curves of 3 x 64 adapters on a small Llama, 20 reports each; 30 orders, 8 at a time; mean",
+        measurement=FINE_TUNING,
+        figure=lambda found: 100 * of_loss_trend(found, "LossTrend", "saved"),
+        asked=60,
+        unit="%",
+        published=72,
+        noise=0.02,
+        why="a trial that may still become the best is kept, which finds the best one of two tasks in every order",
+    ),
+    Experiment(
+        title="Regret that early stopping costs: ASHA's over `LossTrend`'s",
+        place="ALTO (arXiv 2604.05426), abstract",
+        reported="the quality of the best adapter is kept (words)",
+        setting="as above; regret is 0 for the best configuration and 1 for the median one; mean",
+        measurement=FINE_TUNING,
+        figure=lambda found: of_loss_trend(found, "ASHA", "regret") / of_loss_trend(found, "LossTrend", "regret"),
+        asked=1.0,
+        noise=0.05,
+    ),
+)
