@@ -78,14 +78,14 @@ BESIDE = {
 }
 """Search of Shoal's -> those of others that are held against it; Hyperband ends after one round, the others never."""
 
-STOPPING: Mapping[str, Callable[[int, int], Algorithm]] = {
-    "Median": lambda reports, at_once: Median(TRIALS, reports, concurrency=at_once),
-    "Median, grace 5": lambda reports, at_once: Median(TRIALS, reports, grace=5, concurrency=at_once),
-    "ASHA": lambda reports, at_once: ASHA(TRIALS, reports, concurrency=at_once),
-    "ASHA, from 3": lambda reports, at_once: ASHA(TRIALS, reports, min_epochs=3, concurrency=at_once),
-    "LossTrend": lambda reports, at_once: StopRules(Random(TRIALS, reports), [LossTrend()]),
+STOPPING: Mapping[str, Callable[[int], Algorithm]] = {
+    "Median": lambda reports: Median(TRIALS, reports, concurrency=WORKERS),
+    "Median, grace 5": lambda reports: Median(TRIALS, reports, grace=5, concurrency=WORKERS),
+    "ASHA": lambda reports: ASHA(TRIALS, reports, concurrency=WORKERS),
+    "ASHA, from 3": lambda reports: ASHA(TRIALS, reports, min_epochs=3, concurrency=WORKERS),
+    "LossTrend": lambda reports: StopRules(Random(TRIALS, reports), [LossTrend()]),
 }
-"""Name -> search of so many reports, of which so many trials train at once."""
+"""Name -> search of so many reports."""
 
 Curves = list[list[float]]
 """Regret after each epoch, for each task and seed."""
@@ -156,13 +156,11 @@ def default(runner: Runner) -> Found:
     for epochs, devices in product((3, 9, EPOCHS), (1, 4)):
         workers = devices * WIDTH
         chosen = choose(SPACE, SearchBudget(TRIALS, epochs, devices, fuses=True)).algorithm
-        makers = {
-            "Shoal": partial(ShoalSearch, chosen),
-            "Optuna": partial(Optuna, MedianPruner(), is_random=False, epochs=epochs),
-            "random": partial(ShoalSearch, Random(TRIALS, epochs)),
-        }
-        found = {name: runner.curves(make, workers, TRIALS * epochs) for name, make in makers.items()}
+        found = {"Shoal": runner.curves(partial(ShoalSearch, chosen), workers, TRIALS * epochs)}
         spent = list(map(len, found["Shoal"]))
+        optuna = partial(Optuna, MedianPruner(), is_random=False, epochs=epochs)
+        for name, make in {"Optuna": optuna, "random": partial(ShoalSearch, Random(TRIALS, epochs))}.items():
+            found[name] = runner.curves(make, workers, max(spent))
         regret = {name: fmean(curve[n - 1] for curve, n in zip(found[name], spent, strict=True)) for name in found}
         columns = " ".join(f"{each:7.4f}" for each in regret.values())
         print(f"{epochs:6} {workers:7}  {type(chosen).__name__:12} {fmean(spent):5.0f} {columns}")
@@ -178,36 +176,32 @@ def fine_tuning(runner: Runner) -> Found:
     """Early stopping of fine-tuning: the samples that it saves, and the regret that it costs."""
     figures: dict[str, Any] = {}
     missed = []
-    orders = range(1 if runner.is_quick else 3 * runner.seeds)
-    print(f"{'task':12} {'at once':>7}  {'search':16} {'saved':>6} {'regret':>7} {'worst':>7} {'best found':>10}")
-    for (task, known), at_once in product(json.loads(FINE_TUNING.read_text()).items(), (1, 8, 64)):
+    orders = range(1 if runner.is_quick else 10 * runner.seeds)
+    print(f"{'task':12} {'search':16} {'saved':>6} {'regret':>7} {'worst':>7} {'best found':>10}")
+    for task, known in json.loads(FINE_TUNING.read_text()).items():
         curves = [[math.inf if loss is None else loss for loss in trial["losses"]] for trial in known["trials"]]
-        found = {}
+        figures[task] = {}
         for name in STOPPING:
-            ends = list(runner.pool.map(partial(stopped, name, curves, at_once), orders))
-            regret, worst = fmean(end for _, end in ends), max(end for _, end in ends)
-            found[name] = rounded(saved=fmean(saved for saved, _ in ends), regret=regret)
-            best = fmean(end == 0 for _, end in ends)
-            print(
-                f"{task:12} {at_once:7}  {name:16} {found[name]['saved']:6.3f} {regret:7.4f} {worst:7.4f} {best:10.0%}"
-            )
-        where = f"{task}, {at_once} at once"
-        figures[where] = found
-        ours, asha = found["LossTrend"], found["ASHA"]
+            ends = list(runner.pool.map(partial(stopped, name, curves), orders))
+            saved, regret = fmean(saved for saved, _ in ends), fmean(end for _, end in ends)
+            worst, best = max(end for _, end in ends), fmean(end == 0 for _, end in ends)
+            print(f"{task:12} {name:16} {saved:6.3f} {regret:7.4f} {worst:7.4f} {best:10.0%}", flush=True)
+            figures[task][name] = rounded(saved=saved, regret=regret)
+        ours, asha = figures[task]["LossTrend"], figures[task]["ASHA"]
         if ours["saved"] < SAVED:
-            missed.append(f"{where}: saved {ours['saved']:.3f}, asked {SAVED}")
+            missed.append(f"{task}: saved {ours['saved']:.3f}, asked {SAVED}")
         if ours["regret"] > asha["regret"]:
-            missed.append(f"{where}: regret {ours['regret']:.4f}, that of ASHA is {asha['regret']:.4f}")
+            missed.append(f"{task}: regret {ours['regret']:.4f}, that of ASHA is {asha['regret']:.4f}")
     return figures, missed
 
 
-def stopped(name: str, curves: Sequence[Sequence[float]], at_once: int, seed: int) -> tuple[float, float]:
+def stopped(name: str, curves: Sequence[Sequence[float]], seed: int) -> tuple[float, float]:
     """Share of the samples that a search saves in an order of the trials, and its regret: 1 is the median trial's."""
     reports = max(map(len, curves))
     rows = [[math.inf, *curve, *[math.inf] * (reports - len(curve))] for curve in curves]  # failed ones report no more
     order = [np.array(row) for row in Draws(seed).sample(rows, len(rows))]
-    search = ShoalSearch(STOPPING[name](reports, at_once), 0, Space({"nothing": uniform(0, 1)}))
-    losses = losses_of(search, lambda number, _: order[number], at_once)
+    search = ShoalSearch(STOPPING[name](reports), 0, Space({"nothing": uniform(0, 1)}))
+    losses = losses_of(search, lambda number, _: order[number], WORKERS)
     best = sorted(map(min, rows))
     return 1 - len(losses) / (len(rows) * reports), (min(losses) - best[0]) / (median(best) - best[0])
 
@@ -219,9 +213,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all unless given")
     parser.add_argument("--data", type=Path, default=ROOT / DATA, help=f"folder of {CURVES_FILE}")
-    parser.add_argument(
-        "--seeds", type=int, default=10, help="of each task; three times as many orders for fine-tuning"
-    )
+    parser.add_argument("--seeds", type=int, default=10, help="of each task; ten times as many orders for fine-tuning")
     parser.add_argument("--quick", action="store_true", help="two tasks, one seed, one order; nothing is judged")
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):

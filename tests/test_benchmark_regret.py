@@ -51,9 +51,9 @@ def test_a_rival_stops_the_worse_trials_at_rungs_and_ends_the_others() -> None:
 def test_samples_are_saved_and_the_best_trial_missed() -> None:
     late = [1.0] * 8 + [0.0]  # begins worse than all others
     curves = [late, *[[0.5 + number / 1000] * 9 for number in range(63)]]
-    saved, regret = stopped("Median, grace 5", curves, 8, 0)
+    saved, regret = stopped("Median, grace 5", curves, 0)
     assert 0 < saved <= 4 / 9  # of the trials that are stopped once the grace is over
     assert regret > 0
-    saved, regret = stopped("ASHA", curves, 8, 0)
+    saved, regret = stopped("ASHA", curves, 0)
     assert saved > 0.5
     assert 0.9 < regret < 1
