@@ -59,22 +59,22 @@ TRIALS = 64
 
 SEARCHES: Mapping[str, Callable[[int], Search]] = {
     "ASHA": partial(ShoalSearch, ASHA(BEYOND, EPOCHS, ETA, concurrency=WORKERS)),
-    'ASHA, "tpe"': partial(ShoalSearch, ASHA(BEYOND, EPOCHS, ETA, concurrency=WORKERS, sampler="tpe")),
+    "ASHA with TPE": partial(ShoalSearch, ASHA(BEYOND, EPOCHS, ETA, concurrency=WORKERS, sampler="tpe")),
     "Hyperband": partial(ShoalSearch, Hyperband(EPOCHS, ETA)),
     "BOHB": partial(ShoalSearch, BOHB(EPOCHS, ETA, brackets=BEYOND, concurrency=WORKERS)),
-    "Syne Tune, ASHA": partial(SyneTune, "ASHA", is_random=True),
-    "Syne Tune, ASHA, 4 brackets": partial(SyneTune, "ASHA", is_random=True, brackets=4),
-    "Syne Tune, BOHB": partial(SyneTune, "BOHB", is_random=False),
-    "Optuna, random, halving": partial(Optuna, SuccessiveHalvingPruner(1, ETA), is_random=True),
-    "Optuna, TPE, halving": partial(Optuna, SuccessiveHalvingPruner(1, ETA), is_random=False),
-    "Optuna, random, Hyperband": partial(Optuna, HyperbandPruner(1, EPOCHS, ETA), is_random=True),
-    "Optuna, TPE, Hyperband": partial(Optuna, HyperbandPruner(1, EPOCHS, ETA), is_random=False),
+    "Syne Tune's ASHA": partial(SyneTune, "ASHA", is_random=True),
+    "Syne Tune's ASHA (4 brackets)": partial(SyneTune, "ASHA", is_random=True, brackets=4),
+    "Syne Tune's BOHB": partial(SyneTune, "BOHB", is_random=False),
+    "Optuna's halving (random)": partial(Optuna, SuccessiveHalvingPruner(1, ETA), is_random=True),
+    "Optuna's halving (TPE)": partial(Optuna, SuccessiveHalvingPruner(1, ETA), is_random=False),
+    "Optuna's Hyperband (random)": partial(Optuna, HyperbandPruner(1, EPOCHS, ETA), is_random=True),
+    "Optuna's Hyperband (TPE)": partial(Optuna, HyperbandPruner(1, EPOCHS, ETA), is_random=False),
 }
 BESIDE = {
-    "ASHA": ("Syne Tune, ASHA", "Optuna, random, halving"),
-    'ASHA, "tpe"': ("Syne Tune, BOHB", "Optuna, TPE, halving"),
-    "Hyperband": ("Syne Tune, ASHA, 4 brackets", "Optuna, random, Hyperband"),
-    "BOHB": ("Syne Tune, BOHB", "Optuna, TPE, Hyperband"),
+    "ASHA": ("Syne Tune's ASHA", "Optuna's halving (random)"),
+    "ASHA with TPE": ("Syne Tune's BOHB", "Optuna's halving (TPE)"),
+    "Hyperband": ("Syne Tune's ASHA (4 brackets)", "Optuna's Hyperband (random)"),
+    "BOHB": ("Syne Tune's BOHB", "Optuna's Hyperband (TPE)"),
 }
 """Search of Shoal's -> those of others that are held against it; Hyperband ends after one round, the others never."""
 
@@ -128,7 +128,7 @@ def searches(runner: Runner) -> Found:
         if "Syne Tune" not in name or find_spec("syne_tune")
     }
     print(
-        f"{'search':12} {'beside':28} {'epochs':>6} {'end':>7} {'its end':>8} {'mean':>7} {'its mean':>8} {'ratio':>13}"
+        f"{'search':13} {'beside':30} {'epochs':>6} {'end':>7} {'its end':>8} {'mean':>7} {'its mean':>8} {'ratio':>13}"
     )
     for name, rivals in BESIDE.items():
         budget = min(map(len, known[name]))
@@ -139,7 +139,7 @@ def searches(runner: Runner) -> Found:
             gaps = (others.mean(axis=1) - ours.mean(axis=1)) / mean
             ratio, error = its_mean / mean, gaps.std(ddof=1) / math.sqrt(len(gaps))
             print(
-                f"{name:12} {rival:28} {budget:6} {end:7.4f} {its_end:8.4f} {mean:7.4f} {its_mean:8.4f} "
+                f"{name:13} {rival:30} {budget:6} {end:7.4f} {its_end:8.4f} {mean:7.4f} {its_mean:8.4f} "
                 f"{ratio:6.3f} ± {error:.3f}"
             )
             figures[name][rival] = rounded(regret=mean, ratio=ratio, error=error, ratio_at_the_end=its_end / end)

@@ -1,7 +1,5 @@
 """Quality of the searches, which the papers make faster without another result: regret on recorded loss curves."""
 
-from statistics import fmean
-
 from papers.experiment import Experiment, Figures
 from papers.measurement import CORE, Measurement
 
@@ -18,8 +16,8 @@ def measurement(part: str, title: str, least: int, most: int, *needs: str) -> Me
 
 
 SEARCHES = measurement("searches", "Searches beside Syne Tune's and Optuna's", 110, 500, "optuna", "syne_tune")
-DEFAULT = measurement("default", "Searches by default", 30, 150, "optuna")
-FINE_TUNING = measurement("fine_tuning", "Early stopping of fine-tuning", 15, 75, "optuna")
+DEFAULT = measurement("default", "Searches by default", 40, 200, "optuna")
+FINE_TUNING = measurement("fine_tuning", "Early stopping of fine-tuning", 8, 60, "optuna")
 
 SAME = "similar final accuracy while BOHB and ASHA take 30 % less time and synchronous BOHB half (words, no table)"
 SETTING = (
@@ -62,43 +60,51 @@ def default(rival: str, key: str) -> Experiment:
     )
 
 
-def of_stopping(found: Figures, search: str, figure: str) -> float:
-    """Mean over the tasks of fine-tuning."""
-    return fmean(task[search][figure] for task in found["fine_tuning"].values())
+def least_saved(found: Figures) -> float:
+    """Percent of the samples that `LossTrend` saves in the task where it saves least."""
+    return 100 * min(float(task["LossTrend"]["saved"]) for task in found["fine_tuning"].values())
+
+
+def greatest_excess(found: Figures) -> float:
+    """Regret of `LossTrend` less that of ASHA in the task where it is worst beside ASHA."""
+    return max(float(task["LossTrend"]["regret"] - task["ASHA"]["regret"]) for task in found["fine_tuning"].values())
 
 
 EXPERIMENTS = (
-    beside("ASHA", "Syne Tune, ASHA"),
-    beside("ASHA", "Optuna, random, halving"),
-    beside('ASHA, "tpe"', "Syne Tune, BOHB"),
-    beside('ASHA, "tpe"', "Optuna, TPE, halving"),
-    beside("Hyperband", "Syne Tune, ASHA, 4 brackets"),
-    beside("Hyperband", "Optuna, random, Hyperband"),
-    beside("BOHB", "Syne Tune, BOHB"),
-    beside("BOHB", "Optuna, TPE, Hyperband"),
+    beside("ASHA", "Syne Tune's ASHA"),
+    beside("ASHA", "Optuna's halving (random)"),
+    beside("ASHA with TPE", "Syne Tune's BOHB"),
+    beside("ASHA with TPE", "Optuna's halving (TPE)"),
+    beside("Hyperband", "Syne Tune's ASHA (4 brackets)"),
+    beside("Hyperband", "Optuna's Hyperband (random)"),
+    beside("BOHB", "Syne Tune's BOHB"),
+    beside("BOHB", "Optuna's Hyperband (TPE)"),
     default("Optuna's default", "Optuna"),
     default("random whole trials", "random"),
     Experiment(
         title="Samples that `LossTrend` saves",
-        place="ALTO (arXiv 2604.05426), abstract",
+        place="ALTO (arXiv 2604.05426)",
         reported="configurations ended early by their loss curves save 72 to 83 % of the samples",
-        setting="recorded curves of 3 x 64 adapters on a small Llama, 20 reports each; 100 orders, 8 at a time; mean",
+        setting="recorded curves of 3 x 64 adapters on a small Llama, 20 reports; 100 orders, 8 at a time; worst task",
         measurement=FINE_TUNING,
-        figure=lambda found: 100 * of_stopping(found, "LossTrend", "saved"),
+        figure=least_saved,
         asked=60,
         unit="%",
         published=72,
         noise=0.02,
-        why="a trial that may still become the best is kept, which finds the best one of two tasks in every order",
+        why="a trial that may still become the best is kept, so the best one of two tasks is found in every order",
     ),
     Experiment(
-        title="Regret that early stopping costs: ASHA's over `LossTrend`'s",
-        place="ALTO (arXiv 2604.05426), abstract",
-        reported="the quality of the best adapter is kept (words)",
-        setting="as above; regret is 0 for the best configuration and 1 for the median one; mean",
+        title="Regret of `LossTrend` less that of ASHA",
+        place="ALTO (arXiv 2604.05426)",
+        reported="early exit without a loss of the adapters' quality (words)",
+        setting="as above; regret is 0 for the best configuration and 1 for the median one; worst task",
         measurement=FINE_TUNING,
-        figure=lambda found: of_stopping(found, "ASHA", "regret") / of_stopping(found, "LossTrend", "regret"),
-        asked=1.0,
-        noise=0.05,
+        figure=greatest_excess,
+        asked=0.0,
+        better="at most",
+        unit="regret",
+        noise=0.02,
+        why="where early ranks are final ASHA finds the best trial more often; in the other two tasks it is far behind",
     ),
 )
