@@ -163,7 +163,7 @@ def default(runner: Runner) -> Found:
             found[name] = runner.curves(make, workers, max(spent))
         regret = {name: fmean(curve[n - 1] for curve, n in zip(found[name], spent, strict=True)) for name in found}
         columns = " ".join(f"{each:7.4f}" for each in regret.values())
-        print(f"{epochs:6} {workers:7}  {type(chosen).__name__:12} {fmean(spent):5.0f} {columns}")
+        print(f"{epochs:6} {workers:7}  {type(chosen).__name__:12} {fmean(spent):5.0f} {columns}", flush=True)
         where = f"{epochs} epochs, {workers} at once"
         figures[where] = rounded(epochs=fmean(spent), **regret)
         for rival in ("Optuna", "random"):

@@ -70,15 +70,19 @@ def greatest_excess(found: Figures) -> float:
     return max(float(task["LossTrend"]["regret"] - task["ASHA"]["regret"]) for task in found["fine_tuning"].values())
 
 
+PAUSES = "Optuna stops trials at rungs, and the first on a rung goes on at once; Shoal's pause until three are there"
+LAST_VALUES = "Syne Tune models the newest value of every trial whatever its epoch, Shoal the values of a rung"
+WAITS = "brackets begin with random trials and wait for whole rungs, as in the paper of BOHB; the other is asynchronous"
+
 EXPERIMENTS = (
     beside("ASHA", "Syne Tune's ASHA"),
-    beside("ASHA", "Optuna's halving (random)"),
-    beside("ASHA with TPE", "Syne Tune's BOHB"),
+    beside("ASHA", "Optuna's halving (random)", PAUSES),
+    beside("ASHA with TPE", "Syne Tune's BOHB", LAST_VALUES),
     beside("ASHA with TPE", "Optuna's halving (TPE)"),
     beside("Hyperband", "Syne Tune's ASHA (4 brackets)"),
     beside("Hyperband", "Optuna's Hyperband (random)"),
-    beside("BOHB", "Syne Tune's BOHB"),
-    beside("BOHB", "Optuna's Hyperband (TPE)"),
+    beside("BOHB", "Syne Tune's BOHB", WAITS),
+    beside("BOHB", "Optuna's Hyperband (TPE)", WAITS),
     default("Optuna's default", "Optuna"),
     default("random whole trials", "random"),
     Experiment(
