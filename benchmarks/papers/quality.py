@@ -15,8 +15,8 @@ def measurement(part: str, title: str, least: int, most: int, *needs: str) -> Me
     return Measurement(f"regret_{part}", title, least, most, command, (*command, "--quick"), code, (*CORE, *needs))
 
 
-SEARCHES = measurement("searches", "Searches beside Syne Tune's and Optuna's", 110, 500, "optuna", "syne_tune")
-DEFAULT = measurement("default", "Searches by default", 40, 200, "optuna")
+SEARCHES = measurement("searches", "Searches beside Syne Tune's and Optuna's", 110, 600, "optuna", "syne_tune")
+DEFAULT = measurement("default", "Searches by default", 40, 240, "optuna")
 FINE_TUNING = measurement("fine_tuning", "Early stopping of fine-tuning", 8, 60, "optuna")
 
 SAME = "similar final accuracy while BOHB and ASHA take 30 % less time and synchronous BOHB half (words, no table)"
