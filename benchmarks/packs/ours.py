@@ -11,9 +11,9 @@ from rivals.first import first_search
 
 import shoal
 from packs.cases import Cell
-from packs.search import METRIC
-from packs.tasks import SPACE, Cifar
+from packs.tasks import METRIC, SPACE, Cifar
 from packs.ways import Way
+from shoal.algorithms.base import Algorithm
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
 from shoal.core.trial import Report, Trial
@@ -22,6 +22,7 @@ from shoal.journal.view import JournalView
 from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.costs import Costs
 from shoal.plan.cost.history import History
+from shoal.plan.packing.base import Packing
 from shoal.plan.partition import partition
 from shoal.plan.waiting import WaitingClass
 from shoal.train.array_trainer import ArrayTrainer, WorkerState
@@ -33,7 +34,10 @@ from shoal.train.worker_state import TrialCache
 
 __all__ = ["PACKINGS", "Chosen", "searched"]
 
-PACKINGS = ("cost", "knn", "batch_size", "random", "none")
+PACKINGS: dict[str, str | Packing] = {
+    **{name: name for name in ("cost", "knn", "batch_size", "random", "none")},
+    "knn, measured": baselines.KNN(metric="measured"),
+}
 """`cost` fuses before it packs; the others pack single configurations, as in the paper; `none` does neither."""
 
 SETTLED = 30
@@ -48,8 +52,6 @@ class Chosen(Way):
         settled: epochs after which the ways that are still open are not waited for.
         planned: epochs that trials have left, by which it is judged whether to compile pays.
     """
-
-    name = "shoal"
 
     def __init__(self, cell: Cell, settled: int = SETTLED, planned: int = 1_000_000) -> None:
         super().__init__(cell)
@@ -99,22 +101,22 @@ def _has_reported(lane: ArrayTrainer) -> bool:
     return any(isinstance(event, Reported) and event.reports for event in lane.events)
 
 
-def searched(task: Cifar, most: int, seed: int, packing: str) -> tuple[float, list[Report]]:
-    """Hyperband by `shoal.tune` with a way of packing, from the call to its end; profiles are measured anew.
+def searched(
+    task: Cifar, algorithm: Algorithm, packing: str, devices: str = f"cpu:{os.cpu_count()}"
+) -> tuple[float, list[Report]]:
+    """A search by `shoal.tune` with one of `PACKINGS`, from the call to its end; profiles are measured anew.
 
     Returns:
-        Seconds, and all that was reported.
+        Seconds, and a report for each epoch.
     """
     baselines.register()
     folder = Path(tempfile.mkdtemp())
-    cache = Path(os.environ["SHOAL_CACHE"])
-    shutil.rmtree(cache, ignore_errors=True)
+    shutil.rmtree(os.environ["SHOAL_CACHE"], ignore_errors=True)
     first_search()
     began = time.perf_counter()
     shoal.tune(
-        task, SPACE, metric=METRIC, mode="min", algorithm=shoal.Hyperband(max_epochs=most, eta=3), packing=packing,
-        fuse=packing == "cost", devices=f"cpu:{os.cpu_count()}", directory=folder / "study", seed=seed,
-        show_progress=False,
+        task, SPACE, metric=METRIC, mode="min", algorithm=algorithm, packing=PACKINGS[packing],
+        fuse=packing == "cost", devices=devices, directory=folder / "study", seed=0, show_progress=False,
     )  # fmt: skip
     seconds = time.perf_counter() - began
     with JournalView.read(folder / "study") as journal:
