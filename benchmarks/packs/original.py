@@ -2,11 +2,12 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -53,29 +54,28 @@ def _reports(
 ) -> Iterator[Report]:
     """Train a member up to its target, or until its loss is not finite; gives a report for each epoch."""
     trial, size = member.trial, task.batch_size(member.trial.config)
-    for epoch in range(member.start, member.target):
+    for epoch in range(member.start + 1, member.target + 1):
         model.train()
         total = torch.zeros(())
-        for batch in batches(sets[0], size, epoch_order(len(sets[0]), trial.data_seed, epoch)):
+        for batch in batches(sets[0], size, epoch_order(len(sets[0]), trial.data_seed, epoch - 1)):
             optimizer.zero_grad()
             loss = task.loss(model, batch)
             loss.backward()
             optimizer.step()
             total += loss.detach()
-        metrics = _validated(model, sets[1], size)
+        metrics = _validated(task, model, sets[1], size)
         if not math.isfinite(float(total)):
-            yield Report(trial.number, epoch + 1, metrics, state=TrialState.FAILED, reason="the loss is not finite")
+            yield Report(trial.number, epoch, metrics, state=TrialState.FAILED, reason="the loss is not finite")
             return
-        reached = epoch + 1 == member.target
-        yield Report(trial.number, epoch + 1, metrics, state=TrialState.PAUSED if reached else TrialState.RUNNING)
+        state = TrialState.PAUSED if epoch == member.target else TrialState.RUNNING
+        yield Report(trial.number, epoch, metrics, state=state)
 
 
 @torch.no_grad()
-def _validated(model: nn.Module, dataset: Dataset[Any], size: int) -> dict[str, float]:
+def _validated(task: Cifar, model: nn.Module, dataset: Dataset[Any], size: int) -> dict[str, float]:
     model.eval()
-    loss, correct, samples = torch.zeros(()), torch.zeros((), dtype=torch.int64), len(dataset)
-    for x, y in batches(dataset, size, torch.arange(samples)):
-        scores: Tensor = model(x)
-        loss = loss + nn.functional.cross_entropy(scores, y, reduction="sum")
-        correct += (scores.argmax(1) == y).sum()
-    return {METRIC: float(loss) / samples, "accuracy": int(correct) / samples}
+    sums: Counter[str] = Counter()
+    for batch in batches(dataset, size, torch.arange(len(dataset))):
+        for name, value in {METRIC: task.loss(model, batch), **task.metrics(model, batch)}.items():
+            sums[name] += float(value) * len(batch[0])
+    return {name: total / len(dataset) for name, total in sums.items()}

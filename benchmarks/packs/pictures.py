@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import tempfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -125,23 +124,10 @@ def made(
 
 
 def write(folder: Path, most: int | None = None) -> Path:
-    """Both sets as PNG files below a folder, once: who comes second finds them there.
-
-    Args:
-        folder: of the files.
-        most: pictures of a set that are written; all if None.
-
-    Returns:
-        The folder.
-    """
+    """Write at most so many pictures of both sets as PNG files below a folder, which is returned."""
     for name in ("train", "test"):
-        if (folder / f"{name}.npy").exists():
-            continue
-        images, labels = arrays()[f"x_{name}"][:most], arrays()[f"y_{name}"][:most]
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for number, image in enumerate(images):
+        (folder / name).mkdir()
+        np.save(folder / f"{name}.npy", arrays()[f"y_{name}"][:most])
+        for number, image in enumerate(arrays()[f"x_{name}"][:most]):
             Image.fromarray(image).save(folder / name / f"{number}.png")
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".npy", delete=False) as file:
-            np.save(file, labels)
-        os.replace(file.name, folder / f"{name}.npy")  # last, so that a set that has labels has all of its files
     return folder
