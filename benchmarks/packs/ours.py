@@ -4,7 +4,9 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import baselines
 from rivals.first import first_search
@@ -102,7 +104,11 @@ def _has_reported(lane: ArrayTrainer) -> bool:
 
 
 def searched(
-    task: Cifar, algorithm: Algorithm, packing: str, devices: str = f"cpu:{os.cpu_count()}"
+    task: Cifar,
+    algorithm: Algorithm,
+    packing: str,
+    devices: str = f"cpu:{os.cpu_count()}",
+    space: Mapping[str, Any] = SPACE,
 ) -> tuple[float, list[Report]]:
     """A search by `shoal.tune` with one of `PACKINGS`, from the call to its end; profiles are measured anew.
 
@@ -115,7 +121,7 @@ def searched(
     first_search()
     began = time.perf_counter()
     shoal.tune(
-        task, SPACE, metric=METRIC, mode="min", algorithm=algorithm, packing=PACKINGS[packing],
+        task, space, metric=METRIC, mode="min", algorithm=algorithm, packing=PACKINGS[packing],
         fuse=packing == "cost", devices=devices, directory=folder / "study", seed=0, show_progress=False,
     )  # fmt: skip
     seconds = time.perf_counter() - began
