@@ -19,7 +19,8 @@ from packs import pictures
 from packs.cases import ABLATION, BATCH_SIZES, Case, Cell
 from packs.networks import NETWORKS
 from packs.original import original
-from packs.pictures import Files, made, write
+from packs.ours import Chosen
+from packs.pictures import made, write
 from packs.tasks import METRIC, SPACE, Cifar, batches
 from packs.ways import MOST_ROUNDS, Paper, Sequential, measured, speed_of
 
@@ -92,12 +93,11 @@ def test_all_pipelines_give_the_same_pictures(folder: Path, noise: dict[str, Any
 
 def test_files_are_mirrored_and_shifted_by_torchs_default_generator_and_counted(folder: Path) -> None:
     files, plain = made("png", "train", ALL, folder=folder), made("pictures", "train", ALL)
-    Files.decoded.clear()
     torch.manual_seed(0)
     first = [files[index][0] for index in range(20)]
     torch.manual_seed(0)
     assert all(torch.equal(files[index][0], x) for index, x in enumerate(first))
-    assert Files.decoded == {"train": 40}
+    assert files.decoded == 40
     for index, x in enumerate(first):
         own = torch.nn.functional.pad(plain[index][0], [4] * 4)
         crops = [y[:, i : i + 32, j : j + 32] for y in (own, own.flip(2)) for i in range(9) for j in range(9)]
@@ -239,6 +239,14 @@ def test_the_paper_decodes_again_what_smaller_batches_have_left(folder: Path) ->
             way.run()
         counts[name] = tuple(way.decoded for way in both)
     assert counts == {"none": (400, 100), "sizes": (400, 160)}
+
+
+def test_shoal_decodes_each_file_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter that tasks share would be state outside of the models, for which trials train one by one."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    way = Chosen(cell(Case("sizes", "png", batch_sizes=(50, 20)), folder=folder), settled=1, planned=100)
+    way.run()
+    assert way.decoded == 100
 
 
 @pytest.mark.thorough

@@ -4,12 +4,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import baselines
 from rivals.first import first_search
+from torch.utils.data import Dataset
 
 import shoal
 from packs.cases import Cell
@@ -58,7 +59,7 @@ class Chosen(Way):
     def __init__(self, cell: Cell, settled: int = SETTLED, planned: int = 1_000_000) -> None:
         super().__init__(cell)
         task, place = cell.task, cell.device
-        sets = DataSets(task, place)
+        self.sets = sets = DataSets(task, place)
         trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(cell.configs)]
         keys, *_ = SignatureBuilder(task, sets).find_keys(trials)
         members: dict[FusionKey, list[Member]] = {}
@@ -85,6 +86,9 @@ class Chosen(Way):
         return all(
             turns.interleaving is not None and all(lane.settled for lane in lanes) for turns, lanes in self.packs
         )
+
+    def sources(self) -> Iterable[Dataset[Any]]:
+        return list(self.sets.sources)
 
     def epoch(self, number: int) -> None:
         """One of every lane."""

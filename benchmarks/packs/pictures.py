@@ -2,10 +2,9 @@
 
 import argparse
 import os
-from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,15 +54,14 @@ class Files(Pictures):
     The random numbers are of torch's default generator, as they are in torchvision's transforms.
     """
 
-    decoded: ClassVar[Counter[str]] = Counter()
-    """How many files this process has decoded, by the name of the set."""
-
     def __init__(self, folder: Path, name: str, rows: range, dtype: torch.dtype) -> None:
         super().__init__(np.empty(0), np.load(folder / f"{name}.npy")[rows.start : rows.stop], dtype)
         self.folder, self.name, self.first = folder / name, name, rows.start
+        self.decoded = 0
+        """Number of files that were decoded."""
 
     def picture(self, index: int) -> Picture:
-        self.decoded[self.name] += 1
+        self.decoded += 1
         with Image.open(self.folder / f"{self.first + index}.png") as image:
             return np.array(image)
 

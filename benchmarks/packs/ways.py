@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
@@ -47,13 +47,20 @@ class Way(ABC):
     def epoch(self, number: int) -> None:
         """Train every member on its whole training set, in the order of this epoch."""
 
+    @abstractmethod
+    def sources(self) -> Iterable[Dataset[Any]]:
+        """The data sets that it reads."""
+
+    def _count(self) -> int:
+        return sum(each.decoded for each in self.sources() if isinstance(each, Files) and each.name == "train")
+
     def run(self) -> float:
         """Seconds of the next epoch."""
-        before = Files.decoded["train"]
+        before = self._count()
         began = time.perf_counter()
         self.epoch(self.epochs)
         seconds = time.perf_counter() - began
-        self.decoded = Files.decoded["train"] - before
+        self.decoded = self._count() - before
         self.epochs += 1
         return seconds
 
@@ -95,6 +102,9 @@ class PlainWay(Way):
                 for value in (self.task.loss(learner.model, batch), *self.task.metrics(learner.model, batch).values()):
                     float(value)
             learner.model.train()
+
+    def sources(self) -> Iterable[Dataset[Any]]:
+        return [each for both in self.sets.values() for each in both]
 
     def order(self, number: int) -> Tensor:
         return epoch_order(self.cell.samples, 0, number).to(self.cell.device)
