@@ -37,7 +37,7 @@ def hyperband(name: str, search: str, seconds: int) -> Measurement:
 
 
 IMPROVEMENT = measurement("improvement", "packs of equal networks", 260, "improvement")
-ABLATION = measurement("ablation", "packs of members that differ in a factor", 220, "ablation")
+ABLATION = measurement("ablation", "packs of members that differ in a factor", 300, "ablation")
 MEMORY = measurement("memory", "memory of packs", 90, "memory")
 SWITCHING_RUN = measurement("switching", "what another model adds to a search", 60, "switching")
 TENSORS = hyperband("tensors", "MLP-3, tensors", 70)
