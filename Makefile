@@ -7,8 +7,8 @@ READY := $(VENV)/.ready
 DEMO := .venv-demo
 DEMO_READY := $(DEMO)/.ready
 
-BENCHMARKS := search_vs_peers simulated groups time_sharing hfht engine_overhead start \
-	regret repeats simulation_fuzz searches demo teams mutations launches
+BENCHMARKS := search_vs_peers simulated groups time_sharing engine_overhead start \
+	regret simulation_fuzz searches demo teams mutations launches
 PYTHONS := python3.11 python3.12 python3.13
 TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
 VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms journal run/test_local.py run/test_inline.py \
