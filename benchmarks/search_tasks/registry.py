@@ -9,7 +9,8 @@ __all__ = ["SEARCHES"]
 
 RATE = shoal.loguniform(1e-4, 1e-2)
 BERT = "transformers:BertConfig,BertForSequenceClassification"
-NEOX = "transformers:GPTNeoXConfig,GPTNeoXForCausalLM"
+LLAMA = "transformers:LlamaConfig,LlamaForCausalLM"
+PEFT = "peft:LoraConfig,get_peft_model"
 
 SEARCHES: dict[str, Search] = {
     "tabular": Search(
@@ -107,7 +108,7 @@ SEARCHES: dict[str, Search] = {
         metric="valid_loss",
         mode="min",
         file=text.SHAKESPEARE,
-        imports=(NEOX,),
+        imports=(LLAMA, PEFT),
         tolerance=0.05,
     ),
     "BERT-Tiny": Search(
