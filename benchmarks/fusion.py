@@ -2,8 +2,7 @@
 
 Samples per second of all members together, each rival with its own copies of the models, interleaved in rounds; the
 table shows medians, relative to members trained one after another. "Shoal" is what Shoal itself chooses by measurement.
-On a GPU it has peaks of
-memory; without one the models are of reduced sizes, which it says.
+On a GPU it shows peaks of memory. Without one the models are of reduced sizes, which it says.
 
     python benchmarks/fusion.py [--models mlp dcgan] [--sizes 8] [--largest] [--seconds 2] [--dtype bfloat16]
     python benchmarks/fusion.py --resident     # memory of processes: one for each member, and one for all as an array
