@@ -8,7 +8,7 @@ DEMO := .venv-demo
 DEMO_READY := $(DEMO)/.ready
 
 BENCHMARKS := search_vs_peers simulated groups time_sharing hfht engine_overhead start \
-	regret repeats simulation_fuzz searches demo teams mutations launches loss_trend
+	regret repeats simulation_fuzz searches demo teams mutations launches
 PYTHONS := python3.11 python3.12 python3.13
 TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
 VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms journal run/test_local.py run/test_inline.py \
@@ -72,7 +72,6 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/searches.py --quick --searches
 	$(BIN)/python benchmarks/placement.py --quick mixed
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
-	$(BIN)/python benchmarks/regret.py --gains --quick
 	$(BIN)/python benchmarks/nodes.py --quick
 	$(BIN)/python benchmarks/device_chaos.py --backend ray --quick
 	$(BIN)/python benchmarks/groups_live.py --quick

@@ -67,7 +67,7 @@ class Run:
 
     Args:
         seconds: From the call to the result.
-        best: Best of the trials' last values.
+        best: Best value that a trial has reported.
         wall: Seconds of running time of the study; 0 in a plain way.
         spent: Seconds of all slots by activity; empty in a plain way.
     """

@@ -96,7 +96,7 @@ MEASUREMENTS = (
             "none", "model", "all", "--sizes", "8", "--rounds", "4", "--seconds", "4",
         ),
         ("benchmarks/packing.py", "--quick"),
-        (*FUSE, "src/shoal/pack", "src/shoal/train", "benchmarks/packing.py", "benchmarks/packs"),
+        (*FUSE, *RIVALS, "src/shoal/pack", "src/shoal/train", "benchmarks/packing.py", "benchmarks/packs"),
         PICTURES,
     ),
     _tests(
