@@ -9,8 +9,9 @@ __all__ = ["OTHERS", "SEARCHES"]
 
 RATE = shoal.loguniform(1e-4, 1e-2)
 BERT = "transformers:BertConfig,BertForSequenceClassification"
-NEOX = "transformers:GPTNeoXConfig,GPTNeoXForCausalLM"
 TABLES = "sklearn.datasets:load_digits,make_classification"
+LLAMA = "transformers:LlamaConfig,LlamaForCausalLM"
+PEFT = "peft:LoraConfig,get_peft_model"
 
 SEARCHES: dict[str, Search] = {
     "tabular": Search(
@@ -104,7 +105,7 @@ SEARCHES: dict[str, Search] = {
         metric="valid_loss",
         mode="min",
         file=text.SHAKESPEARE,
-        imports=(NEOX,),
+        imports=(LLAMA, PEFT),
         tolerance=0.05,
     ),
     "BERT-Tiny": Search(
