@@ -1,9 +1,8 @@
 """Whole searches as users write them, from the call to the result, in four ways on two cores or on one GPU.
 
 - plain   one configuration after another in one process, with the threads that torch takes by default
-- pool    two processes, forked with torch and the data loaded, of one thread each, take configurations from a queue;
-          successive halving continues its survivors from files. Eight processes share a GPU by MPS, or by time slices
-          where MPS cannot be had.
+- pool    two processes, forked with torch and the data loaded, of one thread each, take configurations from a queue,
+          and continue survivors from files. Eight share a GPU by MPS, or by time slices where MPS does not start.
 - empty   Shoal with an empty job history: all that earlier runs measured of models, operators and compilers is deleted
 - full    the same search again, with what the run before has measured
 
@@ -11,8 +10,7 @@ All ways have the same configurations, seeds, orders of samples and budgets. Eac
 from one that has imported torch, Shoal and the modules of the tasks and has not used the GPU. The plain ways index
 tensors in the memory of the device, without a DataLoader. The ways take turns, the plain loop only in the first round;
 the table shows medians, and for Shoal what the time of a slot was spent on, as `shoal report --accounting` says it.
-"closing" is the time between the last event of a study and the return of `tune`. The overhead of a way is its time
-without training steps.
+"closing" is the time between the last event of a study and the return of `tune`, overhead the time without steps.
 
     python benchmarks/searches.py [--searches "200 linear" LSTM] [--ways pool empty] [--rounds 3] [--data DIR] [--quick]
     python benchmarks/searches.py --searches "32 ResNet-18" --device cuda:0 --rounds 1
@@ -208,7 +206,7 @@ class Measured:
 
 def exceeding(found: Mapping[str, float], asked: Mapping[str, float]) -> list[str]:
     """What is more than asked at most."""
-    return [f"{name} {found[name]:.2f}, asked {most}" for name, most in asked.items() if found.get(name, 0.0) > most]
+    return [f"{name} {found[name]:.3g}, asked {most}" for name, most in asked.items() if found.get(name, 0.0) > most]
 
 
 def means(found: Iterable[Measured]) -> dict[str, float]:
@@ -250,8 +248,8 @@ def options() -> argparse.Namespace:
     given.rounds = 1 if given.quick else given.rounds
     # Nothing here may look for the GPU: a process that has opened its driver cannot be forked.
     given.on_gpu = not given.device.startswith("cpu")
-    absent = [name for name in given.searches if not (given.data / ALL[name].file).exists()]
-    files = ", ".join(sorted({ALL[name].file for name in absent}))
+    absent = {name: file for name in given.searches if (file := ALL[name].file) and not (given.data / file).exists()}
+    files = ", ".join(sorted({*absent.values()}))
     if absent and not given.quick:
         parser.error(f"{files} missing in {given.data}; name the folder with --data")
     if absent:
@@ -281,10 +279,9 @@ def main() -> int:
     print("geometric means:", ", ".join(f"{name} {value:.2f}" for name, value in figures.items()))
     if found.keys() == SEARCHES.keys() and not given.on_gpu:
         missed += [f"geometric mean: {fault}" for fault in exceeding(figures, OF_MEANS)]
-    if given.quick:
-        missed.clear()
-    searches = {name: each.figures() for name, each in found.items()}
-    print(json.dumps({"searches": searches, "means": figures, "missed": missed}))
+    missed = [] if given.quick else missed
+    searched = {name: each.figures() for name, each in found.items()}
+    print(json.dumps({"searches": searched, "means": figures, "missed": missed}))
     return 1 if missed else 0
 
 

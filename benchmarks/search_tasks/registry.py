@@ -8,6 +8,7 @@ from shoal import Hyperband, Random, SuccessiveHalving
 __all__ = ["OTHERS", "SEARCHES"]
 
 RATE = shoal.loguniform(1e-4, 1e-2)
+LOSS = {"metric": "valid_loss", "mode": "min"}
 BERT = "transformers:BertConfig,BertForSequenceClassification"
 TABLES = "sklearn.datasets:load_digits,make_classification"
 LLAMA = "transformers:LlamaConfig,LlamaForCausalLM"
@@ -60,8 +61,7 @@ SEARCHES: dict[str, Search] = {
         lambda data, quick: pictures.Autoencoder(data / pictures.MNIST, *((128, 100) if quick else (5000, 1000))),
         {"lr": RATE, "latent": shoal.choice([8, 16, 32]), "batch_size": 50},
         lambda: Random(24, epochs=5),
-        metric="valid_loss",
-        mode="min",
+        **LOSS,
         file=pictures.MNIST,
     ),
     "GAN": Search(
@@ -83,8 +83,7 @@ SEARCHES: dict[str, Search] = {
         lambda data, quick: text.LSTM(data / text.SHAKESPEARE, *((32, 16, 16) if quick else (1500, 200, 50))),
         {"lr": shoal.loguniform(1e-3, 1e-2), "width": shoal.choice([64, 128]), "batch_size": 25},
         lambda: Random(8, epochs=3),
-        metric="valid_loss",
-        mode="min",
+        **LOSS,
         file=text.SHAKESPEARE,
         tolerance=0.05,
     ),
@@ -93,8 +92,7 @@ SEARCHES: dict[str, Search] = {
         {"lr": RATE, "width": shoal.choice([64, 96]), "batch_size": 20},
         lambda: SuccessiveHalving(n=18, max_epochs=9, eta=3),
         lambda: SuccessiveHalving(n=2, max_epochs=2, eta=2),
-        metric="valid_loss",
-        mode="min",
+        **LOSS,
         file=text.SHAKESPEARE,
         tolerance=0.05,
     ),
@@ -102,8 +100,7 @@ SEARCHES: dict[str, Search] = {
         lambda data, quick: text.Adapters(data / text.SHAKESPEARE, *((8, 8, 16) if quick else (256, 64, 64))),
         {"lr": RATE, "rank": shoal.choice([4, 8, 16]), "batch_size": 8},
         lambda: Random(8, epochs=3),
-        metric="valid_loss",
-        mode="min",
+        **LOSS,
         file=text.SHAKESPEARE,
         imports=(LLAMA, PEFT),
         tolerance=0.05,
@@ -153,8 +150,7 @@ def _resnets(algorithm, **asked):
         lambda data, quick: gpu.ResNet(data / pictures.CIFAR, *((24, 8, 8) if quick else (5000, 1000, 64))),
         {"lr": shoal.loguniform(1e-3, 1e-1), "batch_size": 64},
         algorithm,
-        metric="valid_loss",
-        mode="min",
+        **LOSS,
         file=pictures.CIFAR,
         asked={name.replace("_", " "): most for name, most in asked.items()},
     )
@@ -177,15 +173,13 @@ OTHERS: dict[str, Search] = {
         lambda data, quick: gpu.Rows(80 if quick else 10000),
         {"lr": RATE, "width": 128, "batch_size": 64},
         lambda: Random(64, epochs=2),
-        metric="valid_loss",
-        mode="min",
+        **LOSS,
     ),
     "24 BERT-Tiny": Search(
         lambda data, quick: gpu.Sentences(data, *((16, 4, 48) if quick else (2000, 500, 48))),
         {"lr": shoal.loguniform(1e-4, 1e-3), "batch_size": 32},
         lambda: Random(24, epochs=2),
-        metric="valid_loss",
-        mode="min",
+        **LOSS,
         imports=(BERT,),
     ),
 }
