@@ -8,7 +8,7 @@ DEMO := .venv-demo
 DEMO_READY := $(DEMO)/.ready
 
 BENCHMARKS := search_vs_peers scheduling simulated_makespan groups auto time_sharing algorithms engine_overhead start \
-	regret repeats simulation_fuzz simulated_scale clusters trackers searches page demo teams mutations launches growth loss_trend
+	regret repeats simulation_fuzz simulated_scale clusters trackers searches page demo teams mutations growth loss_trend
 PYTHONS := python3.11 python3.12 python3.13
 TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
 VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms journal run/test_local.py run/test_inline.py \
