@@ -8,7 +8,7 @@ DEMO := .venv-demo
 DEMO_READY := $(DEMO)/.ready
 
 BENCHMARKS := search_vs_peers scheduling simulated_makespan groups auto time_sharing algorithms engine_overhead start \
-	regret repeats simulation_fuzz simulated_scale clusters trackers searches page demo teams mutations growth loss_trend
+	regret repeats simulated_scale clusters trackers searches page demo teams growth loss_trend
 PYTHONS := python3.11 python3.12 python3.13
 TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
 VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms journal run/test_local.py run/test_inline.py \
@@ -68,8 +68,6 @@ quick-%: $(READY)
 
 benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/algorithms.py --quick --tasks digits cifar --algorithms Hyperband ASHA
-	$(BIN)/python benchmarks/simulation_fuzz.py --faults
-	$(BIN)/python benchmarks/mutations.py --programs 1
 	$(BIN)/python benchmarks/searches.py --quick --searches
 	$(BIN)/python benchmarks/placement.py --quick --mixes "arithmetic + input"
 	$(BIN)/python benchmarks/time_sharing.py --bins 20

@@ -182,7 +182,7 @@ class PretendedGpu:
         base = torch._C.TensorBase
 
         def device(tensor: Tensor) -> torch.device:
-            return _CUDA if _claimed(tensor) else base.device.__get__(tensor)  # type: ignore[attr-defined]
+            return _CUDA if _claimed(tensor) else base.device.__get__(tensor)
 
         def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             if isinstance(tensor, Stacked):
