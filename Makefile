@@ -57,7 +57,6 @@ docs-check: $(READY)  ## that it can be built, with the same warnings; no pages 
 tests tests-thorough: $(READY)
 	$(BIN)/pytest --numprocesses logical --dist worksteal $(if $(findstring thorough,$@),--thorough)
 
-# That each of them runs; gpu-dry-run runs those for a GPU, the thorough tests chaos.py and device_chaos.py.
 benchmarks-quick: $(READY)
 	$(BIN)/python tools/quick.py $(BENCHMARKS)
 
@@ -75,7 +74,6 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/groups.py --seeds 3
 	$(BIN)/python benchmarks/regret.py --gains --quick
 	$(BIN)/python benchmarks/nodes.py --quick
-	$(BIN)/python benchmarks/device_chaos.py --backend ray --quick
 	$(BIN)/python benchmarks/groups.py --live --quick
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.

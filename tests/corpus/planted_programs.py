@@ -1,4 +1,4 @@
-"""Small programs in float64 in which faults of Shoal show: each uses other rules, optimizers, state or random numbers."""
+"""Small programs in float64 in which faults of Shoal show, each with rules, optimizers or state that others lack."""
 
 from typing import Any
 
