@@ -57,6 +57,7 @@ docs-check: $(READY)  ## that it can be built, with the same warnings; no pages 
 tests tests-thorough: $(READY)
 	$(BIN)/pytest --numprocesses logical --dist worksteal $(if $(findstring thorough,$@),--thorough)
 
+# That each of them runs; gpu-dry-run runs those for a GPU.
 benchmarks-quick: $(READY)
 	$(BIN)/python tools/quick.py $(BENCHMARKS)
 
