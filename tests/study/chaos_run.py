@@ -1,6 +1,5 @@
 """A study whose engine is a process that may be killed, what is known of it from outside, and what came of it."""
 
-import math
 import os
 import subprocess
 import sys
@@ -14,12 +13,11 @@ import psutil
 
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
-from shoal.core.trial import Report, TrialState
+from shoal.core.trial import TrialState
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 
 ENGINE = Path(__file__).with_name("chaos_engine.py")
-TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -111,44 +109,10 @@ class Run:
             return "\n".join([*running, *(f"{reason}: {numbers}" for reason, numbers in reasons.items())])
 
 
-def outcome(directory: Path) -> dict[str, Any]:
-    """All that a kill must not change: what became of each trial, and each of its reports."""
+def standings(directory: Path) -> list[tuple[Any, ...]]:
+    """What became of each trial, less its metrics."""
     with JournalView.read(directory) as journal:
-        found: dict[str, Any] = {
-            f"trial {row.number}": [dict(row.config), str(row.state), row.epoch, row.target] for row in journal.trials()
-        }
-        for event in journal.events():
-            if isinstance(event, Report):
-                found[f"trial {event.trial} at epoch {event.epoch}"] = dict(sorted(event.metrics.items()))
-    return found
-
-
-def missing(directory: Path) -> list[str]:
-    """Epochs that a trial has behind it and did not report."""
-    with JournalView.read(directory) as journal:
-        return [
-            f"trial {row.number} has no report of epoch {epoch}"
-            for row in journal.trials()
-            for epoch in sorted(set(range(1, row.epoch + 1)) - {report.epoch for report in journal.curve(row.number)})
-        ]
-
-
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    return [
-        f"{what}: {other.get(what)}, not {one.get(what)}"
-        for what in sorted(one.keys() | other.keys())
-        if not _alike(one.get(what), other.get(what))
-    ]
-
-
-def _alike(one: object, other: object) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=TOLERANCE)
-    return one == other
+        return [(row.number, dict(row.config), row.state, row.epoch, row.target) for row in journal.trials()]
 
 
 def left_behind(place: Path, seconds: float) -> list[str]:

@@ -26,8 +26,9 @@ import invented_machine as machine
 import pytest
 from chaos_engine import CHECKPOINT_SECONDS, UNDISTURBED
 from chaos_faults import Faults, GpuFaults, NodeFaults
-from chaos_run import Run, differences, left_behind, missing, outcome
+from chaos_run import Run, left_behind, standings
 from chaos_task import SHORTAGE
+from plain import check_equal, curves
 from support.audit import overcommitments
 
 from shoal.core.device import Cluster
@@ -153,8 +154,10 @@ def test_a_study_to_which_everything_happens_ends_as_if_nothing_had(place: str, 
             assert left_behind(folder, LEFT_SECONDS) == []
     assert not left, "there was nothing for these to strike"
     for directory in directories:
-        assert differences(outcome(folder / UNDISTURBED), outcome(directory)) == []
-        assert missing(directory) == []
+        found = curves(directory)
+        check_equal(found, curves(folder / UNDISTURBED))
+        assert standings(directory) == standings(folder / UNDISTURBED)
+        assert all(found[number].keys() == set(range(1, epoch + 1)) for number, *_, epoch, _ in standings(directory))
     if place == "GPUs":
         assert [reserved_too_much(directory) for directory in directories] == [[]] * len(directories)
         assert any(reserved_too_much(directory, TIGHT) for directory in directories)
