@@ -290,7 +290,7 @@ def every_twenty_fifth_update_skipped(right, self, *arguments, **options):
         right(self, *arguments, **options)
 
 
-@fault(FusedOptimizer, "step_each", *LINEAR)
+@fault(FusedOptimizer, "step_each", Program, Accumulated, Clipped, Long)
 def momentum_lost_after_eager_steps(right, self, *arguments, **options):
     if getattr(self, "last_of_fault", 0) != self.array.tick - 1:  # the step before was taken in another mode
         for member in self.members:
