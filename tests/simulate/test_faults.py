@@ -28,7 +28,7 @@ from shoal.study.retention import Retention
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialTable
 
-SEEDS, AT_ONCE = 3000, 30
+SEEDS, AT_ONCE = 2000, 25
 """Seeds of a thorough run, and of one test."""
 FAULTY = 200
 """Seeds within which each deliberate fault has to be found."""
