@@ -35,7 +35,7 @@ from typing import Any
 import torch
 import torch._dynamo  # takes seconds, which else each process would pay that makes its first optimizer
 from models.bert import classifier
-from placed.jobs import FULL, QUICK, Pictures
+from placed.jobs import Pictures
 from rivals.forked import in_a_fork
 from rivals.plain_search import Asked, PlainSearch, in_a_loop, in_processes
 from search_tasks.search import Supervised
@@ -138,12 +138,12 @@ class Sought:
     imports: str = ""
 
 
-def _pictures(quick: bool) -> Pictures:
-    return Pictures(replace(QUICK, models=("ResNet-8",)) if quick else replace(FULL, models=("ResNet-18",)))
-
-
 SEARCHES = {
-    "resnet18": Sought(_pictures, {"lr": shoal.loguniform(1e-3, 1e-1), "batch_size": 64}, (8, 32)),
+    "resnet18": Sought(
+        lambda quick: Pictures(False, 24, 8) if quick else Pictures(True, 5000, 1000),
+        {"lr": shoal.loguniform(1e-3, 1e-1), "batch_size": 64},
+        (8, 32),
+    ),
     "mlp": Sought(
         lambda quick: Rows(64 if quick else 8000), {"lr": shoal.loguniform(1e-4, 1e-2), "batch_size": 64}, (64,)
     ),
@@ -344,7 +344,7 @@ def main() -> int:
             __import__(sought.imports)
         task, space = sought.task(options.quick), dict(sought.space)
         if isinstance(task, Pictures):
-            space["model"] = task.sizes.models[0]
+            space["model"] = "ResNet-8" if options.quick else "ResNet-18"
         for count in (2,) if options.quick else options.configurations or sought.configurations:
             setting = Setting(
                 task, space, count, options.epochs, options.halving, options.device,

@@ -15,7 +15,10 @@ SEARCH = (
 )  # fmt: skip
 """What a search runs."""
 RIVALS = ("benchmarks/models", "benchmarks/rivals")
-SEARCHED = (*SEARCH, *RIVALS, "benchmarks/gpu_search.py", "benchmarks/placed/jobs.py", "benchmarks/packs/pictures.py")
+SEARCHED = (
+    *SEARCH, *RIVALS, "benchmarks/gpu_search.py", "benchmarks/placed/jobs.py", "benchmarks/packs/pictures.py",
+    "benchmarks/search_tasks/search.py",
+)  # fmt: skip
 
 
 def _search(
@@ -85,7 +88,7 @@ MEASUREMENTS = (
             "ff", "mps + ffd", "fusion", "fusion + packing",
         ),
         ("benchmarks/placement.py", "sp1", "--quick", "--rows", "plain processes", "fusion + packing"),
-        (*SEARCH, "benchmarks/models", "benchmarks/placement.py", "benchmarks/placed", "benchmarks/packs/pictures.py",
+        (*SEARCH, *RIVALS, "benchmarks/placement.py", "benchmarks/placed", "benchmarks/packs/pictures.py",
          "benchmarks/search_tasks"),
         PICTURES,
     ),
