@@ -82,7 +82,7 @@ MEASUREMENTS = (
             "ff", "mps + ffd", "fusion", "fusion + packing",
         ),
         ("benchmarks/placement.py", "sp1", "--quick", "--rows", "plain processes", "fusion + packing"),
-        (*SEARCH, "benchmarks/models", "benchmarks/placement.py", "benchmarks/placed", "benchmarks/packs/pictures.py",
+        (*SEARCH, *RIVALS, "benchmarks/placement.py", "benchmarks/placed", "benchmarks/packs/pictures.py",
          "benchmarks/search_tasks"),
         PICTURES,
     ),

@@ -221,6 +221,8 @@ def in_processes(
             epoch, metrics = message
             search.report(member, epoch, metrics)
             done[member.trial.number] = epoch
+    for connection in running if reuse else ():
+        connection.recv()  # after its last report it says that it is idle
     for connection in (*idle, *running) if reuse else ():
         connection.send(None)
     return search
