@@ -18,7 +18,7 @@ def measurement(name: str, title: str, seconds: int, *arguments: str) -> Measure
     """Of some seconds on two cores."""
     command = ("benchmarks/packing.py", "--parts", *arguments)
     return Measurement(
-        f"pack_{name}", title, int(seconds / 1.5), 3 * seconds, command, (*command, "--quick"), CODE, (*CORE, "PIL")
+        f"pack-{name}", title, int(seconds / 1.5), 3 * seconds, command, (*command, "--quick"), CODE, (*CORE, "PIL")
     )
 
 
