@@ -89,7 +89,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     *(
         Experiment(
             f"Memory of a pack of two {network} relative to two processes", "section 4.4, figure 5",
-            f"the sum of both; {P5000}", "growth of a process in two epochs, which includes profiles and the choice of a "
+            f"the sum of both; {P5000}", "growth of a process in two epochs, with profiles and the choice of a "
             "step's form", MEMORY, ratio("memory", network, "shoal", "processes"), 1, "at most", published=1,
         )
         for network in TABLE_1
