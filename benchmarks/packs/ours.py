@@ -4,16 +4,19 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import baselines
 from rivals.first import first_search
+from torch.utils.data import Dataset
 
 import shoal
 from packs.cases import Cell
-from packs.search import METRIC
-from packs.tasks import SPACE, Cifar
+from packs.tasks import METRIC, SPACE, Cifar
 from packs.ways import Way
+from shoal.algorithms.base import Algorithm
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
 from shoal.core.trial import Report, Trial
@@ -22,6 +25,7 @@ from shoal.journal.view import JournalView
 from shoal.plan.array_packer import ArrayPacker
 from shoal.plan.cost.costs import Costs
 from shoal.plan.cost.history import History
+from shoal.plan.packing.base import Packing
 from shoal.plan.partition import partition
 from shoal.plan.waiting import WaitingClass
 from shoal.train.array_trainer import ArrayTrainer, WorkerState
@@ -33,7 +37,10 @@ from shoal.train.worker_state import TrialCache
 
 __all__ = ["PACKINGS", "Chosen", "searched"]
 
-PACKINGS = ("cost", "knn", "batch_size", "random", "none")
+PACKINGS: dict[str, str | Packing] = {
+    **{name: name for name in ("cost", "knn", "batch_size", "random", "none")},
+    "knn, measured": baselines.KNN(metric="measured"),
+}
 """`cost` fuses before it packs; the others pack single configurations, as in the paper; `none` does neither."""
 
 SETTLED = 30
@@ -49,12 +56,10 @@ class Chosen(Way):
         planned: epochs that trials have left, by which it is judged whether to compile pays.
     """
 
-    name = "shoal"
-
     def __init__(self, cell: Cell, settled: int = SETTLED, planned: int = 1_000_000) -> None:
         super().__init__(cell)
         task, place = cell.task, cell.device
-        sets = DataSets(task, place)
+        self.sets = sets = DataSets(task, place)
         trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(cell.configs)]
         keys, *_ = SignatureBuilder(task, sets).find_keys(trials)
         members: dict[FusionKey, list[Member]] = {}
@@ -82,6 +87,9 @@ class Chosen(Way):
             turns.interleaving is not None and all(lane.settled for lane in lanes) for turns, lanes in self.packs
         )
 
+    def sources(self) -> Iterable[Dataset[Any]]:
+        return list(self.sets.sources)
+
     def epoch(self, number: int) -> None:
         """One of every lane."""
         for turns, lanes in self.packs:
@@ -99,22 +107,26 @@ def _has_reported(lane: ArrayTrainer) -> bool:
     return any(isinstance(event, Reported) and event.reports for event in lane.events)
 
 
-def searched(task: Cifar, most: int, seed: int, packing: str) -> tuple[float, list[Report]]:
-    """Hyperband by `shoal.tune` with a way of packing, from the call to its end; profiles are measured anew.
+def searched(
+    task: Cifar,
+    algorithm: Algorithm,
+    packing: str,
+    devices: str = f"cpu:{os.cpu_count()}",
+    space: Mapping[str, Any] = SPACE,
+) -> tuple[float, list[Report]]:
+    """A search by `shoal.tune` with one of `PACKINGS`, from the call to its end; profiles are measured anew.
 
     Returns:
-        Seconds, and all that was reported.
+        Seconds, and a report for each epoch.
     """
     baselines.register()
     folder = Path(tempfile.mkdtemp())
-    cache = Path(os.environ["SHOAL_CACHE"])
-    shutil.rmtree(cache, ignore_errors=True)
+    shutil.rmtree(os.environ["SHOAL_CACHE"], ignore_errors=True)
     first_search()
     began = time.perf_counter()
     shoal.tune(
-        task, SPACE, metric=METRIC, mode="min", algorithm=shoal.Hyperband(max_epochs=most, eta=3), packing=packing,
-        fuse=packing == "cost", devices=f"cpu:{os.cpu_count()}", directory=folder / "study", seed=seed,
-        show_progress=False,
+        task, space, metric=METRIC, mode="min", algorithm=algorithm, packing=PACKINGS[packing],
+        fuse=packing == "cost", devices=devices, directory=folder / "study", seed=0, show_progress=False,
     )  # fmt: skip
     seconds = time.perf_counter() - began
     with JournalView.read(folder / "study") as journal:

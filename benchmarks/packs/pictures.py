@@ -2,11 +2,9 @@
 
 import argparse
 import os
-import tempfile
-from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,15 +54,14 @@ class Files(Pictures):
     The random numbers are of torch's default generator, as they are in torchvision's transforms.
     """
 
-    decoded: ClassVar[Counter[str]] = Counter()
-    """How many files this process has decoded, by the name of the set."""
-
     def __init__(self, folder: Path, name: str, rows: range, dtype: torch.dtype) -> None:
         super().__init__(np.empty(0), np.load(folder / f"{name}.npy")[rows.start : rows.stop], dtype)
         self.folder, self.name, self.first = folder / name, name, rows.start
+        self.decoded = 0
+        """Number of files that were decoded."""
 
     def picture(self, index: int) -> Picture:
-        self.decoded[self.name] += 1
+        self.decoded += 1
         with Image.open(self.folder / f"{self.first + index}.png") as image:
             return np.array(image)
 
@@ -125,23 +122,10 @@ def made(
 
 
 def write(folder: Path, most: int | None = None) -> Path:
-    """Both sets as PNG files below a folder, once: who comes second finds them there.
-
-    Args:
-        folder: of the files.
-        most: pictures of a set that are written; all if None.
-
-    Returns:
-        The folder.
-    """
+    """Write at most so many pictures of both sets as PNG files below a folder, which is returned."""
     for name in ("train", "test"):
-        if (folder / f"{name}.npy").exists():
-            continue
-        images, labels = arrays()[f"x_{name}"][:most], arrays()[f"y_{name}"][:most]
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for number, image in enumerate(images):
+        (folder / name).mkdir()
+        np.save(folder / f"{name}.npy", arrays()[f"y_{name}"][:most])
+        for number, image in enumerate(arrays()[f"x_{name}"][:most]):
             Image.fromarray(image).save(folder / name / f"{number}.png")
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".npy", delete=False) as file:
-            np.save(file, labels)
-        os.replace(file.name, folder / f"{name}.npy")  # last, so that a set that has labels has all of its files
     return folder

@@ -1,22 +1,25 @@
-"""The paper's space of 1056 configurations, and two small models for it on CIFAR-10."""
+"""The paper's space of 1056 configurations on CIFAR-10, and batches as a plain PyTorch program makes them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import shoal
+from packs.networks import NETWORKS
 from packs.pictures import PIPELINES, made
 from shoal.core.trial import Config
 
-__all__ = ["ACTIVATIONS", "MLP3", "OPTIMIZERS", "SPACE", "TASKS", "AnyModel", "Cifar", "SmallCNN"]
+__all__ = ["ACTIVATIONS", "METRIC", "OPTIMIZERS", "SPACE", "Cifar", "batches"]
 
+METRIC = "valid_loss"
+"""What Hyperband halves by. Accuracies on 1000 pictures are full of ties, which rounding would break."""
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "Adam": torch.optim.Adam,
     "SGD": torch.optim.SGD,
@@ -35,19 +38,19 @@ SPACE: dict[str, Any] = {
     "lr": shoal.choice([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1]),
     "activation": shoal.choice(list(ACTIVATIONS)),
 }
-"""Liu et al., arXiv:2002.02885, section 5."""
+"""Liu et al., arXiv:2002.02885, table 3."""
 
 
 class Cifar(shoal.Task):
     """Cross entropy on CIFAR-10.
 
     Args:
-        pipeline: one of `PIPELINES`.
-        folder: of PNG files, which `pictures.write` has filled.
-        train: pictures to train on.
-        test: pictures to validate on.
-        dtype: of pictures and weights.
-        workers: loader processes of each set.
+        network: Name of the network, unless a configuration names its `model`.
+        pipeline: One of `PIPELINES`.
+        folder: Folder of PNG files, which `pictures.write` has filled.
+        train: Pictures to train on.
+        test: Pictures to validate on.
+        dtype: Type of pictures and weights.
     """
 
     shared_augmentation = True
@@ -55,17 +58,17 @@ class Cifar(shoal.Task):
 
     def __init__(
         self,
+        network: str = "MLP-3",
         pipeline: str = "tensors",
         folder: Path | None = None,
         train: int = 5000,
         test: int = 1000,
         dtype: torch.dtype = torch.float32,
-        workers: int = 0,
     ) -> None:
         if pipeline not in PIPELINES:
             raise ValueError(f"`pipeline` must be one of {', '.join(PIPELINES)}, got {pipeline!r}")
-        self.pipeline, self.folder, self.train, self.test, self.dtype = pipeline, folder, train, test, dtype
-        self.loader_workers = workers
+        self.network, self.pipeline, self.folder = network, pipeline, folder
+        self.train, self.test, self.dtype = train, test, dtype
 
     def data(self, config: Config) -> tuple[Dataset[Any], Dataset[Any]]:
         """Configurations that name another `part` train on other pictures."""
@@ -73,6 +76,9 @@ class Cifar(shoal.Task):
         rows = {"train": range(first, first + self.train), "test": range(self.test)}
         train, test = (made(self.pipeline, name, part, self.dtype, self.folder) for name, part in rows.items())
         return train, test
+
+    def model(self, config: Config) -> nn.Module:
+        return NETWORKS[config.get("model", self.network)](ACTIVATIONS[config["activation"]]).to(self.dtype)
 
     def optimizer(self, model: nn.Module, config: Config) -> Optimizer:
         return OPTIMIZERS[config["optimizer"]](model.parameters(), lr=config["lr"])
@@ -86,48 +92,8 @@ class Cifar(shoal.Task):
         return {"accuracy": (model(x).argmax(1) == y).to(self.dtype).mean()}
 
 
-class MLP3(Cifar):
-    """A perceptron of three layers."""
-
-    def model(self, config: Config) -> nn.Module:
-        return perceptron(64, ACTIVATIONS[config["activation"]]).to(self.dtype)
-
-
-class SmallCNN(Cifar):
-    """Two convolutions and two linear layers."""
-
-    def model(self, config: Config) -> nn.Module:
-        return convolutional(8, ACTIVATIONS[config["activation"]]).to(self.dtype)
-
-
-class AnyModel(Cifar):
-    """Whichever model, of whichever width, the configuration names."""
-
-    kinds: ClassVar[dict[str, Callable[[int, type[nn.Module]], nn.Module]]]
-
-    def model(self, config: Config) -> nn.Module:
-        return self.kinds[config["model"]](config["width"], ACTIVATIONS[config["activation"]]).to(self.dtype)
-
-
-def perceptron(width: int, activation: type[nn.Module]) -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(),
-        *(nn.Linear(3072, width), activation()),
-        *(nn.Linear(width, width), activation()),
-        nn.Linear(width, 10),
-    )
-
-
-def convolutional(width: int, activation: type[nn.Module]) -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(3, width, 3, stride=2, padding=1), activation()),
-        *(nn.Conv2d(width, 2 * width, 3, stride=2), activation()),
-        *(nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(18 * width, 64), activation()),
-        nn.Linear(64, 10),
-    )
-
-
-AnyModel.kinds = {"MLP-3": perceptron, "CNN": convolutional}
-
-TASKS: dict[str, type[Cifar]] = {"MLP-3": MLP3, "CNN": SmallCNN}
+def batches(dataset: Dataset[Any], size: int, order: Tensor) -> Iterator[list[Tensor]]:
+    """Batches of samples in an order, int64 [samples]: the tensors of a `TensorDataset` are indexed at once."""
+    if isinstance(dataset, TensorDataset):
+        return ([tensor[part] for tensor in dataset.tensors] for part in order.split(size))
+    return iter(DataLoader(dataset, batch_size=size, sampler=order.tolist()))

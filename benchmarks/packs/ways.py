@@ -2,11 +2,11 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
 from packs.cases import Cell
-from packs.feeds import kindest
+from packs.pictures import Files
+from packs.tasks import batches
 from shoal.train.data.loader import epoch_order
 
-__all__ = ["MOST_ROUNDS", "Learner", "Paper", "Sequential", "Taken", "Way", "measured"]
+__all__ = ["MOST_ROUNDS", "Learner", "Paper", "Sequential", "Way", "measured", "speed_of"]
 
 MOST_ROUNDS = 60
 """Of a cell, however short its epochs are."""
@@ -36,22 +37,32 @@ class Learner:
 class Way(ABC):
     """Trains the members of a cell; made once, then timed for an epoch again and again."""
 
-    name: ClassVar[str]
-
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
         self.epochs = 0
+        self.decoded = 0
+        """Files decoded in the last epoch."""
 
     @abstractmethod
     def epoch(self, number: int) -> None:
         """Train every member on its whole training set, in the order of this epoch."""
 
+    @abstractmethod
+    def sources(self) -> Iterable[Dataset[Any]]:
+        """The data sets that it reads."""
+
+    def _count(self) -> int:
+        return sum(each.decoded for each in self.sources() if isinstance(each, Files) and each.name == "train")
+
     def run(self) -> float:
         """Seconds of the next epoch."""
+        before = self._count()
         began = time.perf_counter()
         self.epoch(self.epochs)
+        seconds = time.perf_counter() - began
+        self.decoded = self._count() - before
         self.epochs += 1
-        return time.perf_counter() - began
+        return seconds
 
 
 class PlainWay(Way):
@@ -60,17 +71,16 @@ class PlainWay(Way):
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
         self.task = cell.task
-        self.feed = kindest(cell.case.pipeline)
-        self.sets: dict[int, Dataset[tuple[Tensor, Tensor]]] = {}
-        self.valid: dict[int, Dataset[tuple[Tensor, Tensor]]] = {}
-        self.runtimes = []
+        self.sets: dict[int, tuple[Dataset[Any], Dataset[Any]]] = {}
+        self.learners = []
         for number, config in enumerate(cell.configs):
             torch.manual_seed(number)
             model = self.task.model(config).train().to(cell.device)
             optimizer = self.task.optimizer(model, config)
-            self.runtimes.append(Learner(model, optimizer, config["batch_size"], config["part"]))
+            self.learners.append(Learner(model, optimizer, config["batch_size"], config["part"]))
             if config["part"] not in self.sets:
-                self.sets[config["part"]], self.valid[config["part"]] = map(self._placed, self.task.data(config))
+                train, valid = map(self._placed, self.task.data(config))
+                self.sets[config["part"]] = train, valid
 
     def _placed(self, dataset: Dataset[Any]) -> Dataset[Any]:
         """The data set on the device, where it consists of tensors."""
@@ -80,19 +90,21 @@ class PlainWay(Way):
 
     def batches(self, dataset: Dataset[Any], size: int, order: Tensor) -> Iterator[list[Tensor]]:
         """Batches on the device."""
-        for batch in self.feed(dataset, size, order):
+        for batch in batches(dataset, size, order):
             yield [tensor.to(self.cell.device, non_blocking=True) for tensor in batch]
 
+    @torch.no_grad()
     def validate(self) -> None:
         """What ends an epoch of any training: the metrics of every member, as numbers."""
-        for runtime in self.runtimes:
-            runtime.model.eval()
-            with torch.no_grad():
-                for batch in self.batches(self.valid[runtime.part], runtime.batch_size, torch.arange(1)):
-                    float(self.task.loss(runtime.model, batch))
-                    for metric in self.task.metrics(runtime.model, batch).values():
-                        float(metric)
-            runtime.model.train()
+        for learner in self.learners:
+            learner.model.eval()
+            for batch in self.batches(self.sets[learner.part][1], learner.batch_size, torch.arange(1)):
+                for value in (self.task.loss(learner.model, batch), *self.task.metrics(learner.model, batch).values()):
+                    float(value)
+            learner.model.train()
+
+    def sources(self) -> Iterable[Dataset[Any]]:
+        return [each for both in self.sets.values() for each in both]
 
     def order(self, number: int) -> Tensor:
         return epoch_order(self.cell.samples, 0, number).to(self.cell.device)
@@ -101,14 +113,12 @@ class PlainWay(Way):
 class Sequential(PlainWay):
     """Members one after another, each with a loader of its own."""
 
-    name = "seq"
-
     def epoch(self, number: int) -> None:
-        for runtime in self.runtimes:
-            for batch in self.batches(self.sets[runtime.part], runtime.batch_size, self.order(number)):
-                runtime.optimizer.zero_grad()
-                self.task.loss(runtime.model, batch).backward()
-                runtime.optimizer.step()
+        for learner in self.learners:
+            for batch in self.batches(self.sets[learner.part][0], learner.batch_size, self.order(number)):
+                learner.optimizer.zero_grad()
+                self.task.loss(learner.model, batch).backward()
+                learner.optimizer.step()
         self.validate()
 
 
@@ -122,24 +132,22 @@ class Paper(PlainWay):
     Members of one data set share a stream, members of another have another.
     """
 
-    name = "pack"
-
     def epoch(self, number: int) -> None:
         streams = [
-            self.stream([runtime for runtime in self.runtimes if runtime.part == part], dataset, self.order(number))
-            for part, dataset in self.sets.items()
+            self.stream([learner for learner in self.learners if learner.part == part], train, self.order(number))
+            for part, (train, _) in self.sets.items()
         ]
         for portions in zip_longest(*streams, fillvalue=()):
             step = [taking for portion in portions for taking in portion]
-            for runtime, _ in step:
-                runtime.optimizer.zero_grad()
-            torch.stack([self.task.loss(runtime.model, batch) for runtime, batch in step]).sum().backward()
-            for runtime, _ in step:
-                runtime.optimizer.step()
+            for learner, _ in step:
+                learner.optimizer.zero_grad()
+            torch.stack([self.task.loss(learner.model, batch) for learner, batch in step]).sum().backward()
+            for learner, _ in step:
+                learner.optimizer.step()
         self.validate()
 
     def stream(
-        self, runtimes: Sequence[Learner], dataset: Dataset[tuple[Tensor, Tensor]], order: Tensor
+        self, learners: Sequence[Learner], dataset: Dataset[tuple[Tensor, Tensor]], order: Tensor
     ) -> Iterator[Portion]:
         """The steps of an epoch of those who share a data set (section 3.2 of the paper).
 
@@ -147,67 +155,42 @@ class Paper(PlainWay):
         member has done its epoch, the one of the next largest batch draws from what it has not used. Whoever has a
         smaller batch has not used that either.
         """
-        unused = dict.fromkeys(runtimes, order)
+        unused = dict.fromkeys(learners, order)
         while unused:
-            size = max(runtime.batch_size for runtime in unused)
-            (rest, *_) = (unused.pop(runtime) for runtime in list(unused) if runtime.batch_size == size)
+            size = max(learner.batch_size for learner in unused)
+            (rest, *_) = (unused.pop(learner) for learner in list(unused) if learner.batch_size == size)
             drawn = rest.split(size)
-            behind = [runtime for runtime in runtimes if runtime.batch_size <= size]
+            behind = [learner for learner in learners if learner.batch_size <= size]
             for batch in self.batches(dataset, size, rest):
-                yield [(runtime, [tensor[: runtime.batch_size] for tensor in batch]) for runtime in behind]
-            for runtime, left in unused.items():
-                used = torch.cat([part[: runtime.batch_size] for part in drawn])
-                unused[runtime] = left[~torch.isin(left, used)]
-            unused = {runtime: left for runtime, left in unused.items() if len(left)}
+                yield [(learner, [tensor[: learner.batch_size] for tensor in batch]) for learner in behind]
+            for learner, left in unused.items():
+                used = torch.cat([part[: learner.batch_size] for part in drawn])
+                unused[learner] = left[~torch.isin(left, used)]
+            unused = {learner: left for learner, left in unused.items() if len(left)}
 
 
-@dataclass(frozen=True)
-class Taken:
-    """What the epochs of all ways took in one cell.
-
-    Args:
-        cell: that was trained.
-        seconds: of every way's epochs, round by round.
-    """
-
-    cell: Cell
-    seconds: Mapping[str, Sequence[float]]
-
-    @property
-    def rounds(self) -> int:
-        return len(next(iter(self.seconds.values())))
-
-    def per_step(self, way: str) -> float:
-        """T_s in seconds, the median."""
-        return self.cell.per_step(median(self.seconds[way]))
-
-    def speed(self, way: str, other: str) -> float:
-        """How many times as fast a way is as another one: the median of what the rounds showed."""
-        return median(theirs / its for theirs, its in zip(self.seconds[other], self.seconds[way], strict=True))
+def speed_of(way: Sequence[float], other: Sequence[float]) -> float:
+    """How many times as fast a way is as another one: the median of what the rounds showed."""
+    return median(theirs / its for theirs, its in zip(other, way, strict=True))
 
 
-def measured(cell: Cell, makers: Mapping[str, Callable[[Cell], Way]], rounds: int, limit: float) -> Taken:
-    """Interleaved epochs of all ways, the first of each left out.
+def measured(ways: Mapping[str, Way], rounds: int, limit: float) -> dict[str, list[float]]:
+    """Seconds of interleaved epochs of all ways, round by round, the first of each left out.
 
     Each way comes as often after one as after another, and never after itself, for what is left in the caches is a part
     of what an epoch takes.
 
     Args:
-        cell: to be trained.
-        makers: of the ways, by name; at most three.
-        rounds: at least, an even number.
-        limit: seconds after which no more than these are made.
+        ways: Name of a way -> the way; at most three.
+        rounds: Least number of rounds, even.
+        limit: Seconds after which no more than these are made.
     """
-    ways = {name: make(cell) for name, make in makers.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in makers}
     for way in ways.values():
         way.run()
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     first, *others = ways
     began = time.perf_counter()
-    made = 0
-    while made < rounds or (made < MOST_ROUNDS and time.perf_counter() - began < limit):
-        for names in ([first, *others], [first, *reversed(others)]):
-            for name in names:
-                seconds[name].append(ways[name].run())
-            made += 1
-    return Taken(cell, seconds)
+    while (made := len(seconds[first])) < rounds or (made < MOST_ROUNDS and time.perf_counter() - began < limit):
+        for name in (first, *others, first, *reversed(others)):
+            seconds[name].append(ways[name].run())
+    return seconds
