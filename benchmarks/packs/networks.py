@@ -1,7 +1,6 @@
 """The networks of the packing paper for pictures of 32 x 32 pixels, small, with an activation of choice."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from models.mobilenet import Bottleneck, conv
@@ -9,49 +8,29 @@ from torch import Tensor, nn
 
 __all__ = ["NETWORKS"]
 
-Activation = Callable[[], nn.Module]
+Activation = type[nn.Module]
 CLASSES = 10
 
 
-def perceptron(width: int, activation: Activation) -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(),
-        *(nn.Linear(3072, width), activation()),
-        *(nn.Linear(width, width), activation()),
-        nn.Linear(width, CLASSES),
-    )
-
-
-def convolutional(activation: Activation) -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, stride=2, padding=1), activation()),
-        *(nn.Conv2d(8, 16, 3, stride=2), activation()),
-        *(nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(144, 64), activation()),
-        nn.Linear(64, CLASSES),
-    )
+def perceptron(activation: Activation) -> nn.Module:
+    hidden = nn.Linear(3072, 64), activation(), nn.Linear(64, 64), activation()
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, CLASSES))
 
 
 def mobilenet(activation: Activation) -> nn.Module:
     """Inverted residuals that expand four times (Sandler et al., arXiv:1801.04381)."""
     blocks = [(8, 8, 1), (8, 16, 2), (16, 16, 1), (16, 32, 2)]
-    network = nn.Sequential(
-        conv(3, 8, 3, 2, 1, nn.ReLU()),
-        *(Bottleneck(3, before, 4 * before, after, False, False, stride) for before, after, stride in blocks),
-        conv(32, 64, 1, 1, 1, nn.ReLU()),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES)),
+    inside = (
+        Bottleneck(3, before, 4 * before, after, False, False, stride, activation) for before, after, stride in blocks
     )
-    for module in list(network.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.ReLU):
-                setattr(module, name, activation())
-    return network
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES)
+    return nn.Sequential(conv(3, 8, 3, 2, 1, activation()), *inside, conv(32, 64, 1, 1, 1, activation()), *head)
 
 
 def activated(before: int, after: int, stride: int, activation: Activation, kernel: int = 3) -> nn.Sequential:
     """A convolution after a normalisation and an activation."""
-    layers = nn.BatchNorm2d(before), activation(), nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False)
-    return nn.Sequential(*layers)
+    convolution = nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(nn.BatchNorm2d(before), activation(), convolution)
 
 
 class Residual(nn.Module):
@@ -83,29 +62,19 @@ def with_head(channels: int, activation: Activation, *layers: nn.Module) -> nn.M
 
 
 def resnet(activation: Activation) -> nn.Module:
-    blocks = [Residual(8, 8, 1, activation), Residual(8, 16, 2, activation), Residual(16, 32, 2, activation)]
+    blocks = (Residual(*sizes, activation) for sizes in ((8, 8, 1), (8, 16, 2), (16, 32, 2)))
     return with_head(32, activation, nn.Conv2d(3, 8, 3, 2, 1, bias=False), *blocks)
 
 
 def densenet(activation: Activation) -> nn.Module:
     """Three blocks of two convolutions, with halving between them."""
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 2, 1, bias=False)]
-    channels = 16
-    for block in range(3):
-        layers += [Dense(channels, 8, activation), Dense(channels + 8, 8, activation)]
-        channels += 16
-        if block < 2:
-            layers += [activated(channels, channels // 2, 1, activation, kernel=1), nn.AvgPool2d(2)]
-            channels //= 2
-    return with_head(channels, activation, *layers)
+    for _ in range(2):
+        layers += [Dense(16, 8, activation), Dense(24, 8, activation)]
+        layers += [activated(32, 16, 1, activation, kernel=1), nn.AvgPool2d(2)]
+    return with_head(32, activation, *layers, Dense(16, 8, activation), Dense(24, 8, activation))
 
 
 NETWORKS: dict[str, Callable[[Activation], nn.Module]] = {
-    "MLP-3": partial(perceptron, 64),
-    "CNN": convolutional,
-    "MobileNet": mobilenet,
-    "ResNet": resnet,
-    "DenseNet": densenet,
-    "wide MLP-3": partial(perceptron, 96),
-    "narrow MLP-3": partial(perceptron, 32),
-}
+    "MLP-3": perceptron, "MobileNet": mobilenet, "ResNet": resnet, "DenseNet": densenet,
+}  # fmt: skip

@@ -11,161 +11,88 @@ from papers.measurement import CORE, Measurement
 __all__ = ["EXPERIMENTS"]
 
 P5000 = "Quadro P5000, TensorFlow"
-TABLE = {
-    "MLP-3": (9236, 5260, 3682, 3491),
-    "MobileNet": (52092, 45787, 36973, 30182),
-    "ResNet": (98067, 89162, 75436, 70047),
-    "DenseNet": (131494, 126437, 117405, 108673),
-}
-"""Table 4: network -> seconds of the original, and of the packings batch size, random and kNN."""
-PACKINGS = ("batch_size", "random", "knn")
-SWITCHING = {"MLP-3": (61, 11), "MobileNet": (107, 13), "ResNet": (130, 14), "DenseNet": (144, 17)}
-"""Table 1: network -> seconds of an epoch, and the overhead of two."""
-CODE = ("benchmarks/packing.py", "benchmarks/packs", "benchmarks/models/mobilenet.py", "src/shoal")
+CODE = ("benchmarks/packing.py", "benchmarks/packs", "benchmarks/models/mobilenet.py", "benchmarks/rivals", "src/shoal")
 
 
 def measurement(name: str, title: str, seconds: int, *arguments: str) -> Measurement:
     """Of some seconds on two cores."""
     command = ("benchmarks/packing.py", "--parts", *arguments)
     return Measurement(
-        f"pack_{name}", title, int(seconds / 1.5), 3 * seconds, command, (*command, "--quick"), CODE, (*CORE, "PIL")
+        f"pack-{name}", title, int(seconds / 1.5), 3 * seconds, command, (*command, "--quick"), CODE, (*CORE, "PIL")
     )
 
 
-def hyperband(name: str, search: str, seconds: int) -> Measurement:
-    return measurement(name, f"pack-aware Hyperband, {search}", seconds, "hyperband", "--searches", search)
-
-
-IMPROVEMENT = measurement("improvement", "packs of equal networks", 260, "improvement")
-ABLATION = measurement("ablation", "packs of members that differ in a factor", 300, "ablation")
-MEMORY = measurement("memory", "memory of packs", 90, "memory")
-SWITCHING_RUN = measurement("switching", "what another model adds to a search", 60, "switching")
-TENSORS = hyperband("tensors", "MLP-3, tensors", 70)
-CNN = hyperband("cnn", "CNN", 60)
+ABLATION = measurement("ablation", "packs of equal networks, and of members that differ in a factor", 240, "ablation")
+MEMORY = measurement("memory", "memory of packs", 45, "memory")
+SWITCHING = measurement("switching", "what another model adds to a search", 30, "switching")
 SEARCHES = {
-    "MLP-3": hyperband("mlp3", "MLP-3", 160),
-    "MobileNet": hyperband("mobilenet", "MobileNet", 100),
-    "ResNet": hyperband("resnet", "ResNet", 60),
-    "DenseNet": hyperband("densenet", "DenseNet", 80),
-}
-SPACE = "configurations of the paper's 1056, R = {}, {} pictures of CIFAR-10, from call to result"
-SCALES = {name: SPACE.format(27, 2500) if name == "MLP-3" else SPACE.format(9, 400) for name in TABLE}
-EQUAL = "tensors of CIFAR-10, batch 50, over a plain loop; 1250 pictures for MLP-3, 300 for convolutional networks"
+    search: measurement(name, f"pack-aware Hyperband, {search}", seconds, "hyperband", "--searches", search)
+    for name, search, seconds in (
+        ("mlp3", "MLP-3", 140), ("tensors", "MLP-3, tensors", 70), ("mobilenet", "MobileNet", 70),
+        ("resnet", "ResNet", 45), ("densenet", "DenseNet", 60),
+    )
+}  # fmt: skip
 
 
-def gain(part: str, *names: str) -> Callable[[Figures], float]:
-    """How many times as fast as one after another Shoal is: the least of the cells whose names contain one of these."""
+def least(figure: str, *names: str) -> Callable[[Figures], float]:
+    """The least of the cases whose titles contain one of these names."""
     return lambda found: min(
-        each["seq"] / each["shoal"] for cell, each in found[part].items() if any(name in cell for name in names)
+        each[figure] for title, each in found["ablation"].items() if any(name in title for name in names)
     )
 
 
-def speed(part: str, name: str) -> Callable[[Figures], float]:
-    """The least speed relative to the better of both rivals, of the cells whose names contain this."""
-    return lambda found: min(float(each["speed"]) for cell, each in found[part].items() if name in cell)
+def ratio(part: str, of: str, above: str, below: str) -> Callable[[Figures], float]:
+    return lambda found: found[part][of][above] / found[part][of][below]
 
 
-def times(search: str, packing: str, *rivals: str) -> Callable[[Figures], float]:
-    """How many times as fast a packing is as the fastest of the rivals."""
-    return lambda found: min(found["hyperband"][search][name] for name in rivals) / found["hyperband"][search][packing]
-
-
-def memory_of(network: str) -> Callable[[Figures], float]:
-    return lambda found: found["memory"][network]["shoal"] / found["memory"][network]["processes"]
-
-
-def switching_of(network: str) -> Callable[[Figures], float]:
-    return lambda found: 1 + found["switching"][network]["overhead"] / found["switching"][network]["epoch"]
-
-
-def packs_of(network: str, members: int, reported: str, asked: float, published: float | None = None) -> Experiment:
-    return Experiment(
-        f"A pack of {members} {network}", "section 4.3, figure 4(a)", f"{reported}; {P5000}", EQUAL, IMPROVEMENT,
-        gain("improvement", f"tensors, {network}, 50, {members}"), asked, published=published, noise=0.3,
-        why="in memory, nothing is loaded that a pack could share, and two cores are busy with one member",
-    )  # fmt: skip
-
-
-def ablated(
-    title: str, reported: str, figure: Callable[[Figures], float], asked: float,
-    published: float | None = None, members: str = "two MLP-3", why: str = "",
-) -> Experiment:  # fmt: skip
-    setting = f"{members}, 1250 pictures of CIFAR-10 as tensors (preprocessing out) and as PNG files (in)"
-    return Experiment(
-        title, "section 4.7, figure 6", reported, setting, ABLATION, figure, asked, published=published,
-        noise=0.3, why=why,
-    )  # fmt: skip
-
-
-def searched(network: str, packing: str) -> Experiment:
-    """A row of table 4; `cost` is held against the paper's best."""
-    original, *seconds = TABLE[network]
-    paper = dict(zip(PACKINGS, seconds, strict=True)).get(packing, seconds[-1])
-    speed_up = round(original / paper, 2)
-    name = "Shoal's packing" if packing == "cost" else f"the paper's packing {packing}"
-    return Experiment(
-        f"Hyperband, {network}: {name}", "section 5.3, table 4",
-        f"{original} s, {'best packing' if packing == 'cost' else packing} {paper} s; R = 81, {P5000}",
-        f"{SCALES[network]}, over one after another on all cores", SEARCHES[network],
-        times(network, packing, "original"), speed_up, published=speed_up,
-        why="packs without fused arrays take their steps one after another: two cores have no time left that the "
-        "members could share" if packing != "cost" else "the search is short, and its start counts",
-    )  # fmt: skip
-
+IN_MEMORY = "in memory, nothing is loaded that a pack could share, and two cores are busy with one member"
+SLOWER = "packs can be slower than their parts"
+SATURATED = "the gain grows until resources are saturated"
+PACKS = (
+    # title, the paper's, figure, asked, the paper's value, why
+    ("A pack of 2 MLP-3", "up to 40 % less time", least("gain", "tensors, none, 2"), 1.67, 1.67, IN_MEMORY),
+    ("A pack of 8 MLP-3", "up to 80 % less time for many MLPs", least("gain", "tensors, MLP-3, 8"), 5, 5, IN_MEMORY),
+    ("A pack of 8 MobileNets", SATURATED, least("gain", "MobileNet, 8"), 1, None, ""),
+    ("A pack of 8 ResNets", SATURATED, least("gain", "ResNet, 8"), 1, None, ""),
+    ("A pack of 8 DenseNets", "gains up to three, four are out of memory", least("gain", "DenseNet, 8"), 1, None, ""),
+    ("Batches of 32 and 100: the least gain", "positive, hardly changed", least("gain", "batches of"), 1, None, ""),
+    ("The same data and batch size, from files", "up to 40 % less time", least("gain", "png, none, 2"), 1.67, 1.67, ""),
+    ("The same data, all else varied: the least gain", "always gains",
+     least("gain", "none, 2", "model, 2", "optimizer, 2", "batch size, 2"), 1, None, ""),
+    ("Different data, or all different", "up to 10 % slower", least("gain", "data, 2", "all, 2"), 1, 0.91, ""),
+    ("Tensors: the least speed over the better of both rivals", SLOWER, least("speed", "tensors"), 0.97, None, ""),
+    ("Files: the least speed over the better of both rivals", SLOWER, least("speed", "png"), 0.97, None, ""),
+)  # fmt: skip
+TABLE_1 = {"MLP-3": (61, 11), "ResNet": (130, 14)}
+"""Network -> seconds of an epoch, and the overhead of two."""
+TABLE_4 = {
+    "MLP-3": {"original": 9236, "batch_size": 5260, "random": 3682, "knn": 3491, "cost": 3491},
+    "MobileNet": {"original": 52092, "batch_size": 45787, "random": 36973, "knn": 30182, "cost": 30182},
+    "ResNet": {"original": 98067, "batch_size": 89162, "random": 75436, "knn": 70047, "cost": 70047},
+    "DenseNet": {"original": 131494, "batch_size": 126437, "random": 117405, "knn": 108673, "cost": 108673},
+}
+"""Seconds by network and packing; `cost`, which is Shoal's, is held against the paper's best."""
+SPACE = "configurations of the paper's 1056, R = {}, {} pictures of CIFAR-10, from call to result, over {}"
+ORIGINAL = "one after another on all cores"
+MLP, CONVOLUTIONAL = SPACE.format(27, 2500, ORIGINAL), SPACE.format(9, 400, ORIGINAL)
 
 EXPERIMENTS: tuple[Experiment, ...] = (
-    packs_of("MLP-3", 2, "up to 40 % less time for two models", 1.67, 1.67),
-    packs_of("MLP-3", 8, "up to 80 % less time for many MLPs", 5.0, 5.0),
-    packs_of("MobileNet", 8, "the gain grows until resources are saturated", 1.0),
-    packs_of("ResNet", 8, "the gain grows until resources are saturated", 1.0),
-    packs_of("DenseNet", 2, "gains up to three models", 1.0),
-    packs_of("DenseNet", 8, "four are out of memory", 1.0),
-    Experiment(
-        "Two MLP-3, two ResNets at batches of 32 and 100: the least gain", "section 4.3, figure 4(b)",
-        f"positive at all batch sizes, hardly changed by them; {P5000}", EQUAL, IMPROVEMENT,
-        gain("improvement", ", 32,", ", 100,"), 1.0, noise=0.3,
-    ),
-    Experiment(
-        "Packs against the faster of a loop and the paper's pack: the least speed", "section 4.3, figure 4",
-        "packs can be slower than their parts", EQUAL, IMPROVEMENT,
-        speed("improvement", "tensors"), 0.97,
-    ),
-    ablated(
-        "The same data and batch size, preprocessing out", "the best case, up to 40 % less time",
-        gain("ablation", "tensors, none, 2"), 1.67, 1.67, why="a pack of tensors in memory has little to share",
-    ),
-    ablated(
-        "The same data and batch size, preprocessing in", "the best case, up to 40 % less time",
-        gain("ablation", "png, none, 2"), 1.67, 1.67,
-    ),
-    ablated(
-        "The same data, all else varied: the least gain", "always gains",
-        gain("ablation", "none, 2", "model, 2", "optimizer, 2", "batch size, 2"), 1.0,
-    ),
-    ablated(
-        "Different data, or all different: the least gain", "up to 10 % slower",
-        gain("ablation", "data, 2", "all, 2"), 1.0, 0.91,
-    ),
     *(
-        ablated(
-            f"Against the faster of a loop and the paper's pack, {name}: the least speed",
-            "packs can be slower than their parts", speed("ablation", pipeline), 0.97,
-            members="two and eight MLP-3",
+        Experiment(
+            title, "sections 4.3 and 4.7, figures 4 and 6", f"{reported}; {P5000}",
+            "two MLP-3 if nothing else is said, 1250 (MLP-3) or 300 pictures of CIFAR-10 as tensors (preprocessing "
+            "out) or PNG files (in), batch 50; gains over a plain loop, speeds over that or the paper's pack",
+            ABLATION, figure, asked, published=published, noise=0.3, why=why,
         )
-        for pipeline, name in (("tensors", "preprocessing out"), ("png", "preprocessing in"))
-    ),
-    ablated(
-        "The paper's pack decodes more files than Shoal if batch sizes differ", "shared preprocessing runs once",
-        lambda found: (lambda each: each["pack"] / each["shoal"])(found["ablation"]["png, batch size, 8"]["decoded"]),
-        1.0, members="eight MLP-3",
+        for title, reported, figure, asked, published, why in PACKS
     ),
     *(
         Experiment(
             f"Memory of a pack of two {network} relative to two processes", "section 4.4, figure 5",
-            f"the sum of both; {P5000}", f"peak of all tensors in training; {EQUAL}", MEMORY, memory_of(network), 1.0,
-            "at most", published=1.0, why="profiles and the choice of a step's form are measured with more members",
+            f"the sum of both; {P5000}", "peak of all tensors in training, which includes profiles and the choice of a "
+            "step's form", MEMORY, ratio("memory", network, "shoal", "processes"), 1, "at most", published=1,
         )
-        for network in TABLE
+        for network in TABLE_1
     ),
     *(
         Experiment(
@@ -173,23 +100,34 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             f"two epochs of {epoch} s and {overhead} s more; {P5000}",
             "a search of 10 models over one of 2, unpacked on one core, one epoch of 5000 pictures, or 1200 for "
             "convolutional networks",
-            SWITCHING_RUN, switching_of(network), round(1 + overhead / (2 * epoch), 2), "at most",
+            SWITCHING, ratio("switching", network, "model", "epoch"), round(1 + overhead / (2 * epoch), 2), "at most",
             published=round(1 + overhead / (2 * epoch), 2), why="epochs are a hundred times as short as the paper's",
         )
-        for network, (epoch, overhead) in SWITCHING.items()
+        for network, (epoch, overhead) in TABLE_1.items()
     ),
-    *(searched(network, packing) for network in TABLE for packing in ("cost", *PACKINGS)),
-    Experiment(
-        "Hyperband, CNN: Shoal's packing", "section 5.3, table 4", "1.2 to 1.7 times as fast on convolutional networks",
-        f"{SPACE.format(9, 2500)}, over one after another on all cores", CNN, times("CNN", "cost", "original"), 1.7,
+    *(
+        Experiment(
+            f"Hyperband, {network}: {packing if packing != 'cost' else 'Shoal'}'s packing", "section 5.3, table 4",
+            f"{seconds['original']} s, {'best packing' if packing == 'cost' else packing} {taken} s; R = 81, {P5000}",
+            MLP if network == "MLP-3" else CONVOLUTIONAL, SEARCHES[network],
+            ratio("hyperband", network, "original", packing),
+            round(seconds["original"] / taken, 2), published=round(seconds["original"] / taken, 2),
+            why="" if packing == "cost" else "two cores have no time left that packs without fused arrays could share",
+        )
+        for network, seconds in TABLE_4.items() for packing, taken in seconds.items() if packing != "original"
     ),
-    Experiment(
-        "Hyperband, MLP-3 in memory: Shoal's packing", "section 5.3, table 4", "2.7 times as fast",
-        f"{SPACE.format(27, 2500)}, over one after another, or a forked process for each core", TENSORS,
-        times("MLP-3, tensors", "cost", "original", "pool"), 1.0,
+    *(
+        Experiment(
+            f"Hyperband, MLP-3 in memory: Shoal's packing against {name}", "section 5.3, table 4",
+            f"2.65 times as fast as one after another; {P5000}", SPACE.format(27, 2500, scale),
+            SEARCHES["MLP-3, tensors"], ratio("hyperband", "MLP-3, tensors", name, "cost"), asked, published=published,
+        )
+        for name, scale, asked, published in (
+            ("original", ORIGINAL, 2, 2.65), ("pool", "a forked process for each core", 1, None),
+        )
     ),
     Experiment(
         "Hyperband, MLP-3: measured distances, relative to kNN", "section 5.2", "up to 18 % slower",
-        SCALES["MLP-3"], SEARCHES["MLP-3"], times("MLP-3", "knn, measured", "knn"), 0.82, published=0.82,
+        MLP, SEARCHES["MLP-3"], ratio("hyperband", "MLP-3", "knn", "knn, measured"), 0.82, published=0.82,
     ),
 )  # fmt: skip
