@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, final
+from typing import Any, Literal, final
 
 from shoal.core.space import flatten, is_number
 from shoal.core.trial import Config
@@ -111,19 +111,30 @@ class KNN(Packing):
     The distance of two arrays is that of their first members. Memory and a largest distance limit a pack.
 
     Args:
-        threshold: Largest distance to the random array, which the paper does not give; by default the median of two
-            different configurations of its space (Table 3).
+        threshold: Largest distance to the random array, which the paper does not give; None: for "l1" the median of
+            two different configurations of the paper's space (Table 3), 7; for "measured" 1, neither gain nor loss.
+        metric: "l1", or "measured": the relative time of both arrays, the largest gain first; unmeasured pairs count
+            as 1 and are sorted by "l1".
     """
 
-    threshold: float = 7.0
+    threshold: float | None = None
+    metric: Literal["l1", "measured"] = "l1"
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> _Packs:
         """Draw a centroid, pack it with its nearest candidates, and repeat with the rest."""
         places = positions([candidate.array.members[0].trial.config for candidate in candidates], context.axes)
+        default = 7.0 if self.metric == "l1" else 1.0
+        threshold = default if self.threshold is None else self.threshold
+
+        def rank(centroid: int, index: int) -> tuple[float, float, int]:
+            apart = distance(places[centroid], places[index])
+            if self.metric == "l1":
+                return apart, 0.0, index
+            relative_time = context.relative_time(candidates[centroid].key, candidates[index].key)
+            return (1.0, apart, index) if relative_time is None else (relative_time, -1.0, index)
 
         def fill(centroid: int, others: list[int]) -> list[int]:
-            ranked = sorted((distance(places[centroid], places[index]), index) for index in others)
-            near = (index for apart, index in ranked if apart <= self.threshold)
-            return fill_pack(centroid, near, candidates, context)
+            ranks = sorted(rank(centroid, index) for index in others)
+            return fill_pack(centroid, (each[-1] for each in ranks if each[0] <= threshold), candidates, context)
 
         return ordered_packs(_greedy(_shuffled(candidates, context), fill), candidates)
