@@ -4,13 +4,11 @@ Jobs that report once and end run one after another on one device, in a warm wor
 "pipes" an agent process without Ray, "ray" an agent that Ray carries, on a cluster of this machine that is up. The back
 ends take turns in rounds; medians are shown.
 
-    python benchmarks/nodes.py [--starts 500] [--rounds 3] [--quick]
+    python benchmarks/nodes.py [--quick]
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -19,7 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ray
+from papers.experiment import missed_of
+from papers.rivals import EXPERIMENTS, NODES
 from ray.cluster_utils import Cluster
+from report import machine, report
 
 from shoal.core.device import Device
 from shoal.core.job import Job
@@ -33,8 +34,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from support.pipes import PipeNodes
 
-MORE_MS = 15.0
-"""Asked: milliseconds more for a start over Ray than for a local one, at most."""
+STARTS, ROUNDS = 500, 3
 BACKENDS: dict[str, Callable[[WorkerContext], Backend]] = {"local": Local, "pipes": PipeNodes, "ray": Ray}
 
 
@@ -61,11 +61,9 @@ def run(backend: Backend, job: str, device: Device) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--starts", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="20 starts, one round; checks no figure")
-    options = parser.parse_args()
-    count, rounds = (20, 1) if options.quick else (options.starts, options.rounds)
+    quick = parser.parse_args().quick
+    count, rounds = (20, 1) if quick else (STARTS, ROUNDS)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     found: dict[str, list[float]] = {name: [] for name in BACKENDS}
     with tempfile.TemporaryDirectory() as place:
@@ -77,12 +75,9 @@ def main() -> int:
         ray.shutdown()
         cluster.shutdown()
     medians = {name: round(statistics.median(times), 2) for name, times in found.items()}
-    more = round(medians["ray"] - medians["local"], 2)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, Ray {ray.__version__}")
-    print(", ".join(f"{name} {median} ms" for name, median in medians.items()) + f" a start; median of {rounds}")
-    missed = [f"{more} ms more over Ray, asked at most {MORE_MS}"] if more > MORE_MS and not options.quick else []
-    print(json.dumps({"ms_a_start": medians, "ms_more_a_start": more, "missed": missed}))
-    return 1 if missed else 0
+    figures = {"ms_a_start": medians, "ms_more_a_start": round(medians["ray"] - medians["local"], 2)}
+    print(f"{machine('ray')}; " + ", ".join(f"{name} {median} ms a start" for name, median in medians.items()))
+    return report(figures, [] if quick else missed_of(EXPERIMENTS, NODES, figures))
 
 
 if __name__ == "__main__":

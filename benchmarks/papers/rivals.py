@@ -3,11 +3,11 @@
 from papers.experiment import Experiment, Figures
 from papers.measurement import CORE, Measurement
 
-__all__ = ["EXPERIMENTS"]
+__all__ = ["DEMO", "ENGINE", "EXPERIMENTS", "NODES", "OVER_RAY", "PEERS", "RAPIDFIRE", "START"]
 
 PEERS = Measurement(
     "rivals", "Shoal and its rivals in the same search", 300, 1400,
-    ("benchmarks/search_vs_peers.py", "--rounds", "2"), ("benchmarks/search_vs_peers.py", "--quick"),
+    ("benchmarks/search_vs_peers.py",), ("benchmarks/search_vs_peers.py", "--quick"),
     ("benchmarks/search_vs_peers.py", "benchmarks/rivals", "src/shoal"),
     (*CORE, "sklearn", "optuna", "ray", "syne_tune"),
 )  # fmt: skip
@@ -42,6 +42,7 @@ BY_HAND = (
 )
 IMPORTS = "A process of the node imports torch and scikit-learn, which a local search has by a fork of its caller."
 OVER_RAY = "Shoal over Ray, known model"
+RAPIDFIRE = "0.16.2 needs Python 3.12 or newer, an NVIDIA GPU and a trainer of Hugging Face"
 TWO_KINDS = "64 MLPs and CNNs on handwritten digits, 10 epochs, each way twice"
 TABLE = "32 perceptrons on a table of 4000 rows, 4 epochs"
 TRIALS = "ASHA, 10,000 trials of 1 ms an epoch, with the journal"
@@ -73,7 +74,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     against("Ray Tune", "2.60, a process for each trial, on a cluster that is up, one run", 20.0, noise=0.3),
     against("Ray Tune, reuse_actors", "2.60, processes reused, on a cluster that is up, one run", noise=0.3),
     against("Syne Tune", "0.16, local back end, a process for each trial, one run", noise=0.3),
-    against("RapidFire AI", "not run: 0.16.2 needs Python 3.12 or newer, an NVIDIA GPU and a trainer of Hugging Face",
+    against("RapidFire AI", f"not run: {RAPIDFIRE}",
             reported="16 to 24 times the throughput of runs one after another (README)"),
     Experiment(
         "Ray Tune against Shoal over Ray", "same search", NONE, SEARCH + "both on a cluster that is up", PEERS,
@@ -116,9 +117,5 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "CPU time of the engine for a trial", "engine", NONE, TRIALS, ENGINE, lambda found: found["ms_a_trial"], 0.3,
         "at most", "ms", why="Two fifths are plans, a quarter is the journal.",
-    ),
-    Experiment(
-        "Memory of the engine for a trial", "engine", NONE, TRIALS, ENGINE, lambda found: found["kib_a_trial"], 4.0,
-        "at most", "KiB", noise=0.3,
     ),
 )  # fmt: skip
