@@ -14,11 +14,8 @@ The overhead of a process is that of `tune` over a plain loop in this process, w
 steps of SGD with batches of 16, as in Hermes's Table 2.
 """
 
-import argparse
-import json
 import math
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Mapping
@@ -31,8 +28,9 @@ from typing import Any
 
 import torch
 from baselines import RoundRobin, Slaq
-from papers.hermes import TRAININGS, missed_of
-from search_tasks.pictures import MNIST
+from papers.experiment import missed_of
+from papers.hermes import EXPERIMENTS, TRAININGS
+from report import machine, report
 from time_sharing_cnns import CNNS, OPTIMIZERS, Digits
 from torch.utils.data import DataLoader
 
@@ -63,11 +61,6 @@ TRAINING = (Activity.STEPS, Activity.TIMED_STEPS, Activity.VALIDATION)
 STEPS = 1000
 
 
-Means = Mapping[str, Mapping[str, tuple[float, float]]]
-"""Type of a bin -> policy -> mean seconds until the good trials are done, and until the best four are."""
-SpeedUps = dict[str, dict[str, float]]
-
-
 def policies(quantum: float) -> dict[str, Policy]:
     """The policies with the quanta of Hermes: those of round robin and SLAQ are three times as long."""
     return {
@@ -79,8 +72,13 @@ def policies(quantum: float) -> dict[str, Policy]:
     }
 
 
-def speed_ups(title: str, means: Means) -> SpeedUps:
-    """Print and return the speed-ups over `fifo`."""
+def speed_ups(title: str, means: Mapping[str, Mapping[str, tuple[float, float]]]) -> dict[str, dict[str, float]]:
+    """Print and return the speed-ups over `fifo`.
+
+    Args:
+        title: Of the table.
+        means: Type of a bin -> policy -> mean seconds until the good trials are done, and until the best four are.
+    """
     found = {}
     print(f"{title:12}" + "".join(f"{name:>13}" for name in policies(QUANTUM)))
     for name, kind, place in (("type 1", "type 1", 0), ("type 2", "type 2", 0), ("top 4", "type 2", 1)):
@@ -169,22 +167,17 @@ def overhead(file: Path, cnn: str, steps: int, folder: Path) -> tuple[float, flo
     return middle - began, time.perf_counter() - middle
 
 
-def measure_live(options: argparse.Namespace) -> int:
+def measure_live(file: Path, quick: bool) -> int:
     """Print the tables and the line of JSON; return the exit status."""
     torch.set_num_threads(1)  # in this process and in those of Shoal
-    file = options.data / MNIST
-    trials, epochs, steps = (4, 2, 20) if options.quick else (TRIALS, EPOCHS, STEPS)
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
-    )
+    trials, epochs, steps = (4, 2, 20) if quick else (TRIALS, EPOCHS, STEPS)
+    print(machine("torch"))
     print(f"Bins of {trials} trainings of {epochs} epochs on one slot, quantum {QUANTUM} s; speed-up over fifo")
-    speed_up: dict[str, SpeedUps] = {}
-    switch_seconds: dict[str, float] = {}
-    overheads: dict[str, float] = {}
-    missed: list[str] = []
+    figures: dict[str, dict[str, Any]] = {"speed_up": {}, "switch_seconds": {}, "overhead": {}}
+    other_values: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SHOAL_CACHE"] = f"{folder}/cache"
-        for cnn in list(CNNS)[:1] if options.quick else CNNS:
+        for cnn in list(CNNS)[:1] if quick else CNNS:
             means, switches = {}, []
             for kind, count in GOOD.items():
                 task = Digits(file, cnn, TRAIN, settings_of(kind, cnn, trials))
@@ -195,16 +188,13 @@ def measure_live(options: argparse.Namespace) -> int:
                 fifo = runs["fifo"]
                 switches += [(x.others - fifo.others) / x.suspensions for x in runs.values() if x.suspensions]
                 if any(each.last != fifo.last for each in runs.values()):
-                    missed.append(f"{cnn}, {kind}: the policies trained to other values")
-            speed_up[cnn] = speed_ups(cnn, means)
-            switch_seconds[cnn] = round(median(switches or [0.0]), 4)
-            print(f"switch {1000 * switch_seconds[cnn]:.0f} ms")
+                    other_values.append(f"{cnn}, {kind}: the policies trained to other values")
+            figures["speed_up"][cnn] = speed_ups(cnn, means)
+            figures["switch_seconds"][cnn] = round(median(switches or [0.0]), 4)
+            print(f"switch {1000 * figures['switch_seconds'][cnn]:.0f} ms")
         overhead(file, "GoogLeNet", 10, Path(folder) / "first")  # imports what a first step imports
-        for cnn in ("GoogLeNet",) if options.quick else ("GoogLeNet", "VGG19"):
+        for cnn in ("GoogLeNet",) if quick else ("GoogLeNet", "VGG19"):
             plain, ours = overhead(file, cnn, steps, Path(folder) / f"{cnn} overhead")
-            overheads[cnn] = round(ours / plain - 1, 4)
-            print(f"{cnn}, {steps} steps: plain loop {plain:.2f} s, tune {ours:.2f} s ({overheads[cnn]:+.1%})")
-    found = {"speed_up": speed_up, "switch_seconds": switch_seconds, "overhead": overheads}
-    missed = [] if options.quick else missed + missed_of(TRAININGS, found)
-    print(json.dumps({**found, "missed": missed}))
-    return 1 if missed else 0
+            figures["overhead"][cnn] = round(ours / plain - 1, 4)
+            print(f"{cnn}, {steps} steps: plain loop {plain:.2f} s, tune {ours:.2f} s ({ours / plain - 1:+.1%})")
+    return report(figures, [] if quick else [*other_values, *missed_of(EXPERIMENTS, TRAININGS, figures)])
