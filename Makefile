@@ -73,7 +73,6 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/placement.py --quick mixed
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
 	$(BIN)/python benchmarks/regret.py --gains --quick
-	$(BIN)/python benchmarks/nodes.py --quick
 	$(BIN)/python benchmarks/device_chaos.py --backend ray --quick
 	$(BIN)/python benchmarks/groups_live.py --quick
 

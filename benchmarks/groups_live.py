@@ -43,8 +43,6 @@ SEARCHES = {
     "ASHA": lambda: shoal.ASHA(12, max_epochs=9, eta=3, concurrency=4),
     "PBT": lambda: shoal.PBT(4, epochs=8, interval=2),
 }
-
-
 RANDOM = (SEARCHES["random"], SEARCHES["random"])
 """Algorithms that the tasks name; each is searched by all of `SEARCHES`."""
 TASKS = {
@@ -79,9 +77,9 @@ TASKS = {
         file=WIKITEXT,
     ),
     "dcgan": Search(
-        lambda data, quick: DCGAN(data / MNIST, 100 if quick else 1000),
+        lambda data, quick: DCGAN(data / MNIST, 32 if quick else 250),
         {"lr_d": shoal.uniform(1e-4, 5e-4), "lr_g": shoal.uniform(1e-4, 5e-4), "batch_size": 32},
-        *(*RANDOM, "inception", "max"),
+        *(*RANDOM, "gap", "min"),
         file=MNIST,
     ),
     "stored": Search(

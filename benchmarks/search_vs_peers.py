@@ -88,10 +88,6 @@ def with_a_pool(epochs: int, method: str, loader: bool = True) -> float:
         return max(pool.starmap(digits.train, trials, chunksize=1))
 
 
-def with_torch_func(epochs: int) -> float:
-    return digits.ensemble(SETS, RATES, epochs)
-
-
 def with_optuna(epochs: int) -> float:
     import optuna
 
@@ -184,7 +180,7 @@ RIVALS = {
     "forked pool": Rival(partial(with_a_pool, method="fork")),
     "forked pool, tensors indexed": Rival(partial(with_a_pool, method="fork", loader=False)),
     "spawned pool": Rival(partial(with_a_pool, method="spawn")),
-    "torch.func by hand": Rival(with_torch_func),
+    "torch.func by hand": Rival(partial(digits.ensemble, SETS, RATES)),
     "Optuna": Rival(with_optuna, "optuna", slow=True),
     "Ray Tune": Rival(with_ray_tune, "ray.tune", slow=True),
     "Ray Tune, reuse_actors": Rival(partial(with_ray_tune, reuse=True), "ray.tune", slow=True),

@@ -10,7 +10,7 @@ the same trials to the same values.
 A switch is a suspension with the resumption that follows: the time of the slot outside of training and validation,
 beyond that under `fifo`, divided by the suspensions.
 
-The overhead of a process is that of `tune` over a plain loop in this process, with the same validation: a thousand
+The overhead of a process is that of `tune` over the plain loop of `rivals/plain_search.py` in this process: a thousand
 steps of SGD with batches of 16, as in Hermes's Table 2.
 """
 
@@ -19,20 +19,19 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from baselines import RoundRobin, Slaq
 from papers.experiment import missed_of
 from papers.hermes import EXPERIMENTS, TRAININGS
 from report import machine, report
+from rivals.plain_search import Asked, in_a_loop
 from time_sharing_cnns import CNNS, OPTIMIZERS, Digits
-from torch.utils.data import DataLoader
 
 import shoal
 from shoal.core.activity import Activity
@@ -59,6 +58,18 @@ GRID = {
 """Hermes's Table 1."""
 TRAINING = (Activity.STEPS, Activity.TIMED_STEPS, Activity.VALIDATION)
 STEPS = 1000
+
+
+class Run(NamedTuple):
+    """A bin under one policy."""
+
+    means: tuple[float, float]
+    """Seconds until the good trials are done, and until the best four are."""
+    others: float
+    """Seconds of the slot outside of training and validation."""
+    suspensions: int
+    last: dict[int, float]
+    """Last loss of each trial."""
 
 
 def policies(quantum: float) -> dict[str, Policy]:
@@ -88,23 +99,6 @@ def speed_ups(title: str, means: Mapping[str, Mapping[str, tuple[float, float]]]
     return found
 
 
-@dataclass(frozen=True)
-class Run:
-    """A bin under one policy.
-
-    Args:
-        means: Mean seconds until the good trials are done, and until the best four are.
-        others: Seconds of the slot outside of training and validation.
-        suspensions: Number of times that a trial was suspended.
-        last: Last loss of each trial.
-    """
-
-    means: tuple[float, float]
-    others: float
-    suspensions: int
-    last: dict[int, float]
-
-
 def settings_of(kind: str, cnn: str, trials: int) -> list[dict[str, Any]]:
     """Settings of a bin, in random order; those that converge have steps of the gradients' signs and a high rate."""
     random = Random(f"{kind}, {cnn}")
@@ -119,6 +113,7 @@ def settings_of(kind: str, cnn: str, trials: int) -> list[dict[str, Any]]:
 
 
 def run(task: Digits, policy: Policy, good: int, epochs: int, directory: Path) -> Run:
+    """Train a bin under a policy; `good` is the number of its good trials."""
     began = time.time()
     shoal.tune(
         task, {"place": shoal.grid(range(len(task.settings)))}, metric="valid_loss", mode="min",
@@ -148,19 +143,7 @@ def overhead(file: Path, cnn: str, steps: int, folder: Path) -> tuple[float, flo
     settings = {"optimizer": "sgd", "batch_size": 16, "lr": 1e-3, "weight_decay": 1e-3}
     task, config = Digits(file, cnn, 16 * steps // 10, [settings]), {"place": 0}
     began = time.perf_counter()
-    train, valid = task.data(config)
-    model = task.model(config)
-    optimizer = task.optimizer(model, config)
-    for _ in range(10):
-        model.train()
-        for batch in DataLoader(train, 16, shuffle=True):
-            optimizer.zero_grad()
-            task.loss(model, batch).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            for batch in DataLoader(valid, task.eval_batch_size(config)):
-                task.loss(model, batch).item()
+    in_a_loop(Asked(task, config, shoal.Grid(10), "valid_loss", "min", 0))
     middle = time.perf_counter()
     shoal.tune(task, config, metric="valid_loss", mode="min", algorithm=shoal.Grid(10), devices="cpu:1",
                directory=folder, show_progress=False)  # fmt: skip
