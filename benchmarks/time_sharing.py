@@ -6,7 +6,7 @@ percentile of the curves' minima. All are there from the start, in random order.
 them in virtual time (`scenarios/hermes_type1.toml`): an interval of a curve takes 10 s, Hermes's quantum; round robin
 and SLAQ have three times that; a suspension with its resumption costs 1 s. The speed-up is the mean time until a good
 trial reaches the target under first in, first out, divided by that under the policy. Of type 2 it is also that of the
-four trials with the lowest losses. Before that comes what Hermes builds on: how many configurations converge, and when.
+four trials with the lowest losses.
 
     python benchmarks/time_sharing.py [--live] [--quick]
 
@@ -16,14 +16,12 @@ With `--live`, real trainings take turns on one slot instead; see `time_sharing_
 import argparse
 import os
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 from papers.experiment import missed_of
 from papers.hermes import CURVES, EXPERIMENTS
 from report import report
@@ -42,8 +40,6 @@ TASKS = range(8)
 NODES, BINS = 4, 5
 INTERVAL = 10.0
 """Seconds of an interval of a curve: Hermes's quantum."""
-EARLY = {"a sixth": 6, "a third": 3}
-"""Parts of the training: 500 and 1000 of the 3000 steps of Hermes."""
 
 
 def main() -> int:
@@ -59,33 +55,14 @@ def main() -> int:
         return measure_live(file, options.quick)
     tasks, bins = (TASKS[:1], 1) if options.quick else (TASKS, BINS)
     kinds = list(product(tasks, GOOD))
-    began = time.perf_counter()
-    converging = observed()
-    print("halfway to the best loss: " + ", ".join(f"{each:.0%} ({name})" for name, each in converging.items()))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         runs = {kind: pool.submit(measure, *kind, bins) for kind in kinds}
         found = {kind: run.result() for kind, run in runs.items()}
-    took = f"simulated in {time.perf_counter() - began:.0f} s"
-    print(f"{bins} bins of each task and type, {took}; speed-up over fifo")
-    speed_up = {task: speed_ups(f"task {task}", {kind: found[task, kind] for kind in GOOD}) for task in tasks}
-    figures = {"converging": converging, "speed_up": speed_up}
+    print(f"{bins} bins of each task and type; speed-up over fifo")
+    figures = {
+        "speed_up": {task: speed_ups(f"task {task}", {kind: found[task, kind] for kind in GOOD}) for task in tasks}
+    }
     return report(figures, [] if options.quick else missed_of(EXPERIMENTS, CURVES, figures))
-
-
-def observed() -> dict[str, float]:
-    """Part of the configurations that get halfway to the best loss, and of these within a part of the training."""
-    with np.load(FOLDER / CURVES_FILE) as file:
-        tasks = file["train"].astype(float)
-    rows = []
-    for losses in tasks:
-        losses = np.where(np.isfinite(losses), losses, np.inf)
-        start, best = np.median(losses[:, 0]), np.percentile(losses.min(axis=1), 1)
-        there = losses <= (start + best) / 2
-        first = there.argmax(axis=1)[there.any(axis=1)]
-        rows.append(
-            (there.any(axis=1).mean(), *((first <= (losses.shape[1] - 1) / part).mean() for part in EARLY.values()))
-        )
-    return {name: round(float(each), 3) for name, each in zip(("all", *EARLY), np.mean(rows, axis=0), strict=True)}
 
 
 def measure(task: int, kind: str, bins: int) -> dict[str, tuple[float, float]]:

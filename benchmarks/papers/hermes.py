@@ -16,7 +16,8 @@ CURVES = Measurement(
 TRAININGS = Measurement(
     "hermes-trainings", "bins of trainings of four CNNs on one slot", 300, 1800,
     (PROGRAM[0], "--live"), (PROGRAM[0], "--live", "--quick"),
-    (*PROGRAM, "benchmarks/time_sharing_cnns.py", "benchmarks/search_tasks/pictures.py", "src/shoal"),
+    (*PROGRAM, "benchmarks/time_sharing_cnns.py", "benchmarks/search_tasks/pictures.py",
+     "benchmarks/rivals/plain_search.py", "src/shoal"),
 )  # fmt: skip
 
 PUBLISHED = {"GoogLeNet": 2.08, "VGG16": 1.92, "VGG19": 4.04, "ResNet50": 3.39}
@@ -52,21 +53,6 @@ def over_rivals(found: Figures) -> float:
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (
-    Experiment(
-        "Few configurations converge", "section 2.2, Figure 2a",
-        "25 % of 192 configurations of four CNNs get to half of the best loss in 3000 iterations",
-        "8000 recorded trainings of TaskSet: part that gets halfway to the best loss of its task", CURVES,
-        lambda found: 100 * found["converging"]["all"], 25, "at most", "%", 25, 0.01,
-    ),
-    *(
-        Experiment(
-            f"Those that converge are there after {part}", "section 2.2, Figure 2a",
-            f"{percent} % within {steps} of 3000 iterations", f"of these, those halfway after {part} of the training",
-            CURVES, lambda found, part=part: 100 * found["converging"][part], percent, "at least", "%", percent, 0.01,
-            "On half of TaskSet's tasks even good configurations converge slowly.",
-        )
-        for part, percent, steps in (("a sixth", 60, 500), ("a third", 85, 1000))
-    ),
     *(
         Experiment(
             f"Until the good trials are good, {which}", "section 4.2, Figure 5", REPORTED, SIMULATED, CURVES,
