@@ -1,63 +1,72 @@
-"""Packs, arrays that share a process and a stream of data, held against members one after another and the paper's pack.
+"""The experiments of the packing paper (Liu et al., arXiv:2002.02885) on CIFAR-10, with small networks.
 
-- ablation   seconds of a step of 2, 4, 8 members that have all in common but one factor, or nothing; preprocessing left
-             out (tensors), in (pictures made into tensors), in with decoding and augmentation (PNG files)
-- hyperband  the search of the packing paper: 1056 configurations of batch size, optimizer, rate and activation, MLP-3
-             and a small CNN on 5,000 pictures of CIFAR-10. "original" trains one configuration after another
-- decode     how many files are decoded in an epoch
+- ablation     seconds of a step of equal networks, and of members that have all in common but one factor, or nothing;
+               preprocessing left out (tensors), or in the step: PNG files that are decoded and augmented
+- memory       peak of tensors of two members, from their making to the end of the second epoch after the choices
+- switching    seconds that another model adds to a search on one core, and of its epoch
+- hyperband    the search among 1056 configurations; "original" trains one after another, with all cores
 
 seq: members one after another in a plain loop. pack: the paper's, one loop, one backward pass over the sum of losses.
-All ways run interleaved and the first round is dropped; the tables show medians, and as "speed" that of Shoal against
-the better of seq and pack, the median of what the rounds showed.
+Interleaved; medians without the first round. Speed is that of Shoal against the better of both, the median of rounds.
 
-    python benchmarks/packing.py [--parts ablation hyperband decode] [--cases none] [--rounds 6] [--quick]
+    python benchmarks/packing.py [--parts ablation hyperband] [--cases none] [--searches MLP-3] [--quick]
 """
 
 import argparse
 import json
 import logging
+import math
 import os
-import platform
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+import baselines
 import torch
-from packs import ours
-from packs.cases import CASES, SIZES, Case, Cell
-from packs.feeds import FEEDS, kindest
-from packs.original import again, original
-from packs.pictures import PIPELINES, Files, look_for_data, write
-from packs.search import METRIC, Search, hyperband, replayed
-from packs.survivors import compared, cut_again
-from packs.tasks import TASKS
-from packs.ways import Paper, Sequential, Way, measured
+from packs.pictures import look_for_data, write
+from packs.tasks import CASES, METRIC, SPACE, Case, Cifar, equal
+from packs.ways import Chosen, Paper, Sequential, Way, measured, speed_of
+from rivals.first import first_search
+from rivals.forked import in_a_fork
+from rivals.memory import peak_of_step
+from rivals.plain_search import Asked, PlainSearch, in_a_loop, in_processes
 
-WAYS: dict[str, Callable[[Cell], Way]] = {"seq": Sequential, "pack": Paper, "shoal": ours.Chosen}
+import shoal
+from shoal.algorithms.base import Algorithm
+from shoal.core.trial import Report
+from shoal.journal.view import JournalView
+from shoal.plan.packing.base import Packing
+
+Figures = dict[str, Any]
+WAYS: dict[str, Callable[[Case], Way]] = {"seq": Sequential, "pack": Paper, "shoal": Chosen}
 LEAST = 0.97
-"""Of the speed of the better of seq and pack, in every case of the ablation."""
-LEAST_GAIN = {"MLP-3, tensors": 2.0, "MLP-3, pictures": 2.0, "MLP-3, png": 6.0}
-"""Over the original, of Hyperband with the packing `cost`."""
-LEAST_GAIN_OF_WORKERS = 1.6
-"""On PNG files, of Hyperband with loader processes over one without them."""
-SAMPLES = 2500
-"""Of a member's training set, in the ablation."""
+"""Of the speed of the better of seq and pack, in every case."""
+PACKINGS = ("original", "cost", "knn", "batch_size", "random")
+SEARCHES = {
+    "MLP-3": ("MLP-3", "pictures", 27, 2500, (*PACKINGS, "knn, measured")),
+    "MLP-3, tensors": ("MLP-3", "tensors", 27, 2500, ("original", "pool", "cost")),
+    **{name: (name, "pictures", 9, 400, PACKINGS) for name in ("MobileNet", "ResNet", "DenseNet")},
+}
+"""Title -> network, pipeline, R (the paper has 81), pictures to train on, who searches."""
+SAME_LOSS = 0.02
+"""Relative difference between the best losses of two searches that rounding explains: at rates of 0.1 it grows fast."""
 
 
 def main() -> int:
     options = arguments()
     logging.getLogger("shoal").setLevel(logging.ERROR)
-    torch.set_num_threads(options.threads)
-    print(machine(), flush=True)
-    figures: dict[str, Any] = {}
+    figures: Figures = {}
     missed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SHOAL_CACHE"] = f"{folder}/cache"
-        options.folder = write(Path(folder), options.pictures) if "png" in options.pipelines else Path(folder)
+        options.folder = Path(folder)
         for part in options.parts:
             figures[part] = PARTS[part](options, missed)
     missed = [] if options.quick else missed
@@ -68,200 +77,147 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--ways", nargs="*", choices=[*WAYS, "original"], default=[*WAYS, "original"])
-    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS), help="of hyperband")
-    parser.add_argument("--pipelines", nargs="*", choices=PIPELINES, default=list(PIPELINES))
-    parser.add_argument("--all", action="store_true", help="hyperband on PNG files as well, which takes an hour")
+    parser.add_argument("--pipelines", nargs="*", choices=("tensors", "png"), default=("tensors", "png"))
+    names = list(dict.fromkeys(case.name for case in CASES))
+    parser.add_argument("--cases", nargs="*", choices=names, default=names, help="of the ablation")
+    parser.add_argument("--searches", nargs="*", choices=list(SEARCHES), default=list(SEARCHES), help="of hyperband")
+    parser.add_argument("--sizes", nargs="*", type=int, help="members of a pack, instead of each case's own number")
+    parser.add_argument("--rounds", type=int, default=4, help="of a case, at least")
+    parser.add_argument("--seconds", type=float, default=4.0, help="in which more rounds of a case are made")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="of the ablation")
     parser.add_argument(
-        "--cases", nargs="*", choices=list(dict.fromkeys(case.name for case in CASES)), help="of the ablation"
-    )
-    parser.add_argument("--sizes", nargs="*", type=int, default=SIZES, help="members of the ablation's packs")
-    parser.add_argument("--most", type=int, default=27, help="R of hyperband; the paper has 81")
-    parser.add_argument("--rounds", type=int, default=6, help="of a cell of the ablation, at least")
-    parser.add_argument("--seconds", type=float, default=12.0, help="in which more rounds of a cell are made")
-    parser.add_argument(
-        "--packings", nargs="*", choices=ours.PACKINGS, default=list(ours.PACKINGS), help="of hyperband"
-    )
-    parser.add_argument(
-        "--workers", nargs="*", type=int, default=[0], help="loader processes of Shoal's side, in hyperband, each a row"
-    )
-    parser.add_argument("--searches", type=int, default=1, help="rounds of hyperband, each with another seed")
-    parser.add_argument(
-        "--threads", type=int, default=os.cpu_count(), help="of torch; where others use the machine 1 is the fastest"
-    )
-    parser.add_argument("--device", default="cpu", help="of the ablation; the other parts use CPU slots")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="100 samples, 2 members, 3 epochs, 1 thread, one case, one packing; judges nothing",
+        "--quick", action="store_true", help="few samples, networks and cases, 1 thread; judges nothing"
     )
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)
-    options.samples, options.pictures = SAMPLES, None
+    options.networks = ("MLP-3", "ResNet")
     if options.quick:
-        WAYS["shoal"] = partial(ours.Chosen, settled=1, planned=100)
-        options.pictures, options.packings = 400, ["cost"]
-        options.samples, options.rounds, options.sizes, options.most, options.searches = 100, 1, [2], 3, 1
-        options.seconds = 0.0
-        options.tasks, options.pipelines, options.threads = options.tasks[:1], ["tensors", "png"], 1
-        options.cases = options.cases or ["all"]
+        torch.set_num_threads(1)
+        WAYS["shoal"] = partial(Chosen, settled=1, planned=100)
+        SEARCHES.update({name: (*some[:2], 3, 100, some[4][:3]) for name, some in SEARCHES.items()})
+        options.sizes, options.rounds, options.seconds = [2], 1, 0.0
+        options.networks, options.searches, options.cases = ["MLP-3"], options.searches[:2], ["all"]
     return options
 
 
-def machine() -> str:
-    """What the figures are measured on."""
-    return (
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads"
-    )
-
-
-def ablation(options: argparse.Namespace, missed: list[str]) -> dict[str, Any]:
-    """T_s in milliseconds; the improvement is (seq - other) / seq, as the paper has it."""
-    makers = {name: make for name, make in WAYS.items() if name in options.ways}
-    if not makers:
-        return {}
-    rivals = [name for name in makers if name != "shoal"]
-    print(f"\nablation: {options.samples} samples, medians; milliseconds for as many samples of each member as the "
-          "largest batch has")  # fmt: skip
-    titles = [f"{name:>8}" for name in makers] + [f"{name + ' gains':>12}" for name in makers if name != "seq"]
-    print(f"{'input':9} {'differs':11} {'members':>7} {' '.join(titles)} {'speed':>7} {'rounds':>6}")
+def ablation(options: argparse.Namespace, missed: list[str]) -> Figures:
+    """Figures 4 and 6 of the paper: milliseconds for as many samples of each member as the largest batch has."""
+    print(f"\nmilliseconds of a step, medians\n{'':28} {'seq':>8} {'pack':>8} {'shoal':>8}   speed")
+    if "png" in options.pipelines:
+        write(options.folder, 400 if options.quick else None)
+    given = {"folder": options.folder, "device": options.device, **({"samples": 100} if options.quick else {})}
+    cases = [case for case in CASES if case.pipeline in options.pipelines and case.name in options.cases]
     figures = {}
-    for case in CASES:
-        if case.pipeline not in options.pipelines or case.name not in (options.cases or [case.name]):
-            continue
-        for members in options.sizes:
-            cell = Cell(case, members, options.samples, options.folder, torch.device(options.device))
-            taken = measured(cell, makers, options.rounds, options.seconds)
-            steps = {name: taken.per_step(name) for name in makers}
-            gains = [1 - steps[name] / steps["seq"] for name in makers if name != "seq" and "seq" in makers]
-            speeds = [taken.speed("shoal", rival) for rival in rivals] if "shoal" in makers else []
-            columns = [f"{1000 * each:8.2f}" for each in steps.values()] + [f"{100 * gain:11.0f}%" for gain in gains]
-            speed = f"{min(speeds):.2f}x" if speeds else ""
-            print(f"{case.pipeline:9} {case.name:11} {members:7} {' '.join(columns)} {speed:>7} {taken.rounds:6}",
+    for case in (replace(one, members=size, **given) for one in cases for size in options.sizes or [one.members]):
+        title = f"{case.pipeline}, {case.name}, {case.members}"
+        ways = {name: make(case) for name, make in WAYS.items()}
+        taken = measured(ways, options.rounds, options.seconds)
+        steps = {name: 1000 * case.per_step(median(each)) for name, each in taken.items()}
+        speed = min(speed_of(taken["shoal"], taken[rival]) for rival in ("seq", "pack"))
+        print(f"{title:28} {' '.join(f'{each:8.2f}' for each in steps.values())} {speed:6.2f}x", flush=True)
+        found = steps | {"gain": steps["seq"] / steps["shoal"], "speed": speed}
+        figures[title] = {name: round(each, 4) for name, each in found.items()}
+        if speed < LEAST:
+            missed.append(f"{title}: {speed:.2f}x of the better of seq and pack, asked {LEAST}x")
+    return figures
+
+
+def memory(options: argparse.Namespace, missed: list[str]) -> Figures:
+    """Figure 5 of the paper: megabytes of tensors of two networks; those of two processes are twice those of one."""
+
+    def train(make: Callable[[Case], Way], case: Case) -> None:
+        way = make(case)
+        way.run()
+        way.run()
+
+    print(f"\nmemory of two, MB\n{'':28} processes  pack shoal")
+    figures = {}
+    for network in options.networks:
+        one, two = equal(network, 1), equal(network, 2)
+        runs = {"processes": (Sequential, one), "pack": (Paper, two), "shoal": (WAYS["shoal"], two)}
+        peaks = {name: peak_of_step(partial(train, *run), (), one.device) / 1e6 for name, run in runs.items()}
+        peaks["processes"] *= 2
+        print(f"{network:28} " + " ".join(f"{each:8.1f}" for each in peaks.values()), flush=True)
+        figures[network] = {name: round(each, 2) for name, each in peaks.items()}
+        if peaks["shoal"] > peaks["processes"]:
+            missed.append(f"{network}: a pack takes more memory than two processes")
+    return figures
+
+
+def switching(options: argparse.Namespace, missed: list[str]) -> Figures:
+    """Table 1 of the paper: seconds that a model adds to a search of models one after another, and of its epoch."""
+    print(f"\nswitching, seconds\n{'':28}    epoch    model")
+    figures = {}
+    for network in options.networks:
+        task = Cifar(network, "pictures", 400 if options.quick else 4 * equal(network, 1).samples, 100)
+        (few, _), (many, reports) = (
+            in_a_fork(searched, task, shoal.Random(count, epochs=1), "none", "cpu:1") for count in (2, 10)
+        )
+        found = {"epoch": fmean(report.seconds for report in reports if report.trial >= 2), "model": (many - few) / 8}
+        print(f"{network:28} {found['epoch']:8.3f} {found['model']:8.3f}", flush=True)
+        figures[network] = {name: round(each, 4) for name, each in found.items()}
+    return figures
+
+
+def hyperband(options: argparse.Namespace, missed: list[str]) -> Figures:
+    """Table 4 of the paper: seconds of whole searches, and the best loss."""
+    plain = {"original": in_a_loop, "pool": partial(in_processes, folder=options.folder, slots=os.cpu_count() or 1)}
+    packings = {"knn, measured": baselines.KNN(metric="measured")}
+    figures: Figures = {}
+    for title in options.searches:
+        network, pipeline, most, samples, rows = SEARCHES[title]
+        print(f"\nhyperband, {title}: R = {most}, {samples} samples\n{'':28} seconds speed-up best {METRIC}")
+        task = Cifar(network, pipeline, samples, min(1000, samples // 2))
+        seconds, losses = {}, {}
+        for name in rows:
+            run = (plainly, plain[name]) if name in plain else (searched, packings.get(name, name))
+            algorithm = shoal.Hyperband(max_epochs=most, eta=3)
+            seconds[name], reports = in_a_fork(run[0], task, algorithm, run[1])
+            losses[name] = min(filter(math.isfinite, (report.metrics[METRIC] for report in reports)))
+            print(f"{name:28} {seconds[name]:7.1f} {seconds['original'] / seconds[name]:7.2f}x {losses[name]:9.4f}",
                   flush=True)  # fmt: skip
-            name = f"{case.pipeline}, {case.name}, {members}"
-            figures[name] = {way: round(1000 * each, 4) for way, each in steps.items()}
-            if speeds:
-                figures[name]["speed"] = round(min(speeds), 3)
-                if min(speeds) < LEAST:
-                    missed.append(f"{name}: {min(speeds):.2f}x of the better of seq and pack, asked {LEAST}x")
+        missed += judged(title, seconds, losses)
+        figures[title] = {name: round(value, 2) for name, value in seconds.items()}
+        figures[title]["best"] = {name: round(value, 4) for name, value in losses.items()}
     return figures
 
 
-def searches(options: argparse.Namespace, missed: list[str]) -> dict[str, Any]:
-    """Seconds of whole searches, and whether the same trials survive."""
-    print(f"\nhyperband: R = {options.most}, eta = 3, metric {METRIC}, median of {options.searches}", flush=True)
-    figures: dict[str, Any] = {}
-    for name in options.tasks:
-        for pipeline in options.pipelines:
-            if pipeline == "png" and not options.all:
-                continue
-            cell = one_search(options, name, pipeline, missed)
-            figures[f"{name}, {pipeline}"] = cell
-    return figures
+def plainly(task: Cifar, algorithm: Algorithm, search: Callable[[Asked], PlainSearch]) -> tuple[float, list[Report]]:
+    """A search by plain loops: its seconds, and a report for each epoch."""
+    began = time.perf_counter()
+    timeline = search(Asked(task, SPACE, algorithm, METRIC, "min", seed=0)).timeline
+    return time.perf_counter() - began, [Report(0, 0, {METRIC: value}) for _, value in timeline]
 
 
-def one_search(options: argparse.Namespace, name: str, pipeline: str, missed: list[str]) -> dict[str, float]:
-    """All ways in turn, each round with another seed; the first original is the kindest."""
-    sizes = {"train": options.samples, "test": 100} if options.quick else {}
-    tasks = {workers: TASKS[name](pipeline, options.folder, workers=workers, **sizes) for workers in options.workers}
-    task = tasks[options.workers[0]]
-    title = f"{name}, {pipeline}"
-    plain = {f"original, {feed}": FEEDS[feed] for feed in (FEEDS if pipeline == "tensors" else ["DataLoader"])}
-    seconds: dict[str, list[float]] = {}
-    best: dict[str, float] = {}
-    notes = []
-    for seed in range(options.searches):
-        make = partial(hyperband, options.most, seed)
-        reference: Search | None = None
-        for way, feed in plain.items() if "original" in options.ways else ():
-            took, found = original(task, make(), feed)
-            print(f"{title:16} {way:24} {took:8.1f}  seed {seed}", flush=True)
-            seconds.setdefault(way, []).append(took)
-            best[way] = min(best.get(way, float("inf")), found.best().metrics[METRIC])
-            if feed is kindest(pipeline):
-                reference = found
-        packed: dict[str, Search] = {}
-        rows = [(packing, workers) for packing in options.packings for workers in options.workers]
-        shift = seed % len(rows)  # else the same row would always find the machine as the original left it
-        for packing, workers in (*rows[shift:], *rows[:shift]) if "shoal" in options.ways else ():
-            took, reports = ours.searched(tasks[workers], options.most, seed, packing)
-            way = f"{packing}, {workers} workers" if workers else packing
-            print(f"{title:16} {way:24} {took:8.1f}  seed {seed}", flush=True)
-            packed[way] = replayed(make(), reports)
-            seconds.setdefault(way, []).append(took)
-            best[way] = min(best.get(way, float("inf")), packed[way].best().metrics[METRIC])
-        if reference is not None and packed and pipeline != "png":  # where samples are random, each way draws its own
-            rounded = again(task, make, reference)
-            notes.append(
-                "alone with other roundings: {} of {} cuts are the same".format(*cut_again(reference, rounded))
-            )
-            for packing, search in packed.items():
-                comparison = compared(search, reference, rounded)
-                notes.append(f"{packing}: {comparison}")
-                missed += [f"{title}, {packing}: {p}" for p in comparison.partings if not p.explained]
-    taken = {way: median(times) for way, times in seconds.items()}
-    originals = [value for way, value in taken.items() if way in plain]
-    print(f"{'':16} {'way':24} {'seconds':>8} {'speed-up':>9} {'best loss':>9}")
-    for way, value in taken.items():
-        gain = f"{min(originals) / value:8.2f}x" if originals else ""
-        print(f"{title:16} {way:24} {value:8.1f} {gain:>9} {best[way]:9.4f}")
-    for line in "\n".join(notes).splitlines():
-        print(f"{'':16} {line}", flush=True)
-    missed += judged(title, taken, originals)
-    return {way: round(value, 2) for way, value in taken.items()}
+def searched(
+    task: Cifar, algorithm: Algorithm, packing: str | Packing, devices: str = f"cpu:{os.cpu_count()}"
+) -> tuple[float, list[Report]]:
+    """A search by Shoal, which fuses only with the packing `cost`: its seconds, and a report for each epoch."""
+    baselines.register()
+    shutil.rmtree(os.environ["SHOAL_CACHE"], ignore_errors=True)
+    first_search()
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        shoal.tune(
+            task, SPACE, metric=METRIC, mode="min", algorithm=algorithm, packing=packing, fuse=packing == "cost",
+            devices=devices, directory=f"{folder}/study", seed=0, show_progress=False,
+        )  # fmt: skip
+        seconds = time.perf_counter() - began
+        with JournalView.read(f"{folder}/study") as journal:
+            return seconds, [report for row in journal.trials() for report in journal.curve(row.number)]
 
 
-def judged(title: str, taken: dict[str, float], originals: Sequence[float]) -> list[str]:
-    """What the packing `cost` lacks."""
-    if "cost" not in taken:
-        return []
-    with_workers = {way: value for way, value in taken.items() if way.startswith("cost, ")}
-    faster = {way: value for way, value in taken.items() if value < taken["cost"] and way not in with_workers}
-    found = [f"{title}: {way} takes {value:.1f} s, cost {taken['cost']:.1f} s" for way, value in faster.items()]
-    if title.endswith("png"):
-        found += [
-            f"{title}: {way} is {taken['cost'] / value:.2f}x as fast as without, asked {LEAST_GAIN_OF_WORKERS}x"
-            for way, value in with_workers.items()
-            if taken["cost"] / value < LEAST_GAIN_OF_WORKERS
-        ]
-    least = LEAST_GAIN.get(title)
-    if originals and least and min(originals) / taken["cost"] < least:
-        found.append(f"{title}: {min(originals) / taken['cost']:.2f}x over the original, asked {least}x")
+def judged(title: str, seconds: dict[str, float], losses: dict[str, float]) -> list[str]:
+    """Who is faster than the packing `cost`, and whether its best loss is another one."""
+    cost = seconds["cost"]
+    found = [f"{title}: {name} takes {each:.1f} s, cost {cost:.1f} s" for name, each in seconds.items() if each < cost]
+    if abs(losses["cost"] / losses["original"] - 1) > SAME_LOSS:
+        found.append(f"{title}: best loss {losses['cost']:.4f}, of the original {losses['original']:.4f}")
     return found
 
 
-def decodes(options: argparse.Namespace, missed: list[str]) -> dict[str, Any]:
-    """Files decoded in an epoch after the first."""
-    makers = {name: make for name, make in WAYS.items() if name in options.ways}
-    print(f"\ndecode: pictures decoded in an epoch of 4 members, of {options.samples} samples")
-    print(f"{'differs':11} " + " ".join(f"{name:>8}" for name in makers))
-    figures: dict[str, Any] = {}
-    write(options.folder, options.pictures)
-    for case in (case for case in CASES if case.pipeline == "png" and len(case.parts) == 1):
-        if options.quick and case.name != "batch size":
-            continue
-        counts = {name: decoded(case, make, options) for name, make in makers.items()}
-        print(f"{case.name:11} " + " ".join(f"{count:8}" for count in counts.values()), flush=True)
-        figures[case.name] = counts
-        if counts.get("shoal", options.samples) != options.samples:
-            missed.append(f"decode, {case.name}: {counts['shoal']} pictures, asked {options.samples}")
-    return figures
-
-
-def decoded(case: Case, make: Callable[[Cell], Way], options: argparse.Namespace) -> int:
-    way = make(Cell(case, 4, options.samples, options.folder))
-    way.run()
-    before = Files.decoded["train"]
-    way.run()
-    return Files.decoded["train"] - before
-
-
-PARTS: dict[str, Callable[[argparse.Namespace, list[str]], dict[str, Any]]] = {
-    "ablation": ablation,
-    "hyperband": searches,
-    "decode": decodes,
+PARTS: dict[str, Callable[[argparse.Namespace, list[str]], Figures]] = {
+    part.__name__: part for part in (hyperband, switching, ablation, memory)
 }
 
 if __name__ == "__main__":

@@ -1,215 +1,236 @@
-"""Regret of Shoal's searches on real loss curves, beside that of the papers' pseudo-code and of Syne Tune.
+"""Quality of the search algorithms on recorded loss curves, beside those of Syne Tune and Optuna at equal epochs.
 
-The curves are those of `surrogates.py`. A search trains on a number of workers, an epoch taking as long for all trials;
-the budget is counted in epochs of all trials together. Regret is the best validation loss seen so far less the least
-there is in the table, over the median loss before training less the same.
+Regret is the best validation loss so far less the least in the table, over the possible gain: 0 for the best
+configuration. All searches of a part run on the same curves with as many workers, and their random configurations are
+the same for a seed. The parts:
 
-The random configuration of a trial is the same for all searches of a seed, and a loss that is NaN is infinite for all.
-So what draws nothing else (ASHA, Hyperband) should agree with the pseudo-code to the last digit, and is held to that.
-BOHB stands beside its paper twice. "as here" is the paper's pseudo-code with what Shoal does otherwise, the same random
-numbers and every density computed candidate by candidate: held to the last digit too. "the paper" is without that: a
-trial is sampled when a worker is free for it, where Shoal samples a bracket as it begins so that it can be fused; and
-kernels are not cut off at 0 and 1, where candidates are. Its difference is as noisy as its standard error says.
+- searches: ASHA, Hyperband and BOHB on the tasks of `surrogates.py`. Syne Tune's ASHA and Optuna's
+  `SuccessiveHalvingPruner` stop trials at rungs. Syne Tune has no synchronous brackets: its Hyperband is ASHA with four
+  brackets, and its BOHB is ASHA with a density. Optuna's BOHB is TPE with `HyperbandPruner`. There is no PBT, as
+  recorded curves have no weights to copy.
+- default: `tune` without an algorithm, beside Optuna's default (TPE with `MedianPruner`) and random whole trials, on
+  the same tasks, at the epochs that Shoal's search spends.
+- fine_tuning: `LossTrend`, ASHA and the median rule on the curves of `fine_tuning_curves.py`, in orders drawn by seeds.
+  Saved is the share of the samples of 64 whole trials that was not trained on.
 
-Syne Tune is compared where it is installed (`pip install syne-tune`, which Shoal does not depend on). Its density,
-`KernelDensityEstimator`, is put into the paper's loop; it asks for 2 (d + 1) observations before it proposes. Two of
-its searches are others than Shoal's, so they are printed and not judged. Its ASHA stops trials, and of m on a rung
-lets go on who is among the best floor(m / 3) + 1, where Shoal's "stopping" says floor(m / 3), and everybody while m
-is below 3. Its BOHB is not a Hyperband but that ASHA, with a model of last values, whatever their epoch. A quick run
-judges only what should agree to the last digit.
-
-With `--gains` it measures, in place of all this, what initial points, repeats and earlier studies gain (`gains.py`).
-
-    python benchmarks/regret.py [--data ../shared/data] [--seeds 30] [--gains] [--quick]
+    python benchmarks/regret.py [searches] [default] [fine_tuning] [--seeds 10] [--data ../shared/data] [--quick]
 """
 
 import argparse
 import json
+import logging
+import math
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
-from random import Random
+from random import Random as Draws
+from statistics import fmean, median
+from typing import Any
 
-from gains import print_gains
-from paper_searches import (
-    Draw,
-    PaperASHA,
-    PaperBOHB,
-    PaperHyperband,
-    Place,
-    Search,
-    SyneTune,
-    paper_model,
-    syne_model,
-)
-from surrogates import BEYOND, EPOCHS, ETA, RANGES, SPACE, WORKERS, Difference, Ours, Table, place_of, regrets, tables
+import numpy as np
+from optuna.pruners import HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
+from rival_searches import Optuna, SyneTune
+from surrogates import BEYOND, EPOCHS, ETA, SPACE, Search, ShoalSearch, losses_of, tables
 
-from shoal.algorithms import ASHA, BOHB, Algorithm, Hyperband
-from shoal.core.trial import derive_seed
+from shoal.algorithms import ASHA, BOHB, Algorithm, Hyperband, Median, Random
+from shoal.algorithms.default import WIDTH, SearchBudget, choose
+from shoal.algorithms.loss_trend import LossTrend
+from shoal.algorithms.stop_rules import StopRules
+from shoal.core.space import Space, uniform
 from shoal.simulate.scenario import DATA
 from shoal.simulate.workload import CURVES_FILE
 
 ROOT = Path(__file__).parents[1]
-ASKED = 0.05
-"""Greatest difference of mean regrets, at the end and on average over the budget, as a part of the other's."""
+FINE_TUNING = Path(__file__).with_name("fine_tuning_curves.json")
+ASKED = 0.95
+"""Least regret of a rival as a part of Shoal's, on average over the budget."""
+SAVED = 0.6
+"""Share of the samples that `LossTrend` is to save, at no more regret than ASHA's."""
 
-SEEDS, GAINS_SEEDS = 30, 10
-ENOUGH = 8 + 3
-"""Trials at a budget with which BOHB models it: N_min + 2 with N_min = d + 1."""
+WORKERS = 8
+BUDGET = 20 * EPOCHS
+TRIALS = 64
 
+SEARCHES: Mapping[str, Callable[[int], Search]] = {
+    "ASHA": partial(ShoalSearch, ASHA(BEYOND, EPOCHS, ETA, concurrency=WORKERS)),
+    "ASHA with TPE": partial(ShoalSearch, ASHA(BEYOND, EPOCHS, ETA, concurrency=WORKERS, sampler="tpe")),
+    "Hyperband": partial(ShoalSearch, Hyperband(EPOCHS, ETA)),
+    "BOHB": partial(ShoalSearch, BOHB(EPOCHS, ETA, brackets=BEYOND, concurrency=WORKERS)),
+    "Syne Tune's ASHA": partial(SyneTune, "ASHA", is_random=True),
+    "Syne Tune's ASHA (4 brackets)": partial(SyneTune, "ASHA", is_random=True, brackets=4),
+    "Syne Tune's BOHB": partial(SyneTune, "BOHB", is_random=False),
+    "Optuna's halving (random)": partial(Optuna, SuccessiveHalvingPruner(1, ETA), is_random=True),
+    "Optuna's halving (TPE)": partial(Optuna, SuccessiveHalvingPruner(1, ETA), is_random=False),
+    "Optuna's Hyperband (random)": partial(Optuna, HyperbandPruner(1, EPOCHS, ETA), is_random=True),
+    "Optuna's Hyperband (TPE)": partial(Optuna, HyperbandPruner(1, EPOCHS, ETA), is_random=False),
+}
+BESIDE = {
+    "ASHA": ("Syne Tune's ASHA", "Optuna's halving (random)"),
+    "ASHA with TPE": ("Syne Tune's BOHB", "Optuna's halving (TPE)"),
+    "Hyperband": ("Syne Tune's ASHA (4 brackets)", "Optuna's Hyperband (random)"),
+    "BOHB": ("Syne Tune's BOHB", "Optuna's Hyperband (TPE)"),
+}
+"""Search of Shoal's -> those of others that are held against it; Hyperband ends after one round, the others never."""
 
-def random_place(seed: int, number: int) -> Place:
-    """As Shoal draws it, for all searches."""
-    return place_of(SPACE.sample(derive_seed(seed, "config", number)))
+STOPPING: Mapping[str, Callable[[int], Algorithm]] = {
+    "Median": lambda reports: Median(TRIALS, reports, concurrency=WORKERS),
+    "Median, grace 5": lambda reports: Median(TRIALS, reports, grace=5, concurrency=WORKERS),
+    "ASHA": lambda reports: ASHA(TRIALS, reports, concurrency=WORKERS),
+    "ASHA, from 3": lambda reports: ASHA(TRIALS, reports, min_epochs=3, concurrency=WORKERS),
+    "LossTrend": lambda reports: StopRules(Random(TRIALS, reports), [LossTrend()]),
+}
+"""Name -> search of so many reports."""
+
+Curves = list[list[float]]
+"""Regret after each epoch, for each task and seed."""
+Found = tuple[dict[str, Any], list[str]]
+"""Figures of a part, and what it missed."""
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A search of Shoal's beside another; both are made of a seed.
+class Runner:
+    """Runs searches on several processes."""
 
-    Args:
-        exact: whether they are to agree to the last digit.
-        judged: whether they are one search at all.
-    """
+    pool: ProcessPoolExecutor
+    data: Path
+    seeds: int
+    is_quick: bool
 
-    ours: Callable[[], Algorithm]
-    other: Callable[[int, Draw], Search]
-    workers: int
-    budget: int
-    exact: bool = False
-    judged: bool = True
+    def curves(self, make: Callable[[int], Search], workers: int, budget: int) -> Curves:
+        """Regrets of a search on all tasks."""
+        runs = product(range(2 if self.is_quick else len(tables(self.data))), range(self.seeds))
+        return list(self.pool.map(partial(regrets, self.data, make, workers, budget), *zip(*runs, strict=True)))
 
 
-def stream(seed: int) -> Callable[[int], Random]:
-    """Random numbers for the model's proposal of a trial, as Shoal has them."""
-    return lambda number: Random(derive_seed(seed, "bohb", number))
+def regrets(data: Path, make: Callable[[int], Search], workers: int, budget: int, task: int, seed: int) -> list[float]:
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    return tables(data)[task].regrets(make(seed), workers, budget)
 
 
-def bohb() -> Algorithm:
-    return BOHB(EPOCHS, ETA, brackets=BEYOND, concurrency=WORKERS)
+def rounded(**figures: float) -> dict[str, float]:
+    return {name: round(float(figure), 4) for name, figure in figures.items()}
 
 
-COMPARISONS = {
-    "ASHA, the paper": Comparison(
-        lambda: ASHA(BEYOND, EPOCHS, ETA, concurrency=WORKERS),
-        lambda seed, draw: PaperASHA(EPOCHS, ETA, draw),
-        WORKERS,
-        1000,
-        exact=True,
-    ),
-    "Hyperband, the paper": Comparison(
-        lambda: Hyperband(EPOCHS, ETA), lambda seed, draw: PaperHyperband(EPOCHS, ETA, draw), 1, 357, exact=True
-    ),
-    "BOHB, the paper, as here": Comparison(
-        bohb,
-        lambda seed, draw: PaperBOHB(EPOCHS, ETA, draw, paper_model(stream(seed), cut_off=True), ENOUGH, whole=True),
-        WORKERS,
-        1000,
-        exact=True,
-    ),
-    "BOHB, the paper": Comparison(
-        bohb,
-        lambda seed, draw: PaperBOHB(EPOCHS, ETA, draw, paper_model(stream(seed), cut_off=False), ENOUGH),
-        WORKERS,
-        1000,
-    ),
-}
-SYNE_TUNE = {
-    "ASHA (stopping), Syne Tune": Comparison(
-        lambda: ASHA(BEYOND, EPOCHS, ETA, concurrency=WORKERS, variant="stopping"),
-        lambda seed, draw: SyneTune("ASHA", EPOCHS, draw, 1000, len(RANGES), seed),
-        WORKERS,
-        1000,
-        judged=False,
-    ),
-    "BOHB, Syne Tune's density": Comparison(
-        bohb,
-        lambda seed, draw: PaperBOHB(EPOCHS, ETA, draw, syne_model(stream(seed)), ENOUGH),
-        WORKERS,
-        1000,
-    ),
-    "BOHB, Syne Tune's": Comparison(
-        bohb,
-        lambda seed, draw: SyneTune("BOHB", EPOCHS, draw, 0, len(RANGES), seed),
-        WORKERS,
-        1000,
-        judged=False,
-    ),
-}
+def searches(runner: Runner) -> Found:
+    """Each search of Shoal's beside the others, at the end of the budget and on average over it."""
+    figures: dict[str, Any] = {}
+    missed = []
+    known = {
+        name: runner.curves(make, WORKERS, 4 * EPOCHS if runner.is_quick else BUDGET)
+        for name, make in SEARCHES.items()
+        if "Syne Tune" not in name or find_spec("syne_tune")
+    }
+    print(
+        f"{'search':13} {'beside':30} {'epochs':>6} {'end':>7} {'its end':>8} {'mean':>7} {'its mean':>8} {'ratio':>13}"
+    )
+    for name, rivals in BESIDE.items():
+        budget = min(map(len, known[name]))
+        figures[name] = {}
+        for rival in (each for each in rivals if each in known):
+            ours, others = (np.array([curve[:budget] for curve in known[each]]) for each in (name, rival))
+            end, its_end, mean, its_mean = ours[:, -1].mean(), others[:, -1].mean(), ours.mean(), others.mean()
+            gaps = (others.mean(axis=1) - ours.mean(axis=1)) / mean
+            ratio, error = its_mean / mean, gaps.std(ddof=1) / math.sqrt(len(gaps))
+            print(
+                f"{name:13} {rival:30} {budget:6} {end:7.4f} {its_end:8.4f} {mean:7.4f} {its_mean:8.4f} "
+                f"{ratio:6.3f} ± {error:.3f}"
+            )
+            figures[name][rival] = rounded(regret=mean, ratio=ratio, error=error, ratio_at_the_end=its_end / end)
+            if ratio < ASKED:
+                missed.append(f"{name}: {rival} has {ratio:.3f} ± {error:.3f} of its regret, asked at least {ASKED}")
+    return figures, missed
 
 
-def compared(comparison: Comparison, tasks: list[Table], seeds: range) -> tuple[Difference, Difference, bool]:
-    """At the end of the budget, on average over it, and whether all curves agree to the last digit."""
-    pairs = []
-    for table in tasks:
-        for seed in seeds:
-            ours, other = Ours(comparison.ours(), seed), comparison.other(seed, partial(random_place, seed))
-            pairs.append([regrets(each, table, comparison.workers, comparison.budget) for each in (ours, other)])
-    ends = Difference.of([float(ours[-1]) for ours, _ in pairs], [float(other[-1]) for _, other in pairs])
-    means = Difference.of([float(ours.mean()) for ours, _ in pairs], [float(other.mean()) for _, other in pairs])
-    return ends, means, all((ours == other).all() for ours, other in pairs)
+def default(runner: Runner) -> Found:
+    """The algorithm that `tune` chooses for 64 trials beside what others do by default."""
+    figures: dict[str, Any] = {}
+    missed = []
+    print(f"{'epochs':>6} {'at once':>7}  {'chosen':12} {'spent':>5} {'Shoal':>7} {'Optuna':>7} {'random':>7}")
+    for epochs, devices in product((3, 9, EPOCHS), (1, 4)):
+        workers = devices * WIDTH
+        chosen = choose(SPACE, SearchBudget(TRIALS, epochs, devices, fuses=True)).algorithm
+        found = {"Shoal": runner.curves(partial(ShoalSearch, chosen), workers, TRIALS * epochs)}
+        spent = list(map(len, found["Shoal"]))
+        optuna = partial(Optuna, MedianPruner(), is_random=False, epochs=epochs)
+        for name, make in {"Optuna": optuna, "random": partial(ShoalSearch, Random(TRIALS, epochs))}.items():
+            found[name] = runner.curves(make, workers, max(spent))
+        regret = {name: fmean(curve[n - 1] for curve, n in zip(found[name], spent, strict=True)) for name in found}
+        columns = " ".join(f"{each:7.4f}" for each in regret.values())
+        print(f"{epochs:6} {workers:7}  {type(chosen).__name__:12} {fmean(spent):5.0f} {columns}", flush=True)
+        where = f"{epochs} epochs, {workers} at once"
+        figures[where] = rounded(epochs=fmean(spent), **regret)
+        for rival in ("Optuna", "random"):
+            if regret[rival] < ASKED * regret["Shoal"]:
+                missed.append(f"{where}: regret {regret['Shoal']:.4f}, {rival} has {regret[rival]:.4f}")
+    return figures, missed
+
+
+def fine_tuning(runner: Runner) -> Found:
+    """Early stopping of fine-tuning: the samples that it saves, and the regret that it costs."""
+    figures: dict[str, Any] = {}
+    missed = []
+    orders = range(1 if runner.is_quick else 10 * runner.seeds)
+    print(f"{'task':12} {'search':16} {'saved':>6} {'regret':>7} {'worst':>7} {'best found':>10}")
+    for task, known in json.loads(FINE_TUNING.read_text()).items():
+        curves = [[math.inf if loss is None else loss for loss in trial["losses"]] for trial in known["trials"]]
+        figures[task] = {}
+        for name in STOPPING:
+            ends = list(runner.pool.map(partial(stopped, name, curves), orders))
+            saved, regret = fmean(saved for saved, _ in ends), fmean(end for _, end in ends)
+            worst, best = max(end for _, end in ends), fmean(end == 0 for _, end in ends)
+            print(f"{task:12} {name:16} {saved:6.3f} {regret:7.4f} {worst:7.4f} {best:10.0%}", flush=True)
+            figures[task][name] = rounded(saved=saved, regret=regret)
+        ours, asha = figures[task]["LossTrend"], figures[task]["ASHA"]
+        if ours["saved"] < SAVED:
+            missed.append(f"{task}: saved {ours['saved']:.3f}, asked {SAVED}")
+        if ours["regret"] > asha["regret"]:
+            missed.append(f"{task}: regret {ours['regret']:.4f}, that of ASHA is {asha['regret']:.4f}")
+    return figures, missed
+
+
+def stopped(name: str, curves: Sequence[Sequence[float]], seed: int) -> tuple[float, float]:
+    """Share of the samples that a search saves in an order of the trials, and its regret: 1 is the median trial's."""
+    reports = max(map(len, curves))
+    rows = [[math.inf, *curve, *[math.inf] * (reports - len(curve))] for curve in curves]  # failed ones report no more
+    order = [np.array(row) for row in Draws(seed).sample(rows, len(rows))]
+    search = ShoalSearch(STOPPING[name](reports), 0, Space({"nothing": uniform(0, 1)}))
+    losses = losses_of(search, lambda number, _: order[number], WORKERS)
+    best = sorted(map(min, rows))
+    return 1 - len(losses) / (len(rows) * reports), (min(losses) - best[0]) / (median(best) - best[0])
+
+
+PARTS = {"searches": searches, "default": default, "fine_tuning": fine_tuning}
 
 
 def main() -> int:
-    options = arguments()
-    warnings.filterwarnings("ignore", module="syne_tune|statsmodels|pandas")
-    tasks, seeds = tables(options.data), range(options.seeds)
-    if options.gains:
-        return print_gains(tasks[:2], range(1), judged=False) if options.quick else print_gains(tasks, seeds)
-    comparisons = dict(COMPARISONS)
-    if options.quick:
-        tasks, seeds = tasks[:2], range(1)
-    elif find_spec("syne_tune") is not None:
-        comparisons |= SYNE_TUNE
-    if options.only:
-        comparisons = {options.only: (COMPARISONS | SYNE_TUNE)[options.only]}
-    print(f"mean over {len(tasks)} tasks and {len(seeds)} seeds; difference as a part of the other's, ± standard error")
-    print(f"{'search, beside':28} {'regret':18} {'shoal':>8} {'other':>8} {'difference':>18}")
-    figures: dict[str, dict[str, float | bool]] = {}
-    missed: list[str] = []
-    for name, comparison in comparisons.items():
-        ends, means, equal = compared(comparison, tasks, seeds)
-        figures[name] = {"end": round(ends.relative, 4), "mean": round(means.relative, 4), "equal": equal}
-        if comparison.exact and not equal:
-            missed.append(f"{name}: the curves differ")
-        for when, found in (("at the end", ends), ("over the budget", means)):
-            print(
-                f"{name:28} {when:18} {found.ours:8.4f} {found.other:8.4f} "
-                f"{found.relative:+10.1%} ± {found.error:.1%}" + ("" if comparison.judged else "  (another search)"),
-                flush=True,
-            )
-            is_judged = comparison.judged and not options.quick
-            if is_judged and abs(found.relative) > ASKED:
-                missed.append(f"{name}, {when}: {found.relative:+.1%}, asked within {ASKED:.0%}")
-    print(json.dumps({"difference": figures, "asked": ASKED, "seeds": len(seeds), "missed": missed}))
-    return 1 if missed else 0
-
-
-def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all unless given")
     parser.add_argument("--data", type=Path, default=ROOT / DATA, help=f"folder of {CURVES_FILE}")
-    parser.add_argument("--seeds", type=int, help=f"of each task; {SEEDS} unless given, with --gains {GAINS_SEEDS}")
-    parser.add_argument("--only", choices=[*COMPARISONS, *SYNE_TUNE], metavar="NAME", help="one row of the table")
-    parser.add_argument("--gains", action="store_true", help="of initial points, repeats and earlier studies")
-    parser.add_argument("--quick", action="store_true", help="two tasks, one seed; no Syne Tune")
+    parser.add_argument("--seeds", type=int, default=10, help="of each task; ten times as many orders for fine-tuning")
+    parser.add_argument("--quick", action="store_true", help="two tasks, one seed, one order; nothing is judged")
     options = parser.parse_args()
-    if options.gains and options.only:
-        parser.error("--only names a row of the table without --gains; leave one of them out")
-    if options.seeds is None:
-        options.seeds = GAINS_SEEDS if options.gains else SEEDS
-    if options.seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {options.seeds}")
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no parts {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    parts = options.parts or list(PARTS)
     if not (options.data / CURVES_FILE).is_file():
-        if options.data != ROOT / DATA:
-            parser.error(f"{options.data / CURVES_FILE} is not there")
-        print(f"{options.data / CURVES_FILE} is not there: nothing can be measured. Name its folder with --data")
-        print(json.dumps({"missed": [], "skipped": f"no {CURVES_FILE}"}))
-        parser.exit(0)
-    return options
+        print(f"{options.data / CURVES_FILE} is not there: only fine-tuning is measured. Name its folder with --data")
+        parts = [part for part in parts if part == "fine_tuning"]
+    seeds = 1 if options.quick else options.seeds
+    figures: dict[str, Any] = {"seeds": seeds}
+    missed: list[str] = []
+    with ProcessPoolExecutor() as pool:
+        for part in parts:
+            figures[part], own = PARTS[part](Runner(pool, options.data, seeds, options.quick))
+            missed += [] if options.quick else own
+    print(json.dumps({**figures, "missed": missed}))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Each benchmark once with --quick: that it runs. They are children of one process, which has imported torch and Shoal.
 
-    python tools/quick.py fusion hfht     prints a line for each, and of one that fails all its output
+    python tools/quick.py fusion searches   prints a line for each, and of one that fails all its output
     python tools/quick.py --measurements  those of tools/gpu.py at toy size on a CPU; each has to print its result
 
 The last line has the CPU seconds of all, in user and in system mode; the exit status is 1 if one of them failed.

@@ -89,7 +89,7 @@ def take(
     code = code_of(measurement.code)
     words = [word.replace("{seconds}", str(int(SHARE * limit))) for word in command]
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+    with tempfile.NamedTemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, "-u", *words], cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
@@ -100,10 +100,9 @@ def take(
         except subprocess.TimeoutExpired:
             pass
         finally:
-            _end_group(process)
-        seconds = time.monotonic() - began
-        output.seek(0)
-        lines = output.read().strip().splitlines()
+            seconds = time.monotonic() - began
+            lines = Path(output.name).read_text("utf-8", "replace").strip().splitlines()
+            _end_group(process)  # what it has left running may print more, which is no part of the result
     figures = figures_of("\n".join(lines))
     outcome, reason = "done", ""
     if status is None:

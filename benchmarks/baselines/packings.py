@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal, final
+from typing import Any, final
 
 from shoal.core.space import flatten, is_number
 from shoal.core.trial import Config
@@ -22,6 +22,10 @@ def _greedy(order: Sequence[int], fill: Callable[[int, list[int]], list[int]]) -
         pack = fill(left[0], left[1:])
         yield pack
         left = [index for index in left if index not in set(pack)]
+
+
+def _shuffled(candidates: Sequence[Candidate], context: PackingContext) -> list[int]:
+    return Random(context.seed).sample(range(len(candidates)), len(candidates))
 
 
 @final
@@ -52,13 +56,11 @@ class RandomPacking(Packing):
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> _Packs:
         """In random order: pack the first remaining candidate with the following ones that fit."""
-        order = list(range(len(candidates)))
-        Random(context.seed).shuffle(order)
 
         def fill(first: int, others: list[int]) -> list[int]:
             return fill_pack(first, others, candidates, context, self.size)
 
-        return ordered_packs(_greedy(order, fill), candidates)
+        return ordered_packs(_greedy(_shuffled(candidates, context), fill), candidates)
 
 
 _Position = tuple[float | None, object]
@@ -109,33 +111,19 @@ class KNN(Packing):
     The distance of two arrays is that of their first members. Memory and a largest distance limit a pack.
 
     Args:
-        metric: "l1", or "measured": the relative time of both arrays, the largest gain first; unmeasured pairs count
-            as 1 and are sorted by "l1".
-        threshold: Largest distance to the random array, which the paper does not give; None: for "l1" the median of
-            two different configurations of the paper's space (Table 3), 7; for "measured" 1, neither gain nor loss.
+        threshold: Largest distance to the random array, which the paper does not give; by default the median of two
+            different configurations of its space (Table 3).
     """
 
-    threshold: float | None = None
-    metric: Literal["l1", "measured"] = "l1"
+    threshold: float = 7.0
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> _Packs:
         """Draw a centroid, pack it with its nearest candidates, and repeat with the rest."""
         places = positions([candidate.array.members[0].trial.config for candidate in candidates], context.axes)
-        order = list(range(len(candidates)))
-        Random(context.seed).shuffle(order)
-        default = 7.0 if self.metric == "l1" else 1.0
-        threshold = default if self.threshold is None else self.threshold
-
-        def ranked(centroid: int, index: int) -> tuple[float, float, int]:
-            apart = distance(places[centroid], places[index])
-            if self.metric == "l1":
-                return apart, 0.0, index
-            relative_time = context.relative_time(candidates[centroid].key, candidates[index].key)
-            return (1.0, apart, index) if relative_time is None else (relative_time, -1.0, index)
 
         def fill(centroid: int, others: list[int]) -> list[int]:
-            same_data = [index for index in others if candidates[index].key.data == candidates[centroid].key.data]
-            ranks = sorted(ranked(centroid, index) for index in same_data)
-            return fill_pack(centroid, (rank[-1] for rank in ranks if rank[0] <= threshold), candidates, context)
+            ranked = sorted((distance(places[centroid], places[index]), index) for index in others)
+            near = (index for apart, index in ranked if apart <= self.threshold)
+            return fill_pack(centroid, near, candidates, context)
 
-        return ordered_packs(_greedy(order, fill), candidates)
+        return ordered_packs(_greedy(_shuffled(candidates, context), fill), candidates)

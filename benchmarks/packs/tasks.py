@@ -1,9 +1,10 @@
-"""The paper's space of 1056 configurations, and two small models for it on CIFAR-10."""
+"""The paper's space of 1056 configurations on CIFAR-10, and the packs of it that are trained side by side."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,122 +13,120 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 import shoal
-from packs.pictures import PIPELINES, made
+from packs.networks import NETWORKS
+from packs.pictures import made
 from shoal.core.trial import Config
 
-__all__ = ["ACTIVATIONS", "MLP3", "OPTIMIZERS", "SPACE", "TASKS", "AnyModel", "Cifar", "SmallCNN"]
+__all__ = ["CASES", "METRIC", "SPACE", "Case", "Cifar", "equal"]
 
+METRIC = "valid_loss"
+"""What Hyperband halves by. Accuracies on 1000 pictures are full of ties, which rounding would break."""
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "Adam": torch.optim.Adam,
     "SGD": torch.optim.SGD,
     "Adagrad": torch.optim.Adagrad,
     "Momentum": partial(torch.optim.SGD, momentum=0.9),
 }
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "Sigmoid": nn.Sigmoid,
-    "LeakyReLU": nn.LeakyReLU,
-    "Tanh": nn.Tanh,
-    "ReLU": nn.ReLU,
-}
+ACTIVATIONS: dict[str, type[nn.Module]] = {each.__name__: each for each in (nn.Sigmoid, nn.LeakyReLU, nn.Tanh, nn.ReLU)}
 SPACE: dict[str, Any] = {
     "batch_size": shoal.choice(list(range(20, 75, 5))),
     "optimizer": shoal.choice(list(OPTIMIZERS)),
     "lr": shoal.choice([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1]),
     "activation": shoal.choice(list(ACTIVATIONS)),
 }
-"""Liu et al., arXiv:2002.02885, section 5."""
+"""Liu et al., arXiv:2002.02885, table 3."""
 
 
 class Cifar(shoal.Task):
     """Cross entropy on CIFAR-10.
 
     Args:
-        pipeline: one of `PIPELINES`.
-        folder: of PNG files, which `pictures.write` has filled.
-        train: pictures to train on.
-        test: pictures to validate on.
-        dtype: of pictures and weights.
-        workers: loader processes of each set.
+        network: Name of the network, unless a configuration names its `model`.
+        pipeline: One of `pictures.PIPELINES`.
+        train: Pictures to train on.
+        test: Pictures to validate on.
+        folder: Folder of PNG files, which `pictures.write` has filled.
     """
 
     shared_augmentation = True
     """All members of a pack see the same augmented picture, as those of the paper's do."""
 
-    def __init__(
-        self,
-        pipeline: str = "tensors",
-        folder: Path | None = None,
-        train: int = 5000,
-        test: int = 1000,
-        dtype: torch.dtype = torch.float32,
-        workers: int = 0,
-    ) -> None:
-        if pipeline not in PIPELINES:
-            raise ValueError(f"`pipeline` must be one of {', '.join(PIPELINES)}, got {pipeline!r}")
-        self.pipeline, self.folder, self.train, self.test, self.dtype = pipeline, folder, train, test, dtype
-        self.loader_workers = workers
+    def __init__(self, network: str, pipeline: str, train: int, test: int, folder: Path = Path()) -> None:
+        self.network, self.pipeline, self.train, self.test, self.folder = network, pipeline, train, test, folder
 
     def data(self, config: Config) -> tuple[Dataset[Any], Dataset[Any]]:
         """Configurations that name another `part` train on other pictures."""
         first = config.get("part", 0) * self.train
         rows = {"train": range(first, first + self.train), "test": range(self.test)}
-        train, test = (made(self.pipeline, name, part, self.dtype, self.folder) for name, part in rows.items())
+        train, test = (made(self.pipeline, name, part, self.folder) for name, part in rows.items())
         return train, test
+
+    def model(self, config: Config) -> nn.Module:
+        return NETWORKS[config.get("model", self.network)](ACTIVATIONS[config["activation"]])
 
     def optimizer(self, model: nn.Module, config: Config) -> Optimizer:
         return OPTIMIZERS[config["optimizer"]](model.parameters(), lr=config["lr"])
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        x, y = batch
-        return F.cross_entropy(model(x), y)
-
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        x, y = batch
-        return {"accuracy": (model(x).argmax(1) == y).to(self.dtype).mean()}
+        return F.cross_entropy(model(batch[0]), batch[1])
 
 
-class MLP3(Cifar):
-    """A perceptron of three layers."""
+@dataclass(frozen=True)
+class Case:
+    """A pack whose members take the entries of each factor in turn.
 
-    def model(self, config: Config) -> nn.Module:
-        return perceptron(64, ACTIVATIONS[config["activation"]]).to(self.dtype)
+    Args:
+        name: Name of the network, or of the factor that differs.
+        factors: Key of configurations -> values. Members of different parts have no picture in common.
+        pipeline: "tensors" leaves preprocessing out of the step, "png" has it in.
+        members: Number of members.
+        samples: Number of samples of each member's training set.
+        folder: Folder of the PNG files.
+        device: Device of models, and of data that are tensors beforehand.
+    """
+
+    name: str
+    factors: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    pipeline: str = "tensors"
+    members: int = 2
+    samples: int = 1250
+    folder: Path = Path()
+    device: torch.device = field(default_factory=partial(torch.device, "cpu"))
+
+    @property
+    def configs(self) -> list[Config]:
+        """Of all members; each has a learning rate of its own."""
+        alike = {"model": ("MLP-3",), "part": (0,), "optimizer": ("Momentum",), "batch_size": (50,)}
+        return [
+            {name: values[number % len(values)] for name, values in (alike | self.factors).items()}
+            | {"lr": 0.001 * (1 + number / 16), "activation": "ReLU"}
+            for number in range(self.members)
+        ]
+
+    @property
+    def task(self) -> Cifar:
+        return Cifar("MLP-3", self.pipeline, self.samples, 1, self.folder)
+
+    def per_step(self, seconds: float) -> float:
+        """Of the seconds of an epoch, those in which every member sees as many samples as the largest batch has."""
+        return seconds * max(config["batch_size"] for config in self.configs) / self.samples
 
 
-class SmallCNN(Cifar):
-    """Two convolutions and two linear layers."""
-
-    def model(self, config: Config) -> nn.Module:
-        return convolutional(8, ACTIVATIONS[config["activation"]]).to(self.dtype)
+def equal(network: str, members: int) -> Case:
+    """Equal networks."""
+    return Case(network, {"model": (network,)}, members=members, samples=1250 if network == "MLP-3" else 300)
 
 
-class AnyModel(Cifar):
-    """Whichever model, of whichever width, the configuration names."""
-
-    kinds: ClassVar[dict[str, Callable[[int, type[nn.Module]], nn.Module]]]
-
-    def model(self, config: Config) -> nn.Module:
-        return self.kinds[config["model"]](config["width"], ACTIVATIONS[config["activation"]]).to(self.dtype)
-
-
-def perceptron(width: int, activation: type[nn.Module]) -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(),
-        *(nn.Linear(3072, width), activation()),
-        *(nn.Linear(width, width), activation()),
-        nn.Linear(width, 10),
-    )
-
-
-def convolutional(width: int, activation: type[nn.Module]) -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(3, width, 3, stride=2, padding=1), activation()),
-        *(nn.Conv2d(width, 2 * width, 3, stride=2), activation()),
-        *(nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(18 * width, 64), activation()),
-        nn.Linear(64, 10),
-    )
-
-
-AnyModel.kinds = {"MLP-3": perceptron, "CNN": convolutional}
-
-TASKS: dict[str, type[Cifar]] = {"MLP-3": MLP3, "CNN": SmallCNN}
+FACTORS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "model": {"model": ("MLP-3", "MobileNet")},
+    "data": {"part": (0, 1)},
+    "optimizer": {"optimizer": ("Momentum", "SGD", "Adam", "Adagrad")},
+    "batch size": {"batch_size": (50, 20, 70, 40)},
+}
+"""Liu et al., section 4.7, table 2."""
+ABLATION = {"none": {}, **FACTORS, "all": {key: values for each in FACTORS.values() for key, values in each.items()}}
+CASES = (
+    *(equal(network, 8) for network in NETWORKS),
+    *(Case(f"batches of {size}", {"batch_size": (size,)}) for size in (32, 100)),
+    *(Case(name, factors, pipeline) for pipeline in ("tensors", "png") for name, factors in ABLATION.items()),
+)

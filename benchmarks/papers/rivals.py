@@ -20,10 +20,12 @@ START = Measurement(
     "start", "From the command to the first step", 25, 120, ("benchmarks/start.py",),
     ("benchmarks/start.py", "--quick"), ("benchmarks/start.py", "src/shoal"),
 )  # fmt: skip
+ONE_SEED, WITH_FIVE = "32 perceptrons", "32 perceptrons, five seeds"
+FIVE_SEEDS = ("benchmarks/searches.py", "--rounds", "1", "--ways", "pool", "empty", "full", "--searches", ONE_SEED,
+              WITH_FIVE)  # fmt: skip
 REPEATS = Measurement(
-    "repeats", "Five seeds beside one", 50, 240, ("benchmarks/repeats.py", "--rounds", "1"),
-    ("benchmarks/repeats.py", "--quick"),
-    ("benchmarks/repeats.py", "benchmarks/rivals", "benchmarks/search_tasks", "src/shoal"), (*CORE, "sklearn"),
+    "repeats", "Five seeds beside one", 50, 240, FIVE_SEEDS, (*FIVE_SEEDS, "--quick"),
+    ("benchmarks/searches.py", "benchmarks/rivals", "benchmarks/search_tasks", "src/shoal"), (*CORE, "sklearn"),
 )  # fmt: skip
 ENGINE = Measurement(
     "engine", "The engine for each trial", 20, 90, ("benchmarks/engine_overhead.py",),
@@ -57,6 +59,12 @@ def against(
 def of_demo(found: Figures, way: str) -> float:
     """The time of a way in times of Shoal's."""
     return found["seconds"][way] / found["seconds"]["Shoal on 2 slots"]
+
+
+def of_search(found: Figures, name: str) -> Figures:
+    """The figures of one of several searches."""
+    figures: Figures = found["searches"][name]
+    return figures
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -99,12 +107,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "Five seeds of each configuration against one", "repeats", NONE, TABLE, REPEATS,
-        lambda found: found["of_one"], 1.8, "at most",
+        lambda found: of_search(found, WITH_FIVE)["seconds"]["full"] / of_search(found, ONE_SEED)["seconds"]["full"],
+        1.8, "at most",
         why="One seed already trains several models at once, whose matrix products fill a core.",
     ),
     Experiment(
         "Five seeds in Shoal against a forked pool", "repeats", NONE, TABLE, REPEATS,
-        lambda found: found["of_pool"], 1.0, "at most",
+        lambda found: of_search(found, WITH_FIVE)["compared"]["full of pool"], 1.0, "at most",
     ),
     Experiment(
         "CPU time of the engine for a trial", "engine", NONE, TRIALS, ENGINE, lambda found: found["ms_a_trial"], 0.3,

@@ -12,7 +12,10 @@ NAMES = (
 EMPTY, FULL = 1.0, 1 / 0.95
 """Asked of the speed with an empty and with a full job history, relative to the pool's."""
 FILLS = "one model fills a core, where an array gains little over a process for each"
-NEEDS = {"LoRA": ("transformers",), "BERT-Tiny": ("transformers",), "tabular": ("sklearn",), "200 linear": ("sklearn",)}
+NEEDS = {
+    "LoRA": ("transformers", "peft"), "BERT-Tiny": ("transformers",), "tabular": ("sklearn",),
+    "200 linear": ("sklearn",),
+}  # fmt: skip
 
 
 def _measurement(name: str) -> Measurement:

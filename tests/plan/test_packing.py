@@ -27,7 +27,7 @@ def test_every_packing_conforms(made):
 
 @pytest.mark.parametrize(
     "packing",
-    [KNN(metric="measured"), KNN(2.0), RandomPacking(2), CostPacking(0.0)],
+    [KNN(2.0), RandomPacking(2), CostPacking(0.0)],
     ids=lambda packing: repr(packing),
 )
 def test_other_settings_conform(packing):
@@ -218,29 +218,11 @@ def test_the_nearest_arrays_are_packed_first():
         (KNN(4.9), [[0], [1]]),
         (KNN(5), [[0, 1]]),
         (KNN(), [[0, 1]]),
-        (KNN(0.99, "measured"), [[0], [1]]),
-        (KNN(metric="measured"), [[0, 1]]),
     ],
     ids=repr,
 )
 def test_arrays_beyond_the_threshold_are_not_packed(packing, expected):
     assert numbers(packing.pack(configured(ONE, OTHER), context(axes=PAPER))) == expected
-
-
-def test_measured_relative_times_precede_distances_and_slow_pairs_are_excluded():
-    a, b, c, d = candidates = configured({"x": "a"}, {"x": "a"}, {"x": "b"}, {"x": "b"})
-    measured = relative_times(candidates, _01=1.3, _02=0.7, _13=0.8, _23=1.2)
-    for seed in range(4):
-        where = context(memory=2, relative_times=measured, seed=seed)
-        assert numbers(KNN(metric="measured").pack(candidates, where)) == [[0, 2], [1, 3]]
-        assert numbers(KNN().pack(candidates, where)) == [[0, 1], [2, 3]]
-    losing = context(relative_times=dict.fromkeys(measured, 1.01) | relative_times(candidates, _03=1.01, _12=1.01))
-    assert KNN(metric="measured").pack(candidates, losing) == [(a,), (b,), (c,), (d,)]
-
-
-def test_unmeasured_pairs_are_ordered_by_distance():
-    candidates = configured({"x": "a"}, {"x": "b"}, {"x": "a"}, {"x": "b"})
-    assert numbers(KNN(metric="measured").pack(candidates, context(memory=2))) == [[0, 2], [1, 3]]
 
 
 PREDICTIONS = {
