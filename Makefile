@@ -69,7 +69,6 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/searches.py --quick --searches
 	$(BIN)/python benchmarks/placement.py --quick mixed
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
-	$(BIN)/python benchmarks/nodes.py --quick
 	$(BIN)/python benchmarks/groups_live.py --quick
 
 benchmarks: $(READY)  ## every experiment of the papers, and every rival; continues after a kill. AGAIN=1: on another day
