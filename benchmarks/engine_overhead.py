@@ -37,7 +37,7 @@ from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 
 SECONDS = 1e-3
-"""Of an epoch of one trial."""
+"""An epoch of one trial takes so long."""
 
 KEY = FusionKey("made up", "data", 32)
 PROFILE = Profile({1: SECONDS, 16: 16 * SECONDS}, 1, 0, 0, 1, compute=1.0, cores=1.0, mixing=1.0)

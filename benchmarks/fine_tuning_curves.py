@@ -4,7 +4,7 @@ A base learns the first half of a text, letter by letter. In each of three tasks
 adapters, each on 1920 samples, and report the validation loss after each twentieth of these; null where it diverged.
 `regret.py` compares searches on the curves.
 
-    python benchmarks/fine_tuning_curves.py [--data ../shared/data] [--trials 64] [--file benchmarks/...json]
+    python benchmarks/fine_tuning_curves.py [--data DIR] [--trials 64] [--file benchmarks/fine_tuning_curves.json]
 """
 
 import argparse
@@ -63,7 +63,7 @@ def rows_of(data: Path) -> dict[str, torch.Tensor]:
 
 
 def factor(schedule: str, steps: int, step: int) -> float:
-    """Of the learning rate, which rises in the first tenth of the steps."""
+    """Return the factor of the learning rate, which rises in the first tenth of the steps."""
     warm_up = max(1, round(0.1 * steps))
     done = (step - warm_up) / (steps - warm_up)
     later = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[schedule]

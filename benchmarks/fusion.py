@@ -39,7 +39,7 @@ RIVALS: dict[str, type[Rival]] = {
 }
 EVERYWHERE = (Serial.name, Processes.name, VMap.name, Chosen.name)
 OURS = (Chosen.name, Eager.name)
-"""What has to train every model."""
+"""Both have to train every model."""
 
 LARGEST = 1024
 """Members of an array on a GPU, if memory does not end before."""
@@ -154,7 +154,7 @@ def table(members: int, findings: Mapping[str, Finding]) -> str:
 
 
 def faults(findings: Mapping[str, Finding], dtype: str, judge_speed: bool) -> list[str]:
-    """What was asked of a cell and is not so, in words; nothing is judged that was not measured."""
+    """Describe how a cell falls short of what was asked; nothing is judged that was not measured."""
     found = []
     for name in OURS:
         finding = findings.get(name, {})

@@ -40,7 +40,7 @@ SEEDS = 3
 """Draws of configurations, curves and times."""
 SECONDS = 2.0
 PARTS = 4
-"""Of an epoch, at the ends of which a trial reports and can be moved: else much would be done twice."""
+"""An epoch has so many parts. A trial reports and can be moved at the end of each: else much would be done twice."""
 ALPHA, BETA = 1 + 0.5 / 3, 1 + 0.5 / 8
 MIDDLE = Scaling(ALPHA, BETA, max_jobs=4, devices=8)
 HIGH = replace(MIDDLE, alpha=1 + 0.9 / 3, beta=1 + 0.9 / 8)
@@ -111,8 +111,8 @@ CASES: dict[str, dict[str, Case]] = {
     "workers of SyncBOHB": {n: Case("sync_bohb", HALVING, devices=int(n)) for n in ("4", "16")},
     "sharing only": {n: grid(int(n), replace(MIDDLE, devices=1), sigma=0) for n in ("9", "27", "81")},
     "growing only": {n: grid(int(n), replace(MIDDLE, max_jobs=1)) for n in ("2", "3", "6")},
-    "c": {n: grid(27, Scaling(ALPHA, 1.0, int(n)), sigma=0) for n in ("2", "4")},
-    "d": {n: grid(3, Scaling(2.0, BETA, 1, int(n))) for n in ("2", "4", "8")},
+    "c": {"2": grid(27, Scaling(ALPHA, 1.0, 2), sigma=0)},
+    "d": {n: grid(3, Scaling(2.0, BETA, 1, int(n))) for n in ("2", "4")},
     "alpha": {"10": grid(27, Scaling(10.0, 1.0, 4), sigma=0)},
     "beta, devices": {f"{beta:.2f}, 16": grid(3, Scaling(2.0, beta, 1, 16), 16) for beta in (BETA, 2)},
     "sigma": {n: grid(9, MIDDLE, sigma=float(n)) for n in ("0", "1")},

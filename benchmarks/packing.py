@@ -2,7 +2,7 @@
 
 - ablation     seconds of a step of equal networks, and of members that have all in common but one factor, or nothing;
                preprocessing left out (tensors), or in the step: PNG files that are decoded and augmented
-- memory       peak of tensors of two members, from their making to the end of the second epoch after the choices
+- memory       growth of a process's resident memory by two members, from their making to the end of the second epoch
 - switching    seconds that another model adds to a search on one core, and of its epoch
 - hyperband    the search among 1056 configurations; "original" trains one after another, with all cores
 
@@ -47,7 +47,7 @@ from shoal.plan.packing.base import Packing
 Figures = dict[str, Any]
 WAYS: dict[str, Callable[[Case], Way]] = {"seq": Sequential, "pack": Paper, "shoal": Chosen}
 LEAST = 0.97
-"""Of the speed of the better of seq and pack, in every case."""
+"""Shoal is to have this part of the speed of the better of seq and pack, in every case."""
 PACKINGS = ("original", "cost", "knn", "batch_size", "random")
 SEARCHES = {
     "MLP-3": ("MLP-3", "pictures", 27, 2500, (*PACKINGS, "knn, measured")),

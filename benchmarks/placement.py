@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -74,6 +75,7 @@ Figures = dict[str, float]
 def main() -> int:
     options = arguments()
     logging.getLogger("shoal").setLevel(logging.ERROR)
+    import_module("torch._dynamo")  # takes seconds, which each forked process would pay that makes its first optimizer
     found = [f"{device.name} ({device.kind})" for _, device in discover(options.devices)]
     print(f"{os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}; {', '.join(found)}")
     figures: dict[str, dict[str, Figures]] = {}
@@ -116,7 +118,7 @@ def arguments() -> argparse.Namespace:
 def run(row: str, chosen: Jobs, options: argparse.Namespace, folder: Path) -> Figures:
     """Get all jobs done in one way."""
     if row == PLAIN:
-        return plain(chosen, options.devices, folder, "fork" if options.quick else "spawn")
+        return plain(chosen, options.devices, folder)
     os.environ["SHOAL_CACHE"] = str(folder / "cache")
     began = time.perf_counter()
     shoal.tune(
@@ -142,11 +144,12 @@ def run(row: str, chosen: Jobs, options: argparse.Namespace, folder: Path) -> Fi
     }
 
 
-def plain(chosen: Jobs, devices: str, folder: Path, method: str) -> Figures:
-    """Get all jobs done by a process for each slot of the CPU, or by one on a GPU."""
+def plain(chosen: Jobs, devices: str, folder: Path) -> Figures:
+    """Get all jobs done by a forked process for each slot of the CPU, or by one that begins anew on a GPU."""
     names = [device.torch_name for _, device in discover(devices)]
     if len(set(names)) > 1:
         raise ShoalError("the pool has one GPU at most; leave it out with --rows, or name one with --devices")
+    method = "fork" if names[0] == "cpu" else "spawn"  # a process that has used a GPU cannot be forked
     device, grid = torch.device(names[0]), shoal.Grid(epochs=chosen.epochs)
     began = time.perf_counter()
     asked = Asked(chosen.task, chosen.space, grid, "valid_loss", "min", seed=0, device=device)

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -58,15 +58,13 @@ SEED = 1
 OURS, PLAIN_WAYS = ("empty", "full"), ("plain", "pool")
 WAYS = (*PLAIN_WAYS, *OURS)
 QUICK = ["200 linear", "CIFAR CNN, halving", "LSTM", "PointNet, random", "32 perceptrons, five seeds"]
-"""Of a quick run, one of each kind."""
+"""Searches of a quick run, one of each kind."""
 
 LONG_SECONDS = 10.0
 """Searches that take the pool longer are long."""
 OF_ALL = {"full of pool": 0.95, "activities apart": 0.02}
 OF_LONG, OF_SHORT = OF_ALL | {"empty of pool": 1.0}, OF_ALL | {"seconds of empty over pool": 0.5}
 """Asked on a CPU of long and of short searches."""
-OF_MEANS = {"empty of pool": 0.70, "empty of plain": 0.40}
-"""Asked of the geometric means over `SEARCHES`."""
 
 
 @dataclass
@@ -162,7 +160,7 @@ class Measured:
         return statistics.median(run.seconds for run in self.runs[way])
 
     def compared(self) -> dict[str, float]:
-        """What may be asked of the ways that ran."""
+        """Return the ratios and differences of the ways that ran, of which some are asked for."""
         ours, plain = ([way for way in ways if way in self.runs] for ways in (OURS, PLAIN_WAYS))
         found = {f"{way} of {other}": self.seconds(way) / self.seconds(other) for way in ours for other in plain}
         if "empty of pool" in found:
@@ -176,7 +174,7 @@ class Measured:
         return found | {"best apart": max(best) - min(best), "activities apart": max(apart, default=0.0)}
 
     def missed(self, on_gpu: bool = False) -> list[str]:
-        """What is asked of a search and was not reached; nothing of ways that did not run."""
+        """Describe how a search falls short of what is asked; nothing is asked of ways that did not run."""
         short = "pool" in self.runs and self.seconds("pool") <= LONG_SECONDS
         asked = (OF_SHORT if short else OF_LONG) | {"best apart": self.search.tolerance}
         return exceeding(self.compared(), self.search.asked if on_gpu else asked)
@@ -205,15 +203,8 @@ class Measured:
 
 
 def exceeding(found: Mapping[str, float], asked: Mapping[str, float]) -> list[str]:
-    """What is more than asked at most."""
+    """Describe the figures that are above what is asked at most."""
     return [f"{name} {found[name]:.3g}, asked {most}" for name, most in asked.items() if found.get(name, 0.0) > most]
-
-
-def means(found: Iterable[Measured]) -> dict[str, float]:
-    """Geometric means over searches, of what is asked."""
-    every = [each.compared() for each in found]
-    of = {name: [each[name] for each in every if name in each] for name in OF_MEANS}
-    return {name: round(statistics.geometric_mean(ratios), 3) for name, ratios in of.items() if ratios}
 
 
 def measured(name: str, given: argparse.Namespace) -> Measured:
@@ -275,13 +266,8 @@ def main() -> int:
             found[name] = measured(name, given)
             print(found[name].table(name), flush=True)
             missed += [f"{name}: {fault}" for fault in found[name].missed(given.on_gpu)]
-    figures = means(found.values())
-    print("geometric means:", ", ".join(f"{name} {value:.2f}" for name, value in figures.items()))
-    if found.keys() == SEARCHES.keys() and not given.on_gpu:
-        missed += [f"geometric mean: {fault}" for fault in exceeding(figures, OF_MEANS)]
     missed = [] if given.quick else missed
-    searched = {name: each.figures() for name, each in found.items()}
-    print(json.dumps({"searches": searched, "means": figures, "missed": missed}))
+    print(json.dumps({"searches": {name: each.figures() for name, each in found.items()}, "missed": missed}))
     return 1 if missed else 0
 
 

@@ -37,7 +37,7 @@ OF_BOUND = {"wfd": 0.85, "auto": 0.95}
 SLACK = 0.02
 """Part by which `auto` may be above the best other policy."""
 RATIOS = (1.0, 2.0, 2.5, 3.0, 3.5, 4.0)
-"""Of oversubscription."""
+"""Ratios of oversubscription that are compared."""
 OF_EXACT, DECISION_MS, LARGE_SECONDS = 0.98, 0.35, 2.0
 """Asked of `wfd`: part of the compute that `exact` uses, milliseconds of a decision, and seconds on 10,000 devices."""
 Figures = dict[str, dict[str, float]]

@@ -35,7 +35,7 @@ from shoal.simulate.workload import CURVES_FILE, RecordedCurves, read_task
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / DATA
-"""Of the measured curves and of MNIST."""
+"""The folder has the measured curves and MNIST."""
 TASKS = range(8)
 NODES, BINS = 4, 5
 INTERVAL = 10.0

@@ -15,17 +15,18 @@ def row(title: str, measurement: Measurement, asked: float, better: Any = "at le
     return Experiment(title, "", "", "", measurement, lambda found: found[title], asked, better)
 
 
-def test_rows_that_are_measured_and_miss_what_is_asked() -> None:
+def test_rows_that_miss_what_is_asked_or_are_not_measured() -> None:
     rows = [
         row("a", ONE, 2.0),
         row("b", ONE, 2.0),
         row("b", OTHER, 9.0),
         row("c", ONE, 1.0, "at most"),
-        row("d", ONE, 1),
+        row("d", ONE, 1.0),
     ]
     assert missed_of(rows, ONE, {"a": 1.5, "b": 2.0, "c": 1.25}) == [
         "a: 1.5 x, asked at least 2",
         "c: 1.25 x, asked at most 1",
+        "not measured: d",
     ]
 
 

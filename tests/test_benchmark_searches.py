@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import searches
 from search_tasks.registry import OTHERS, SEARCHES
 from search_tasks.search import Search
-from searches import Measured, Run, means, run
+from searches import Measured, Run, run
 
 from shoal.core.errors import MpsError
 
@@ -76,11 +76,6 @@ def test_what_is_missed_is_named(found: Measured, missed: list[str]) -> None:
 )
 def test_what_a_search_on_a_gpu_misses_is_named(name: str, seconds: dict[str, float], missed: list[str]) -> None:
     assert runs(seconds, OTHERS[name]).missed(on_gpu=True) == missed
-
-
-def test_means_are_geometric() -> None:
-    seconds = ({"plain": 8, "pool": 4, "empty": 2, "full": 1}, {"plain": 8, "pool": 4, "empty": 8, "full": 1})
-    assert means(runs(each) for each in seconds) == {"empty of pool": 1.0, "empty of plain": 0.5}
 
 
 def test_the_values_of_several_seeds_are_those_of_single_trials(

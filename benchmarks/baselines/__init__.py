@@ -1,4 +1,4 @@
-"""What the papers compare with, and nobody should choose: policies and packings, for benchmarks and tests.
+"""Policies and packings that the papers compare with, and nobody should choose: for benchmarks and tests.
 
 `register` puts them into the registries of Shoal, by which `tune`, scenarios and the command line know their names.
 """

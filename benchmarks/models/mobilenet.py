@@ -35,7 +35,7 @@ LAYERS_V2 = (
     # expansion, out, blocks, stride of the first
     (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
 )  # fmt: skip
-"""Of MobileNetV2 (Sandler et al., arXiv:1801.04381, table 2)."""
+"""Stages of MobileNetV2 (Sandler et al., arXiv:1801.04381, table 2)."""
 
 
 def scaled(channels: int, width: float) -> int:

@@ -1,4 +1,4 @@
-"""What a training step of a benchmark is made of, and the parts that workloads have in common.
+"""The parts of a training step of a benchmark, and those that workloads have in common.
 
 All of it can be pickled, since the processes of a rival get whole workloads.
 """

@@ -20,7 +20,7 @@ CIFAR = Path(os.environ.get("CIFAR10") or Path(__file__).parents[3] / "shared" /
 """The variable names another file of the same arrays."""
 PIPELINES = ("tensors", "pictures", "png")
 MEAN, STD = torch.tensor([[0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]]).view(2, 3, 1, 1)
-"""Of the pixels of CIFAR-10's training set, by channel."""
+"""Mean and deviation of the pixels of CIFAR-10's training set, by channel."""
 MARGIN = 4
 """Pixels by which a crop is shifted at most (He et al., arXiv:1512.03385, section 4.2)."""
 

@@ -20,7 +20,7 @@ from shoal.core.trial import Config
 __all__ = ["CASES", "METRIC", "SPACE", "Case", "Cifar", "equal"]
 
 METRIC = "valid_loss"
-"""What Hyperband halves by. Accuracies on 1000 pictures are full of ties, which rounding would break."""
+"""Hyperband halves by the loss. Accuracies on 1000 pictures are full of ties, which rounding would break."""
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "Adam": torch.optim.Adam,
     "SGD": torch.optim.SGD,
@@ -95,7 +95,7 @@ class Case:
 
     @property
     def configs(self) -> list[Config]:
-        """Of all members; each has a learning rate of its own."""
+        """The configurations of all members; each has a learning rate of its own."""
         alike = {"model": ("MLP-3",), "part": (0,), "optimizer": ("Momentum",), "batch_size": (50,)}
         return [
             {name: values[number % len(values)] for name, values in (alike | self.factors).items()}
@@ -108,7 +108,7 @@ class Case:
         return Cifar("MLP-3", self.pipeline, self.samples, 1, self.folder)
 
     def per_step(self, seconds: float) -> float:
-        """Of the seconds of an epoch, those in which every member sees as many samples as the largest batch has."""
+        """The part of an epoch's seconds in which every member sees as many samples as the largest batch has."""
         return seconds * max(config["batch_size"] for config in self.configs) / self.samples
 
 

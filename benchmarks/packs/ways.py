@@ -34,7 +34,7 @@ from shoal.train.worker_state import TrialCache
 __all__ = ["MOST_ROUNDS", "Chosen", "Learner", "Paper", "Sequential", "Way", "measured", "speed_of"]
 
 MOST_ROUNDS = 60
-"""Of a case, however short its epochs are."""
+"""A case has no more rounds, however short its epochs are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Paper(Way):
 
     @torch.no_grad()
     def validate(self) -> None:
-        """What ends an epoch of any training: the loss of every member, as a number."""
+        """End an epoch as any training does: compute the loss of every member, as a number."""
         for learner in self.learners:
             learner.model.eval()
             for batch in self.batches(self.sets[learner.part][1], learner.batch_size, torch.arange(1)):
@@ -148,7 +148,7 @@ class Sequential(Paper):
 
 
 class Chosen(Way):
-    """What Shoal makes of a case's members: arrays, in as many packs as a search on one device would have.
+    """A case's members as Shoal trains them: arrays, in as many packs as a search on one device would have.
 
     After `settled` epochs the choices that are still open are not waited for; by 30, almost all are made. Trials have
     `planned` epochs left, by which it is judged whether to compile pays.

@@ -1,7 +1,6 @@
 """An experiment of a paper: what the paper reports, and which figure of which measurement stands beside it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +22,8 @@ class Experiment:
         reported: What the paper reports, with its hardware, in words.
         setting: What is measured here, and at which scale.
         measurement: That measures it; several experiments may share one.
-        figure: Finds the value among the figures of the measurement; `KeyError` if it was not measured.
+        figure: Finds the value among the figures of the measurement; `KeyError` or
+            `ZeroDivisionError` if it was not measured.
         asked: Value that is aimed at.
         better: Whether the value is to be "at least" or "at most" what is asked.
         unit: Of the value: "x" for times as fast, "s", "ms", "%" and so on.
@@ -51,11 +51,15 @@ class Experiment:
 
 
 def missed_of(experiments: Iterable[Experiment], measurement: Measurement, figures: Figures) -> list[str]:
-    """Describe the experiments of a measurement whose figures were measured and miss what is asked."""
+    """Describe the experiments of a measurement that miss what is asked, or whose figure is not there."""
     missed = []
     for each in experiments:
         if each.measurement == measurement:
-            with suppress(KeyError):
-                if not each.reached(value := each.figure(figures)):
+            try:
+                value = each.figure(figures)
+            except (KeyError, ZeroDivisionError):
+                missed.append(f"not measured: {each.title}")
+            else:
+                if not each.reached(value):
                     missed.append(f"{each.title}: {value:.3g} {each.unit}, asked {each.better} {each.asked:g}")
     return missed

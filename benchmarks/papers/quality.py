@@ -8,13 +8,9 @@ __all__ = ["EXPERIMENTS"]
 
 def measurement(part: str, title: str, least: int, most: int, *needs: str) -> Measurement:
     """A part of `regret.py`."""
-    files = ("benchmarks/regret.py", "benchmarks/surrogates.py", "benchmarks/rival_searches.py")
-    recorded = ("benchmarks/fine_tuning_curves.json",) if part == "fine_tuning" else ()
     command = ("benchmarks/regret.py", part)
-    code = (*files, *recorded, "src/shoal/algorithms")
-    return Measurement(
-        f"regret-{part.replace('_', '-')}", title, least, most, command, (*command, "--quick"), code, (*CORE, *needs)
-    )
+    name, quick = f"regret-{part.replace('_', '-')}", (*command, "--quick")
+    return Measurement(name, title, least, most, command, quick, needs=(*CORE, *needs))
 
 
 SEARCHES = measurement("searches", "Searches beside Syne Tune's and Optuna's", 110, 600, "optuna", "syne_tune")
@@ -44,7 +40,7 @@ def beside(algorithm: str, rival: str, why: str = "") -> Experiment:
 
 
 def default(rival: str, key: str) -> Experiment:
-    """What `tune` does without an algorithm beside what another does."""
+    """Return the row of `tune` without an algorithm, beside another default."""
 
     def figure(found: Figures) -> float:
         regret = found["default"]["27 epochs, 8 at once"]
@@ -52,8 +48,8 @@ def default(rival: str, key: str) -> Experiment:
 
     return Experiment(
         title=f"Regret of `tune` without an algorithm, beside {rival}",
-        place="none",
-        reported="no paper chooses an algorithm; a library's default is what most users run",
+        place="",
+        reported="",
         setting="tasks and seeds as above; 64 trials of 27 epochs, 8 at a time, at the epochs that Shoal spends",
         measurement=DEFAULT,
         figure=figure,

@@ -8,31 +8,26 @@ __all__ = ["DEMO", "ENGINE", "EXPERIMENTS", "OVER_RAY", "PEERS", "RAPIDFIRE", "S
 PEERS = Measurement(
     "rivals", "Shoal and its rivals in the same search", 300, 1400,
     ("benchmarks/search_vs_peers.py",), ("benchmarks/search_vs_peers.py", "--quick"),
-    ("benchmarks/search_vs_peers.py", "benchmarks/rivals", "src/shoal"),
-    (*CORE, "sklearn", "optuna", "ray", "syne_tune"),
+    needs=(*CORE, "sklearn", "optuna", "ray", "syne_tune"),
 )  # fmt: skip
 DEMO = Measurement(
     "demo", "make demo", 120, 540, ("benchmarks/demo.py", "--check"), ("benchmarks/demo.py", "--quick", "--check"),
-    ("benchmarks/demo.py", "benchmarks/searches.py", "benchmarks/rivals", "examples/digits.py", "src/shoal"),
-    (*CORE, "sklearn"),
+    needs=(*CORE, "sklearn"),
 )  # fmt: skip
 START = Measurement(
-    "start", "From the command to the first step", 25, 120, ("benchmarks/start.py",),
-    ("benchmarks/start.py", "--quick"), ("benchmarks/start.py", "src/shoal"),
-)  # fmt: skip
+    "start", "From the command to the first step", 25, 120, ("benchmarks/start.py",), ("benchmarks/start.py", "--quick")
+)
 ONE_SEED, WITH_FIVE = "32 perceptrons", "32 perceptrons, five seeds"
 FIVE_SEEDS = ("benchmarks/searches.py", "--rounds", "1", "--ways", "pool", "empty", "full", "--searches", ONE_SEED,
               WITH_FIVE)  # fmt: skip
 REPEATS = Measurement(
-    "repeats", "Five seeds beside one", 50, 240, FIVE_SEEDS, (*FIVE_SEEDS, "--quick"),
-    ("benchmarks/searches.py", "benchmarks/rivals", "benchmarks/search_tasks", "src/shoal"), (*CORE, "sklearn"),
-)  # fmt: skip
+    "repeats", "Five seeds beside one", 50, 240, FIVE_SEEDS, (*FIVE_SEEDS, "--quick"), needs=(*CORE, "sklearn")
+)
 ENGINE = Measurement(
     "engine", "The engine for each trial", 20, 90, ("benchmarks/engine_overhead.py",),
-    ("benchmarks/engine_overhead.py", "--quick"), ("benchmarks/engine_overhead.py", "src/shoal"),
+    ("benchmarks/engine_overhead.py", "--quick"),
 )  # fmt: skip
 
-NONE = "no figure"
 SEARCH = "32 learning rates of an MLP on handwritten digits, 10 epochs, two cores, from the call to the result: "
 BY_HAND = (
     "The ensemble is code for this one model, optimizer and grid: no process starts, nothing is measured or compared "
@@ -47,11 +42,11 @@ TRIALS = "ASHA, 10,000 trials that report at once, with the journal"
 
 
 def against(
-    rival: str, setting: str, asked: float = 1.0, reported: str = NONE, noise: float = 0.2, why: str = ""
+    rival: str, setting: str, asked: float = 1.0, reported: str = "", noise: float = 0.2, why: str = ""
 ) -> Experiment:
     """The time of a rival in times of Shoal's, which has an empty history."""
     return Experiment(
-        f"{rival} against Shoal", "same search", reported, SEARCH + setting, PEERS,
+        f"{rival} against Shoal", "its README" if reported else "", reported, SEARCH + setting, PEERS,
         lambda found: found["times"][rival], asked, noise=noise, why=why,
     )  # fmt: skip
 
@@ -79,44 +74,44 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     against("Ray Tune, reuse_actors", "2.60, processes reused, on a cluster that is up, one run", noise=0.3),
     against("Syne Tune", "0.16, local back end, a process for each trial, one run", noise=0.3),
     against("RapidFire AI", f"not run: {RAPIDFIRE}",
-            reported="16 to 24 times the throughput of runs one after another (README)"),
+            reported="16 to 24 times the throughput of runs one after another"),
     Experiment(
-        "Ray Tune against Shoal over Ray", "same search", NONE, SEARCH + "both on a cluster that is up", PEERS,
+        "Ray Tune against Shoal over Ray", "", "", SEARCH + "both on a cluster that is up", PEERS,
         lambda found: found["seconds"]["Ray Tune"] / found["seconds"][OVER_RAY], 15.0, noise=0.3, why=IMPORTS,
     ),
     Experiment(
-        "Shoal over Ray, beyond a local search", "same search", NONE, SEARCH + "the first of a program", PEERS,
+        "Shoal over Ray, beyond a local search", "", "", SEARCH + "the first of a program", PEERS,
         lambda found: found["seconds"][OVER_RAY] - found["seconds"]["Shoal, known model"], 2.0, "at most", "s",
         noise=0.3, why=IMPORTS,
     ),
     Experiment(
-        "forked pool against Shoal, two kinds of models", "make demo", NONE, TWO_KINDS, DEMO,
+        "forked pool against Shoal, two kinds of models", "", "", TWO_KINDS, DEMO,
         lambda found: of_demo(found, "a pool of 2 forked processes"), 1.3,
     ),
     Experiment(
-        "plain loop against Shoal, two kinds of models", "make demo", NONE, TWO_KINDS, DEMO,
+        "plain loop against Shoal, two kinds of models", "", "", TWO_KINDS, DEMO,
         lambda found: of_demo(found, "a loop"), 4.0, why="CNNs gain little from fusion; two slots are two times there.",
     ),
     Experiment(
-        "From `shoal run FILE` to the first step", "start", NONE, "an MLP, empty history, median of 5 processes", START,
+        "From `shoal run FILE` to the first step", "", "", "an MLP, empty history, median of 5 processes", START,
         lambda found: found["seconds"]["run"], 2.5, "at most", "s",
     ),
     Experiment(
-        "Plain script against `shoal run FILE`, to the first step", "start", NONE, "median of 5 processes", START,
+        "Plain script against `shoal run FILE`, to the first step", "", "", "median of 5 processes", START,
         lambda found: found["seconds"]["plain"] / found["seconds"]["run"], 1.0,
     ),
     Experiment(
-        "Five seeds of each configuration against one", "repeats", NONE, TABLE, REPEATS,
+        "Five seeds of each configuration against one", "", "", TABLE, REPEATS,
         lambda found: of_search(found, WITH_FIVE)["seconds"]["full"] / of_search(found, ONE_SEED)["seconds"]["full"],
         1.8, "at most",
         why="One seed already trains several models at once, whose matrix products fill a core.",
     ),
     Experiment(
-        "Five seeds in Shoal against a forked pool", "repeats", NONE, TABLE, REPEATS,
+        "Five seeds in Shoal against a forked pool", "", "", TABLE, REPEATS,
         lambda found: of_search(found, WITH_FIVE)["compared"]["full of pool"], 1.0, "at most",
     ),
     Experiment(
-        "CPU time of the engine for a trial", "engine", NONE, TRIALS, ENGINE, lambda found: found["ms_a_trial"], 0.3,
+        "CPU time of the engine for a trial", "", "", TRIALS, ENGINE, lambda found: found["ms_a_trial"], 0.3,
         "at most", "ms", why="Two fifths are plans, a quarter is the journal.",
     ),
 )  # fmt: skip

@@ -21,9 +21,8 @@ NEEDS = {
 def _measurement(name: str) -> Measurement:
     words = "-".join(name.lower().replace(",", "").split())
     command = ("benchmarks/searches.py", "--searches", name)
-    code = ("src/shoal", "benchmarks/searches.py", "benchmarks/search_tasks", "benchmarks/rivals/plain_search.py")
     needs = (*CORE, *NEEDS.get(name, ()))
-    return Measurement(f"search-{words}", name, 120, 900, command, (*command, "--quick"), code, needs)
+    return Measurement(f"search-{words}", name, 120, 900, command, (*command, "--quick"), needs=needs)
 
 
 def _experiment(name: str, history: str, asked: float) -> Experiment:

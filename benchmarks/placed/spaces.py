@@ -36,7 +36,7 @@ LANGUAGE_MODELS = {
 }
 """By whether they have the published widths and depths, for a GPU: layer, width, depth and heads."""
 BOUNDS = {"arithmetic": (32, 320, 64), "memory": (4, 32, 32), "input": (16, 200, 50)}
-"""What binds a training -> its batch size, and samples to train and to validate on."""
+"""Bound of a training -> its batch size, and samples to train and to validate on."""
 MIXES = {name: (name,) for name in BOUNDS} | {"mixed": tuple(BOUNDS)}
 WAIT = 1e-3
 """Seconds for a sample from storage."""

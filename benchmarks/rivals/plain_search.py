@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Asked:
-    """What is searched.
+    """A search that is asked for.
 
     Args:
         task: Task, whose data do not depend on the config.

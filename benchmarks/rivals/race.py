@@ -19,13 +19,13 @@ WARM_UP = 3
 """Steps whose losses are compared, before the clock starts."""
 
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, ShoalError)
-"""What a rival raises where it cannot train a model."""
+"""Errors of a rival that cannot train a model."""
 
 OUT_OF_MEMORY = "out of memory"
 """As CUDA says it, and as a finding does."""
 
 Finding = dict[str, Any]
-"""What was measured of a rival.
+"""Figures of a rival.
 
 "fails" says in one line why nothing was. Else there are "samples_per_second" of all members together, median of the
 rounds, and its ratio "of_serial"; on a GPU "peak_bytes", the most that it has taken since it was made; the rival's

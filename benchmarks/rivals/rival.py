@@ -16,7 +16,7 @@ __all__ = ["Cell", "Rival", "rate"]
 
 @dataclass(frozen=True)
 class Cell:
-    """What all rivals are to train.
+    """Models that all rivals are to train.
 
     Args:
         workload: Model, data, losses.
@@ -93,7 +93,7 @@ class Rival(ABC):
         return [loss.float().cpu() for loss in losses if loss is not None]
 
     def note(self) -> str:
-        """What else the table should say of it."""
+        """Return a note for the table."""
         return ""
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a search of the benchmark consists of, and what most of its tasks have in common."""
+"""The parts of a search of the benchmark, and of most of its tasks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
