@@ -10,8 +10,9 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import groups_live
-from groups import POLICIES, Case, grid
+from groups import CASES, POLICIES, Case, grid
 from groups_live import TASKS, run
+from papers.fluid import EIGHT, ROWS
 from search_tasks.pictures import CIFAR, MNIST
 
 import shoal
@@ -30,6 +31,11 @@ from shoal.plan.cost.scaling import Scaling
 def test_limits_of_simulated_groups_hold(case: Case, least: float, most: float) -> None:
     before, after = (case.makespan(policy, 0) for policy in POLICIES)
     assert least <= before / after <= most
+
+
+def test_the_index_shows_every_simulated_case() -> None:
+    shown = [(part, case) for part, cases, *_ in ROWS for case in cases]
+    assert sorted(shown) == sorted([("concurrency", EIGHT), *((part, case) for part in CASES for case in CASES[part])])
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ def _ends_epoch(event: object) -> bool:
 
 
 def speed_of(way: Sequence[float], other: Sequence[float]) -> float:
-    """How many times as fast a way is as another one: the median of what the rounds showed."""
+    """Return the speed of a way relative to another one: the median of the rounds."""
     return median(theirs / its for theirs, its in zip(other, way, strict=True))
 
 

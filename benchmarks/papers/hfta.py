@@ -59,7 +59,7 @@ def row(found: Figures, workload: str) -> dict[str, Any]:
 
 
 def over(workload: str, *rivals: str) -> Callable[[Figures], float]:
-    """How many times as fast an array is as the fastest of some rivals."""
+    """Speed of an array relative to the fastest of some rivals."""
 
     def figure(found: Figures) -> float:
         findings = row(found, workload)
@@ -79,7 +79,7 @@ def unfused(key: str) -> Callable[[Figures], float]:
 
 
 def more_fit(key: str) -> Callable[[Figures], float]:
-    """How many times as many members fit as in processes."""
+    """Members that fit, relative to those that fit in processes."""
     return lambda found: float(found["resident"][key]["more_fit"])
 
 

@@ -1,4 +1,4 @@
-"""How many jobs shared a slot at a time, and how long slots waited for the next one."""
+"""Jobs that shared a slot at a time, and the time that slots waited for the next one."""
 
 from collections.abc import Sequence
 from itertools import accumulate

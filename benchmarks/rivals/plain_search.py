@@ -66,7 +66,7 @@ class Asked:
 
 @dataclass
 class PlainSearch:
-    """How a search went.
+    """The course of a search.
 
     Args:
         asked: What was searched.

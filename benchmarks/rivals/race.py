@@ -108,7 +108,7 @@ def _together(
 
 
 def _steps_of(rival: Rival, seconds: float) -> int:
-    """How many steps fit into so much time."""
+    """Return the number of steps that fit into so much time."""
     count, taken = 1, rival.run(1)
     while taken < seconds / 10 and count < 1000:
         count *= 4
