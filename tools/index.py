@@ -13,7 +13,7 @@ from papers.experiment import Experiment
 
 __all__ = ["experiments_of", "page", "pictures"]
 
-BEGIN, END = "<!-- measured: tools/benchmarks.py writes from here -->", "<!-- measured: to here -->"
+BEGIN, END = "<!-- measured: tools/experiments.py writes from here -->", "<!-- measured: to here -->"
 DIGITS = 3
 BAR, ROW, LABEL, VALUE, PAD = 300, 22, 330, 120, 10
 """Lengths of a picture in pixels: the longest bar, a row, the room of names and of values, the edge."""
@@ -57,7 +57,7 @@ def value_of(each: Experiment, result: Mapping[str, Any] | None) -> float | None
         return None
     try:
         return float(each.figure(result["figures"]))
-    except KeyError:
+    except (KeyError, ZeroDivisionError):
         return None
 
 

@@ -444,7 +444,7 @@ def _same(before: tuple[Any, int], now: tuple[Any, int]) -> bool:
 
 def _is_mask(tensor: Tensor) -> bool:
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_inference()
-    return plain and tensor.dtype in _INTEGERS
+    return plain and tensor.dtype in _INTEGERS and torch._C._functorch.peek_interpreter_stack() is None
 
 
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
