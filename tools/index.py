@@ -48,6 +48,8 @@ def page(text: str, results: Mapping[str, Result]) -> str:
     lines = [f"{len(values)} experiments: {len(known)} measured, of which {reached} reach what was asked."]
     for title, some in all_of.items():
         lines += ["", f"## {title}", "", *_table(some, results), "", *_commands(some, results)]
+        if some is searches.EXPERIMENTS:
+            lines += ["", searches.means({each.title: value for each, value in known})]
     return f"{before}{BEGIN}\n\n{chr(10).join(lines).strip()}\n\n{END}{after}"
 
 
