@@ -7,8 +7,7 @@ READY := $(VENV)/.ready
 DEMO := .venv-demo
 DEMO_READY := $(DEMO)/.ready
 
-BENCHMARKS := search_vs_peers simulated groups time_sharing hfht engine_overhead start \
-	regret repeats simulation_fuzz searches demo teams mutations launches
+BENCHMARKS := search_vs_peers simulated groups time_sharing engine_overhead start regret searches demo teams
 PYTHONS := python3.11 python3.12 python3.13
 TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
 VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms journal run/test_local.py run/test_inline.py \
@@ -57,7 +56,7 @@ docs-check: $(READY)  ## that it can be built, with the same warnings; no pages 
 tests tests-thorough: $(READY)
 	$(BIN)/pytest --numprocesses logical --dist worksteal $(if $(findstring thorough,$@),--thorough)
 
-# That each of them runs; gpu-dry-run runs those for a GPU, the thorough tests chaos.py and device_chaos.py.
+# That each of them runs; gpu-dry-run runs those for a GPU.
 benchmarks-quick: $(READY)
 	$(BIN)/python tools/quick.py $(BENCHMARKS)
 
@@ -67,18 +66,11 @@ quick-%: $(READY)
 	$(BIN)/python benchmarks/$*.py --quick
 
 benchmarks-thorough: $(READY)
-	$(BIN)/python benchmarks/simulation_fuzz.py --faults
-	$(BIN)/python benchmarks/mutations.py --programs 1
-	$(BIN)/python benchmarks/searches.py --quick --searches
-	$(BIN)/python benchmarks/placement.py --quick mixed
-	$(BIN)/python benchmarks/time_sharing.py --live --quick
-	$(BIN)/python benchmarks/nodes.py --quick
-	$(BIN)/python benchmarks/device_chaos.py --backend ray --quick
-	$(BIN)/python benchmarks/groups_live.py --quick
+	$(BIN)/python tools/quick.py --experiments
 
 benchmarks: $(READY)  ## every experiment of the papers, and every rival; continues after a kill. AGAIN=1: on another day
 	@$(BIN)/pip install --quiet --constraint constraints.txt syne-tune
-	@$(BIN)/python tools/benchmarks.py $(if $(AGAIN),--again)
+	@$(BIN)/python tools/experiments.py $(if $(AGAIN),--again)
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.
 gpu:  ## measurements and tests that need an NVIDIA GPU, in at most 40 minutes; without a GPU it says so

@@ -2,7 +2,7 @@
 
 Samples per second of all members together, each rival with its own copies of the models, interleaved in rounds; the
 table shows medians, relative to members trained one after another. "Shoal" is what Shoal itself chooses by measurement.
-Without a GPU the models are of reduced sizes, which the table says.
+On a GPU it shows peaks of memory. Without one the models are of reduced sizes, which it says.
 
     python benchmarks/fusion.py [--models mlp dcgan] [--sizes 8] [--largest] [--seconds 2] [--dtype bfloat16]
     python benchmarks/fusion.py --resident     # memory of processes: one for each member, and one for all as an array
@@ -13,24 +13,25 @@ import argparse
 import json
 import logging
 import math
+import multiprocessing
 import os
-import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from models import WORKLOADS
-from rivals.adapter_turns import AdapterTurns
 from rivals.arrays import Chosen, Eager
-from rivals.memory import peak_of_process
 from rivals.processes import Processes
-from rivals.race import OUT_OF_MEMORY, difference, race
+from rivals.race import OUT_OF_MEMORY, Finding, difference, race
 from rivals.rival import Cell, Rival
-from rivals.serial import CompiledSerial, Serial
+from rivals.serial import AdapterTurns, CompiledSerial, Serial
 from rivals.vmap import VMap
 
 RIVALS: dict[str, type[Rival]] = {
@@ -53,105 +54,76 @@ AGREE = {"float32": 5e-3, "bfloat16": 1e-1}
 CONVERGENCE_STEPS, CONVERGED_APART = 100, 1e-6
 """Steps of `--convergence`, and the largest relative difference of losses in float64 that is asked."""
 
-Findings = Mapping[str, dict[str, Any]]
-"""Rival -> what was found; for each B, and for each workload, in the line of JSON."""
-
 
 def main() -> int:
-    options = arguments()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--sizes", nargs="*", type=int, default=[8], help="numbers of members B")
+    parser.add_argument("--rivals", nargs="*", choices=list(RIVALS), default=EVERYWHERE)
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="Shoal may not compile")
+    parser.add_argument("--largest", action="store_true", help="on a GPU also the largest power of 2 that it holds")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each rival in each cell of the table")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--budget", type=float, default=math.inf, help="seconds for all; no larger B is begun after them"
+    )
+    parser.add_argument("--dtype", choices=list(AGREE), default="float32", help="bfloat16: by autocast")
+    parser.add_argument("--resident", action="store_true", help="memory of processes, on a CPU, and nothing else")
+    parser.add_argument("--convergence", action="store_true", help="losses of ResNet-18, and nothing else")
+    parser.add_argument(
+        "--quick", action="store_true", help="B = 2, nothing compiled, one short round, no speed judged"
+    )
+    options = parser.parse_args()
+    if options.quick:
+        options.models = ["mlp", "transformer"] if options.models == list(WORKLOADS) else options.models
+        options.sizes, options.compile, options.seconds, options.rounds = [2], False, 0.1, 1
+    options.threads = 1 if options.quick else os.cpu_count()
+    torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     logging.getLogger("shoal").setLevel(logging.ERROR)
-    device = torch.device(options.device)
-    torch.set_num_threads(options.threads)
     take = resident if options.resident else converged if options.convergence else speeds
-    figures, missed = take(options, device)
-    print(machine(options, device))
+    figures, missed = take(options, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    print(f"{options.threads} threads, torch {torch.__version__}, {options.dtype}; "
+          f"{options.rounds} rounds of {options.seconds / options.rounds:g} s for each rival, medians")  # fmt: skip
     print(json.dumps({**figures, "missed": missed}))
     return 1 if missed else 0
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--sizes", nargs="*", type=int, default=[8], help="numbers of members B")
-    parser.add_argument("--rivals", nargs="*", choices=list(RIVALS), help=f"by default {', '.join(EVERYWHERE)}")
-    parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=True, help="whether Shoal may compile"
-    )
-    parser.add_argument(
-        "--largest", action="store_true", help="after these, on a GPU, the largest power of 2 that its memory holds"
-    )
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each rival in each cell of the table")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--budget", type=float, help="seconds, shared evenly by the models; no larger B is begun after them"
-    )
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16: by autocast")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch, for rivals in one process")
-    parser.add_argument("--resident", action="store_true", help="memory of processes, on a CPU, and nothing else")
-    parser.add_argument("--convergence", action="store_true", help="losses of ResNet-18, and nothing else")
-    parser.add_argument(
-        "--quick", action="store_true", help="B = 2, nothing compiled, one short round; no speed judged"
-    )
-    options = parser.parse_args()
-    options.rivals = options.rivals or EVERYWHERE
-    if options.quick:
-        options.models = ["mlp", "transformer"] if options.models == list(WORKLOADS) else options.models
-        options.sizes, options.compile, options.threads = [2], False, 1
-        options.seconds, options.rounds = min(options.seconds, 0.1), 1
-    return options
-
-
 def speeds(options: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], list[str]]:
     """Measure all cells; returns the rows and what is missed."""
-    rows: dict[str, dict[int, Findings]] = {}
-    missed = []
-    print(f"{'B':>4}  {'':21} {'samples/s':>10} {'of serial':>9} {'peak MB':>8}")
-    for name, members, findings in measured(options, device):
-        workload = WORKLOADS[name](device.type == "cuda")
-        if name not in rows:
-            print(f"{workload.name}: {workload.sizes}")
-        rows.setdefault(name, {})[members] = findings
-        print(table(members, findings), flush=True)
-        dtype = "bfloat16" if workload.bfloat16 else options.dtype
-        missed += [f"{name} B={members}: {fault}" for fault in faults(findings, dtype, not options.quick)]
-    if device.type == "cuda" and not options.quick:
-        for name, row in rows.items():
-            best = max(findings.get(Chosen.name, {}).get("of_serial", 0.0) for findings in row.values())
-            missed += [f"{name}: Shoal {best:.2f} times serial, asked {GPU_GAIN}"] * (best < GPU_GAIN)
-    return {"rows": rows}, missed
-
-
-def measured(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, int, Findings]]:
-    """One cell of the table after another: workload, B, and what was found."""
-    makers: dict[str, Any] = {name: RIVALS[name] for name in options.rivals}
-    if Processes.name in makers and options.quick and device.type == "cpu":
+    full = device.type == "cuda"
+    makers: dict[str, Callable[[Cell], Rival]] = {name: RIVALS[name] for name in options.rivals}
+    if Processes.name in makers and options.quick and not full:
         makers[Processes.name] = partial(Processes, begin="fork")
     if Chosen.name in makers:
         makers[Chosen.name] = partial(Chosen, compiling=options.compile)
     autocast = torch.bfloat16 if options.dtype == "bfloat16" else None
-    end = time.perf_counter() + (options.budget or math.inf)
+    rows: dict[str, dict[int, Mapping[str, Finding]]] = {}
+    missed = []
+    end = time.perf_counter() + options.budget
+    print(f"{'B':>4}  {'':21} {'samples/s':>10} {'of serial':>9} {'peak MB':>8}")
     for number, name in enumerate(options.models):
-        now = time.perf_counter()
-        until = now + (end - now) / (len(options.models) - number)
+        until = time.perf_counter() + (end - time.perf_counter()) / (len(options.models) - number)
+        workload = WORKLOADS[name](full)
+        print(f"{name}: {workload.sizes}")
+        row = rows[name] = {}
         waiting = list(options.sizes)
-        while waiting:
+        while waiting and (not row or time.perf_counter() < until):
             members = waiting.pop(0)
-            cell = Cell(WORKLOADS[name](device.type == "cuda"), members, device, autocast, options.threads)
-            given = members in options.sizes
-            findings = {
-                key: finding.as_dict()
-                for key, finding in race(cell, makers, options.seconds, options.rounds, together=given).items()
-            }
+            cell = Cell(workload, members, device, autocast, options.threads)
+            findings = race(cell, makers, options.seconds, options.rounds, together=members in options.sizes)
+            row[members] = findings
             torch.compiler.reset()
-            yield name, members, findings
-            ours = [findings[key] for key in OURS if key in findings]
-            if options.largest and device.type == "cuda" and members == options.sizes[-1]:
-                most = max((finding.get("peak_bytes", 0) for finding in ours), default=0)
+            print(table(members, findings), flush=True)
+            dtype = "bfloat16" if workload.bfloat16 else options.dtype
+            missed += [f"{name} B={members}: {fault}" for fault in faults(findings, dtype, not options.quick)]
+            if options.largest and full and members == options.sizes[-1]:
+                most = max(findings.get(each, {}).get("peak_bytes", 0) for each in OURS)
                 waiting += largest(members, most, torch.cuda.mem_get_info(device)[1])
-            if time.perf_counter() > until or (ours and all(each.get("fails") == OUT_OF_MEMORY for each in ours)):
-                break
+        best = max(findings.get(Chosen.name, {}).get("of_serial", 0.0) for findings in row.values())
+        if full and not options.quick and best < GPU_GAIN:
+            missed.append(f"{name}: Shoal {best:.2f} times serial, asked {GPU_GAIN}")
+    return {"rows": rows}, missed
 
 
 def largest(members: int, peak_bytes: int, memory: int) -> list[int]:
@@ -167,7 +139,7 @@ def largest(members: int, peak_bytes: int, memory: int) -> list[int]:
     return [min(found, LARGEST)] if found > members else []
 
 
-def table(members: int, findings: Findings) -> str:
+def table(members: int, findings: Mapping[str, Finding]) -> str:
     """One line for each rival of a cell."""
     lines = []
     for name, finding in findings.items():
@@ -181,7 +153,7 @@ def table(members: int, findings: Findings) -> str:
     return "\n".join(lines)
 
 
-def faults(findings: Findings, dtype: str, judge_speed: bool) -> list[str]:
+def faults(findings: Mapping[str, Finding], dtype: str, judge_speed: bool) -> list[str]:
     """What was asked of a cell and is not so, in words; nothing is judged that was not measured."""
     found = []
     for name in OURS:
@@ -190,11 +162,10 @@ def faults(findings: Findings, dtype: str, judge_speed: bool) -> list[str]:
             found.append(f"{name} fails: {finding['fails']}")
         if finding.get("off", 0.0) > AGREE[dtype]:
             found.append(f"losses of {name} differ from the serial ones by {finding['off']:.1e}")
-    own = findings.get(Chosen.name, {}).get("of_serial")
-    rivals = {name: each["of_serial"] for name, each in findings.items() if name not in OURS and "of_serial" in each}
-    if judge_speed and own is not None and own < NOISE * max(rivals.values()):
-        best = max(rivals, key=lambda name: rivals[name])
-        found.append(f"Shoal {own:.2f} times serial, {best} {rivals[best]:.2f}")
+    speeds = {name: each["of_serial"] for name, each in findings.items() if name != Eager.name and "of_serial" in each}
+    own, best = speeds.get(Chosen.name), max(speeds, key=speeds.__getitem__, default="")
+    if judge_speed and own is not None and own < NOISE * speeds[best]:
+        found.append(f"Shoal {own:.2f} times serial, {best} {speeds[best]:.2f}")
     return found
 
 
@@ -205,42 +176,40 @@ def resident(options: argparse.Namespace, device: torch.device) -> tuple[dict[st
     members = options.sizes[0]
     print(f"{'':24} {'one process MB':>14} {'array MB':>9} {'times as many fit':>18}")
     for name in options.models:
-        cell = Cell(WORKLOADS[name](False), members, device, None, threads=1)
-        one = peak_of_process(partial(Serial, which=[0]), cell, steps=3)
-        array = peak_of_process(Eager, cell, steps=3)
-        found = {"one_mb": one / 1e6, "array_mb": array / 1e6, "more_fit": members * one / array}
-        figures[name] = {key: round(value, 3) for key, value in found.items()}
-        print(f"{name:24} {one / 1e6:14.1f} {array / 1e6:9.1f} {members * one / array:18.2f}", flush=True)
-        if found["more_fit"] < 1.0:
+        cell = Cell(WORKLOADS[name](False), members, torch.device("cpu"), None, threads=1)
+        one, array = (in_a_process(make, cell) for make in (partial(Serial, which=[0]), Eager))
+        figures[name] = {"one_mb": one, "array_mb": array, "more_fit": members * one / array}
+        print(f"{name:24} {one:14.1f} {array:9.1f} {members * one / array:18.2f}", flush=True)
+        if members * one < array:
             missed.append(f"{name}: an array of {members} takes more memory than {members} processes")
     return {"resident": figures}, missed
+
+
+def in_a_process(make: Callable[[Cell], Rival], cell: Cell) -> float:
+    """MB that a new process shares with no other, at their peak, while a rival takes some steps there."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(private_peak, make, cell).result()
+
+
+def private_peak(make: Callable[[Cell], Rival], cell: Cell) -> float:
+    """MB of this process, at its peak."""
+    torch.set_num_threads(cell.threads)
+    make(cell).run(3)
+    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+    memory = psutil.Process().memory_full_info()
+    return (peak - (memory.rss - memory.uss)) / 1e6
 
 
 def converged(options: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], list[str]]:
     """Train three ResNet-18 of different learning rates one after another and as an array; compare all losses."""
     steps = 3 if options.quick else CONVERGENCE_STEPS
-    figures: dict[str, float] = {}
-    for name, dtype in (("float32", torch.float32), ("float64", torch.float64)):
-        torch.set_default_dtype(dtype)
-        cell = Cell(WORKLOADS["resnet18"](False), 3, device, None, options.threads)
-        serial, fused = ([rival.step() for _ in range(steps)] for rival in (Serial(cell), Eager(cell)))
-        figures[name] = difference(fused, serial)
-        print(f"{name}: mean loss {serial[0].mean():.4f} -> {serial[-1].mean():.4f} in {steps} steps, "
-              f"at most {figures[name]:.1e} apart")  # fmt: skip
-    apart = figures["float64"]
+    torch.set_default_dtype(torch.float64)
+    cell = Cell(WORKLOADS["resnet18"](False), 3, device, None, options.threads)
+    serial, fused = ([rival.step() for _ in range(steps)] for rival in (Serial(cell), Eager(cell)))
+    apart = difference(fused, serial)
+    print(f"mean loss {serial[0].mean():.4f} -> {serial[-1].mean():.4f} in {steps} steps, at most {apart:.1e} apart")
     missed = [f"losses in float64 differ by {apart:.1e}, asked {CONVERGED_APART}"] * (apart > CONVERGED_APART)
-    return {"apart": figures}, missed
-
-
-def machine(options: argparse.Namespace, device: torch.device) -> str:
-    """The machine of the figures, and how they were measured."""
-    where = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    if device.type == "cuda":
-        where = torch.cuda.get_device_name(device)
-    return (
-        f"{where}, {options.threads} threads, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"{options.dtype}; {options.rounds} rounds of {options.seconds / options.rounds:g} s for each rival, medians"
-    )
+    return {"apart": {"float64": apart}}, missed
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """The best makespan that measured share curves allow."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
-from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import linprog
 
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
@@ -14,41 +15,28 @@ from shoal.simulate.slowdown import Curve
 from shoal.simulate.tables import MAX_COUNT
 from shoal.simulate.workload import TrialSource
 
-__all__ = ["Alike", "best_makespan", "jobs_of"]
+__all__ = ["best_makespan", "jobs_of"]
+
+Job = tuple[str, Mapping[str, Demand]]
+"""Its workload, a row of the table of shares, and its demand by kind of device."""
 
 
-class Alike(NamedTuple):
-    """Jobs that are alike: their row of the table, and what one takes of each kind of device."""
-
-    workload: str
-    demand: tuple[tuple[str, Demand], ...]
-
-
-def jobs_of(sources: Sequence[TrialSource]) -> Counter[Alike]:
-    """Jobs of all trials that sources ask for at once, each in one of its own, with how many of each there are."""
-    jobs: Counter[Alike] = Counter()
+def jobs_of(sources: Iterable[TrialSource]) -> Iterator[Job]:
+    """Yield a job for each trial that sources ask for at once; those of one structure hold one demand."""
     for source in sources:
+        demands: dict[str, Mapping[str, Demand]] = {}
         for group in source.algorithm(lambda: inf).next_groups(MAX_COUNT):
             for trial in group.trials:
                 structure = source.structure(trial)
-                kinds = sorted(structure.profiles.items())
-                demand = tuple(
-                    [(kind, packed_demand([(Cost(profile), [group.budget.epochs])])) for kind, profile in kinds]
-                )
-                jobs[Alike(structure.workload, demand)] += 1
-    return jobs
+                if structure.name not in demands:
+                    demands[structure.name] = {
+                        kind: packed_demand([(Cost(profile), [group.budget.epochs])])
+                        for kind, profile in structure.profiles.items()
+                    }
+                yield structure.workload, demands[structure.name]
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """All healthy devices of a kind together; `cores` of all nodes that have one."""
-
-    compute: float
-    memory: float
-    cores: float
-
-
-def best_makespan(jobs: Mapping[Alike, int], cluster: Cluster, curves: Mapping[str, Curve]) -> float:
+def best_makespan(jobs: Iterable[Job], cluster: Cluster, curves: Mapping[str, Curve]) -> float:
     """A lower bound on the makespan of any schedule that shares devices, in seconds; a linear program over shares.
 
     Let n_j be the number of jobs of class j (one workload and demand), τ_jκ their seconds alone on a device of kind κ,
@@ -69,68 +57,34 @@ def best_makespan(jobs: Mapping[Alike, int], cluster: Cluster, curves: Mapping[s
     there from the start, and start, switch and checkpoint costs to be none.
 
     Raises:
-        ScenarioError: a job's workload has no curve, or a job can run nowhere.
+        ScenarioError: the jobs cannot run on these devices.
     """
-    if not jobs:
-        return 0.0
-    import numpy as np
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_matrix
-
-    pools = _pools(cluster)
-    for workload, _ in jobs:
-        if workload not in curves:
-            raise ScenarioError(f"there is no curve of {workload!r}; there are {', '.join(curves)}")
-    equal: list[tuple[int, int, float]] = []
-    upper: list[tuple[int, int, float]] = []
-    limits = len(jobs)
-    kinds = {kind: limits + 3 * index for index, kind in enumerate(pools)}
-    column = 1  # column 0 is T
-    for row, ((workload, demands), count) in enumerate(jobs.items()):
-        upper.append((row, 0, -float(count)))
-        first = column
-        for kind, demand in demands:
-            if kind not in pools:
-                continue
-            for share, speed in curves[workload].speeds[1:]:
-                equal.append((row, column, speed / max(demand.seconds, 1e-12)))
-                amounts = (share, float(demand.memory), demand.cores)
-                upper.append((row, column, 1.0))
-                upper.extend((kinds[kind] + i, column, amount) for i, amount in enumerate(amounts) if amount)
-                column += 1
-        if column == first:
-            raise ScenarioError(f"a job of workload {workload!r} can run on none of {', '.join(pools)}")
-    for kind, pool in pools.items():
-        for i, amount in enumerate((pool.compute, pool.memory, pool.cores)):
-            upper.append((kinds[kind] + i, 0, -amount))
-
-    def matrix(entries: list[tuple[int, int, float]], rows: int) -> coo_matrix:
-        places = np.array([entry[:2] for entry in entries]).T
-        return coo_matrix(([value for *_, value in entries], places), shape=(rows, column))
-
-    rows = limits + 3 * len(pools)
+    room: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3))
+    for node in cluster.nodes:
+        for device in node.devices:
+            room[device.kind] += (device.compute, device.memory, 0.0)
+        for kind in {device.kind for device in node.devices}:
+            room[kind][2] += node.cores
+    classes = Counter((workload, tuple(demands.items())) for workload, demands in jobs)
+    columns = [
+        (number, kind, speed / max(demand.seconds, 1e-12), (share, demand.memory, demand.cores))
+        for number, (workload, demands) in enumerate(classes)
+        for kind, demand in demands
+        if kind in room
+        for share, speed in curves[workload].speeds[1:]
+    ]
+    numbers, kinds, speeds, amounts = (np.array(each) for each in zip(*columns, strict=True))
+    of_class = numbers == np.arange(len(classes))[:, None]
+    counts = np.array([*classes.values()], dtype=float)[:, None]
+    resources = [np.hstack([-have[:, None], (kinds == kind) * amounts.T]) for kind, have in room.items()]
+    limits = np.vstack([np.hstack([-counts, of_class]), *resources])  # column 0 is T
     solution = linprog(
-        np.eye(1, column).ravel(),
-        A_ub=matrix(upper, rows),
-        b_ub=np.zeros(rows),
-        A_eq=matrix(equal, limits),
-        b_eq=list(jobs.values()),
-        method="highs",
+        np.eye(1, 1 + len(columns)).ravel(),
+        A_ub=limits,
+        b_ub=np.zeros(len(limits)),
+        A_eq=np.hstack([np.zeros_like(counts), of_class * speeds]),
+        b_eq=counts.ravel(),
     )
     if not solution.success:
         raise ScenarioError(f"the bound cannot be computed: {solution.message}")
     return float(solution.x[0])
-
-
-def _pools(cluster: Cluster) -> dict[str, _Pool]:
-    pools: dict[str, _Pool] = {}
-    for node in cluster.nodes:
-        for kind in {device.kind for device in node.devices if device.healthy}:
-            here = [device for device in node.devices if device.kind == kind and device.healthy]
-            old = pools.get(kind, _Pool(0.0, 0.0, 0.0))
-            pools[kind] = _Pool(
-                old.compute + sum(device.compute for device in here),
-                old.memory + sum(device.memory for device in here),
-                old.cores + node.cores,
-            )
-    return dict(sorted(pools.items()))

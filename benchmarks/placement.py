@@ -8,9 +8,9 @@ HyperSack's search spaces, reduced: a job trains for a second on a CPU slot. Wit
 - sp4       sp1 with twice as many learning rates
 - arithmetic, memory, input, mixed    twelve trainings bound by one of these, or equally many by each
 
-The rows of a search space take turns, in another order each round:
+The rows of a search space follow one another:
 
-- plain processes      without Shoal: a pool of as many processes as devices, each trains one job at a time
+- plain processes      without Shoal: a pool of as many processes as slots, each trains one job at a time
 - one job per device   policy "fifo", nothing fused or packed
 - ff, ffd, wf, wfd     the knapsack policies; on a GPU also "mps + ff" ..., which CPU slots do not know
 - by trial             policy "water_filling", which tries whether jobs gain by sharing a slot (Fluid, section 4.2.2)
@@ -19,7 +19,7 @@ The rows of a search space take turns, in another order each round:
 
 Each study measures models anew. The last line is one JSON object; the exit status is 1 if a figure is missed.
 
-    python benchmarks/placement.py [sp1 sp2 ... mixed] [--rows ...] [--devices cpu:2] [--rounds 1] [--quick]
+    python benchmarks/placement.py [sp1 sp2 ... mixed] [--rows ...] [--devices cpu:2] [--quick]
 """
 
 import argparse
@@ -29,25 +29,46 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from packs.pictures import look_for_data
-from placed.figures import Figures, middle
-from placed.mixes import MIXES
-from placed.ours import ONE_JOB, ROWS, study
-from placed.plain import PLAIN, plain_processes
-from placed.spaces import Jobs, jobs
+from placed.sharing import gap, side_by_side
+from placed.spaces import BY_TRIAL, EVERYTHING, MIXES, ONE_JOB, PLAIN, Jobs, jobs
+from rivals.plain_search import Asked, in_processes
 
+import shoal
 from shoal.core.errors import ShoalError
+from shoal.core.job import Purpose
+from shoal.core.trial import TrialState
 from shoal.host.discover import discover
+from shoal.journal.statistics import StudyStatistics
+from shoal.journal.view import JournalView
+from shoal.look.overview import overview
 
 NAMES = ("sp1", "sp2", "sp3", "sp4", *MIXES)
+KNAPSACKS = ("ff", "ffd", "wf", "wfd")
+ROWS: Mapping[str, Mapping[str, Any]] = {
+    ONE_JOB: {"policy": "fifo"},
+    **{policy: {"policy": policy} for policy in KNAPSACKS},
+    **{f"mps + {policy}": {"policy": policy, "sharing": "mps"} for policy in KNAPSACKS},
+    BY_TRIAL: {"policy": "water_filling"},
+    "fusion": {"policy": "fifo", "fuse": True},
+    EVERYTHING: {"policy": "auto", "packing": "cost", "fuse": True, "sharing": "auto"},
+}
+"""Way of Shoal -> arguments of `shoal.tune`, which by default neither packs nor fuses nor limits."""
 LEAST = 0.97
 """Least speed-up over one job per device."""
+COLUMNS = ("makespan", "speed_up", "occupancy", "sampling", "jobs", "side_by_side", "gap", "failed")
+"""Seconds from the call to the last result; times as fast as one job per device; mean part of the compute that was
+reserved; part of the busy seconds in which models were inspected and measured; jobs that trained; the most trainings
+that a device held at a time; median milliseconds between two jobs of a device; configurations that failed."""
+Figures = dict[str, float]
 
 
 def main() -> int:
@@ -55,15 +76,24 @@ def main() -> int:
     logging.getLogger("shoal").setLevel(logging.ERROR)
     found = [f"{device.name} ({device.kind})" for _, device in discover(options.devices)]
     print(f"{os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}; {', '.join(found)}")
-    figures: dict[str, Any] = {}
+    figures: dict[str, dict[str, Figures]] = {}
     missed: list[str] = []
     for name in options.names:
         chosen = jobs(name, gpu=not options.devices.startswith("cpu"), quick=options.quick)
-        print(f"\n{name}: {len(chosen.configs)} jobs, median of {options.rounds}")
-        taken = measured(chosen, options, missed)
-        table(taken)
-        missed += judged(name, {row: each.makespan for row, each in taken.items()}, chosen.asked)
-        figures[name] = {row: {key: round(x, 3) for key, x in asdict(each).items()} for row, each in taken.items()}
+        rows = figures[name] = {}
+        for row in options.rows or chosen.rows:
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    rows[row] = run(row, chosen, options, Path(folder))
+            except ShoalError as error:
+                missed.append(f"{name}: {row}: {error}")
+        print(f"\n{name:20}" + "".join(f"{column:>13}" for column in COLUMNS))
+        for row, each in rows.items():
+            if ONE_JOB in rows:
+                each["speed_up"] = rows[ONE_JOB]["makespan"] / each["makespan"]
+            each.update({column: round(value, 3) for column, value in each.items()})
+            print(f"{row:20}" + "".join(f"{each.get(column, '–'):>13}" for column in COLUMNS), flush=True)
+        missed += judged(name, rows, chosen.asked)
     missed = [] if options.quick else missed
     print(json.dumps({**figures, "missed": missed}))
     return 1 if missed else 0
@@ -74,7 +104,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--devices", default="cuda" if torch.cuda.is_available() else "cpu:2")
     parser.add_argument("--rows", nargs="+", choices=(PLAIN, *ROWS), metavar="ROW", help="others than usual")
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="SP1 with a few jobs of 24 samples; judges nothing")
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)
@@ -84,52 +113,54 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def measured(chosen: Jobs, options: argparse.Namespace, missed: list[str]) -> dict[str, Figures]:
-    """Run all rows in rounds; one that cannot be had is missed."""
-    names = options.rows or chosen.rows
-    runs: dict[str, list[Figures]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory() as place:
-        for turn in range(options.rounds):
-            first = turn * len(names) // options.rounds
-            for name in (*names[first:], *names[:first]):
-                folder = Path(place) / f"{turn} {name}"
-                try:
-                    run = (
-                        plain_processes(
-                            chosen.task, chosen.configs, chosen.epochs, discover(options.devices), fork=options.quick
-                        )
-                        if name == PLAIN
-                        else study(
-                            ROWS[name], chosen.task, chosen.space, chosen.epochs, options.devices,
-                            folder / "study", folder / "cache",
-                        )
-                    )  # fmt: skip
-                except ShoalError as error:
-                    missed.append(f"{name}: {error}")
-                    continue
-                runs[name].append(run)
-                print(f" {name} {run.makespan:.1f} s,", end="", flush=True)
-    print()
-    return {name: middle(some) for name, some in runs.items() if some}
+def run(row: str, chosen: Jobs, options: argparse.Namespace, folder: Path) -> Figures:
+    """Get all jobs done in one way."""
+    if row == PLAIN:
+        return plain(chosen, options.devices, folder, "fork" if options.quick else "spawn")
+    os.environ["SHOAL_CACHE"] = str(folder / "cache")
+    began = time.perf_counter()
+    shoal.tune(
+        chosen.task, chosen.space, metric="valid_loss", mode="min", algorithm=shoal.Grid(epochs=chosen.epochs),
+        devices=options.devices, directory=folder / "study", show_progress=False,
+        **{"packing": "none", "fuse": False, "sharing": "plain", **ROWS[row]},
+    )  # fmt: skip
+    makespan = time.perf_counter() - began
+    with JournalView.read(folder / "study") as journal:
+        usages = overview(journal, time.time()).usage
+        ran = journal.jobs()
+        failed = StudyStatistics(journal).states()[TrialState.FAILED]
+    trained = [job for job in ran if job.purpose is Purpose.TRAIN]
+    spent = {purpose: sum(usage.seconds.get(purpose, 0.0) for usage in usages) for purpose in Purpose}
+    return {
+        "makespan": makespan,
+        "occupancy": fmean(usage.occupancy for usage in usages),
+        "sampling": (spent[Purpose.SIGNATURE] + spent[Purpose.PROFILE]) / sum(spent.values()),
+        "jobs": len(trained),
+        "side_by_side": side_by_side(trained),
+        "gap": 1e3 * gap(ran),
+        "failed": failed,
+    }
 
 
-def table(taken: Mapping[str, Figures]) -> None:
-    base = taken[ONE_JOB].makespan if ONE_JOB in taken else None
-    print(f"{'':20} {'makespan':>9} {'speed-up':>8} {'occupancy':>9} {'sampling':>8} {'jobs':>5} {'on a device':>11} "
-          f"{'gap ms':>6} {'failed':>6}")  # fmt: skip
-    for name, row in taken.items():
-        gain = f"{base / row.makespan:7.2f}x" if base else ""
-        print(f"{name:20} {row.makespan:9.1f} {gain:>8} {row.occupancy:9.0%} {row.sampling:8.0%} {row.jobs:5.0f} "
-              f"{row.side_by_side:11.0f} {row.gap:6.1f} {row.failed:6.0f}", flush=True)  # fmt: skip
+def plain(chosen: Jobs, devices: str, folder: Path, method: str) -> Figures:
+    """Get all jobs done by a process for each slot of the CPU, or by one on a GPU."""
+    names = [device.torch_name for _, device in discover(devices)]
+    if len(set(names)) > 1:
+        raise ShoalError("the pool has one GPU at most; leave it out with --rows, or name one with --devices")
+    device, grid = torch.device(names[0]), shoal.Grid(epochs=chosen.epochs)
+    began = time.perf_counter()
+    asked = Asked(chosen.task, chosen.space, grid, "valid_loss", "min", seed=0, device=device)
+    losses = [loss for _, loss in in_processes(asked, folder, len(names), method).timeline]  # of one epoch each
+    makespan = time.perf_counter() - began
+    return {"makespan": makespan, "jobs": len(losses), "failed": sum(not isfinite(loss) for loss in losses)}
 
 
-def judged(name: str, makespans: Mapping[str, float], asked: Mapping[str, float]) -> list[str]:
-    """Return what rows lack over one job per device; nothing where that was not measured."""
-    gains = {row: makespans[ONE_JOB] / seconds for row, seconds in makespans.items() if ONE_JOB in makespans}
+def judged(name: str, rows: Mapping[str, Figures], asked: Mapping[str, float]) -> list[str]:
+    """Return what ways of Shoal lack over one job per device; nothing where that was not measured."""
     return [
-        f"{name}: {row} {gain:.2f}x of {ONE_JOB}, asked {asked.get(row, LEAST)}x"
-        for row, gain in gains.items()
-        if row != PLAIN and gain < asked.get(row, LEAST)
+        f"{name}: {row} {each['speed_up']:.2f}x of {ONE_JOB}, asked {asked.get(row, LEAST)}x"
+        for row, each in rows.items()
+        if row != PLAIN and each.get("speed_up", LEAST) < asked.get(row, LEAST)
     ]
 
 

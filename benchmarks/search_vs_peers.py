@@ -11,18 +11,15 @@ An MLP 64-128-128-10 on handwritten digits, Adam, batch 32, 10 epochs, 32 learni
 
 Each run is in a process forked from one that has imported torch, its compiler and Shoal. The modules of its tool are
 imported, and Ray's cluster is up, before its clock starts. Rivals take turns in rounds, those far behind in the first
-round only; medians are shown. A rival is to take at least as long as Shoal, the plain loop five times as long, and Ray
-Tune twenty times.
+round only; medians are shown. The rows of `papers/rivals.py` say what is asked.
 
-    python benchmarks/search_vs_peers.py [--rounds 3] [--only NAME ...] [--quick]
+    python benchmarks/search_vs_peers.py [--quick]
 """
 
 import argparse
-import json
 import logging
 import multiprocessing
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -34,28 +31,21 @@ from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 
 import torch
 import torch._dynamo  # which torch's optimizers import at their first step
 import torch.nn.functional as F
+from papers.experiment import missed_of
+from papers.rivals import EXPERIMENTS, OVER_RAY, PEERS, RAPIDFIRE
+from report import machine, report
 from rivals import digits
 from rivals.forked import in_a_fork
 
 import shoal
 
-EPOCHS, SLOTS = 10, 2
+EPOCHS, ROUNDS, SLOTS = 10, 2, 2
 RATES = [1e-4 * 1000 ** (number / 31) for number in range(32)]
-OVER_RAY = "Shoal over Ray, known model"
-ASKED = {"plain loop": 5.0, "Ray Tune": 20.0}
-"""Least time of a rival, in times of Shoal's with an empty history; 1 for all others."""
-TIMES_OVER_RAY, MORE_OVER_RAY = 15.0, 2.0
-"""Asked: Ray Tune's time in times of Shoal's over Ray, at least; seconds more than local, at most."""
-NOT_RUN = {
-    "RapidFire AI": "0.16.2 needs Python 3.12 or newer, an NVIDIA GPU, without which its controller raises an error, "
-    "and a trainer of Hugging Face"
-}
 SETS = digits.load()
 """In memory before any clock starts, for every rival."""
 
@@ -94,15 +84,8 @@ def with_a_loop(epochs: int, loader: bool = True) -> float:
 
 def with_a_pool(epochs: int, method: str, loader: bool = True) -> float:
     with multiprocessing.get_context(method).Pool(SLOTS, torch.set_num_threads, (1,)) as pool:
-        return max(pool.starmap(digits.train, [(SETS, *trial, epochs, loader) for trial in trials()], chunksize=1))
-
-
-def trials() -> list[tuple[float, int]]:
-    return [(rate, number) for number, rate in enumerate(RATES)]
-
-
-def with_torch_func(epochs: int) -> float:
-    return digits.ensemble(SETS, RATES, epochs)
+        trials = [(SETS, rate, number, epochs, loader) for number, rate in enumerate(RATES)]
+        return max(pool.starmap(digits.train, trials, chunksize=1))
 
 
 def with_optuna(epochs: int) -> float:
@@ -147,7 +130,7 @@ def with_syne_tune(epochs: int) -> float:
         os.environ["SYNETUNE_FOLDER"] = folder
         torch.save([dataset.tensors for dataset in SETS], f"{folder}/data.pt")
         space = {"lr": loguniform(1e-4, 1e-1), "number": randint(0, 31), "epochs": epochs, "data": f"{folder}/data.pt"}
-        points = [{"lr": rate, "number": number} for rate, number in trials()]
+        points = [{"lr": rate, "number": number} for number, rate in enumerate(RATES)]
         tuner = Tuner(
             LocalBackend(digits.__file__),
             RandomSearch(space, metrics=["accuracy"], do_minimize=False, points_to_evaluate=points),
@@ -197,7 +180,7 @@ RIVALS = {
     "forked pool": Rival(partial(with_a_pool, method="fork")),
     "forked pool, tensors indexed": Rival(partial(with_a_pool, method="fork", loader=False)),
     "spawned pool": Rival(partial(with_a_pool, method="spawn")),
-    "torch.func by hand": Rival(with_torch_func),
+    "torch.func by hand": Rival(partial(digits.ensemble, SETS, RATES)),
     "Optuna": Rival(with_optuna, "optuna", slow=True),
     "Ray Tune": Rival(with_ray_tune, "ray.tune", slow=True),
     "Ray Tune, reuse_actors": Rival(partial(with_ray_tune, reuse=True), "ray.tune", slow=True),
@@ -208,62 +191,41 @@ RIVALS = {
 }
 
 
-def shortfalls(seconds: dict[str, float]) -> list[str]:
-    """Descriptions of the figures that miss what is asked."""
-    missed = []
-    for name, took in seconds.items():
-        times, least = took / seconds["Shoal"], ASKED.get(name, 1.0)
-        if not name.startswith("Shoal") and times < least:
-            missed.append(f"{name}: {times:.2f} times Shoal's time, asked {least:g}")
-    if OVER_RAY in seconds and (times := seconds["Ray Tune"] / seconds[OVER_RAY]) < TIMES_OVER_RAY:
-        missed.append(f"Ray Tune: {times:.1f} times Shoal's time over Ray, asked {TIMES_OVER_RAY:g}")
-    if OVER_RAY in seconds and (more := seconds[OVER_RAY] - seconds["Shoal, known model"]) > MORE_OVER_RAY:
-        missed.append(f"Shoal over Ray: {more:.1f} s more than local, asked at most {MORE_OVER_RAY:g}")
-    return missed
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--only", nargs="+", choices=list(RIVALS), metavar="NAME", help="some, and Shoal; checks no figure"
-    )
     parser.add_argument(
         "--quick", action="store_true", help="4 trials of 1 epoch, no Ray nor Syne Tune; checks no figure"
     )
-    options = parser.parse_args()
-    rounds, epochs = (1, 1) if options.quick else (options.rounds, EPOCHS)
-    if options.quick:
+    quick = parser.parse_args().quick
+    rounds, epochs = (1, 1) if quick else (ROUNDS, EPOCHS)
+    if quick:
         del RATES[4:]
-    names, not_run = [], dict(NOT_RUN)
-    for name in RIVALS if options.only is None else (*options.only, "Shoal"):
-        package = RIVALS[name].module.split(".")[0]
+    runs: dict[str, list[tuple[float, float]]] = {}
+    packages, not_run = set(), {"RapidFire AI": RAPIDFIRE}
+    for name, rival in RIVALS.items():
+        package = rival.module.split(".")[0]
         if find_spec(package) is None:
             not_run[name] = f"{package.replace('_', '-')} is not installed"
-        elif options.only or not options.quick or package not in ("ray", "syne_tune"):
-            names.append(name)
-    packages = {RIVALS[name].module.split(".")[0] for name in names}
-    versions = ", ".join(f"{package} {version(package)}" for package in sorted(packages))
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-          f"{versions}; {len(RATES)} trials, {epochs} epochs")  # fmt: skip
-    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        elif not (quick and package in ("ray", "syne_tune")):
+            runs[name] = []
+            packages.add(package)
+    print(f"{machine(*sorted(packages))}; {len(RATES)} trials, {epochs} epochs")
     with tempfile.TemporaryDirectory() as cache:
         os.environ["SHOAL_CACHE"] = f"{cache}/shoal"
         for number in range(rounds):
-            for name in names:
+            for name, found in runs.items():
                 if not (number and RIVALS[name].slow):
-                    runs[name].append(in_a_fork(RIVALS[name].run, epochs))
+                    found.append(in_a_fork(RIVALS[name].run, epochs))
     seconds = {name: statistics.median(took for took, _ in found) for name, found in runs.items()}
     times = {name: round(took / seconds["Shoal"], 3) for name, took in seconds.items()}
+    best = {name: round(found[-1][1], 4) for name, found in runs.items()}
     print(f"{'':28} {'runs':>4} {'seconds':>8} {'times Shoal':>12} {'best accuracy':>14}")
     for name, found in runs.items():
-        print(f"{name:28} {len(found):4} {seconds[name]:8.2f} {times[name]:12.2f} {found[-1][1]:14.4f}")
+        print(f"{name:28} {len(found):4} {seconds[name]:8.2f} {times[name]:12.2f} {best[name]:14.4f}")
     for name, reason in not_run.items():
         print(f"{name:28} not run: {reason}")
-    missed = [] if options.quick or options.only else shortfalls(seconds)
-    best = {name: round(found[-1][1], 4) for name, found in runs.items()}
-    print(json.dumps({"seconds": seconds, "times": times, "best": best, "not_run": not_run, "missed": missed}))
-    return 1 if missed else 0
+    figures = {"seconds": seconds, "times": times, "best": best, "not_run": not_run}
+    return report(figures, [] if quick else missed_of(EXPERIMENTS, PEERS, figures))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@
 All but decision times are virtual seconds, equal on every machine. `auto` is asked to be at most 2 % behind the best of
 the others. The last line is one JSON object; the exit status is 1 if a figure is missed.
 
-    python benchmarks/simulated.py [makespan decisions cluster] [--data ../shared/data] [--quick]
+    python benchmarks/simulated.py [makespan decisions cluster] [--quick]
 """
 
 import argparse
@@ -18,21 +18,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from statistics import median
 
 from makespan_bound import best_makespan, jobs_of
 
-from shoal.core.demand import Demand
-from shoal.core.device import Cluster
-from shoal.plan.cost.cost import Cost, packed_demand
+from shoal.core.device import Cluster, Node
 from shoal.plan.schedule import Exact, JobView, Plan, Policy, check_plan, make_policy
 from shoal.simulate.scenario import DATA, Scenario, load
 from shoal.simulate.slowdown import SHARES_FILE, read_curves
-from shoal.simulate.tables import MAX_COUNT
 
 ROOT = Path(__file__).parents[1]
+TABLES = ROOT / DATA
 KNAPSACKS = ("ff", "ffd", "wf", "wfd")
 SPACES = ("sp1", "sp2", "sp3", "sp4_4", "sp4_8", "sp4", "sp4_h100", "sp4_mixed")
 OF_BOUND = {"wfd": 0.85, "auto": 0.95}
@@ -61,32 +58,28 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--data", type=Path, default=ROOT / DATA, help="folder of the measured tables")
-    parser.add_argument("--seconds", type=float, default=10.0, help="time limit of the exact solver")
     parser.add_argument("--quick", action="store_true", help="SP3, and small parts of the others; judges nothing")
     options = parser.parse_args()
     if unknown := [name for name in options.parts if name not in PARTS]:
         parser.error(f"there is no {unknown[0]!r}; there are {', '.join(PARTS)}")
     options.parts = options.parts or [name for name in PARTS if name != "cluster" or not options.quick]
-    if not (options.data / SHARES_FILE).is_file():
-        if options.data != ROOT / DATA:
-            parser.error(f"{options.data / SHARES_FILE} is not there")
-        print(f"{options.data / SHARES_FILE} is not there: nothing can be measured. Name its folder with --data")
+    if not (TABLES / SHARES_FILE).is_file():
+        print(f"{TABLES / SHARES_FILE} is not there: nothing can be measured")
         print(json.dumps({"missed": [], "skipped": f"no {SHARES_FILE}"}))
         parser.exit(0)
     return options
 
 
-def scenario_of(name: str, options: argparse.Namespace) -> Scenario:
-    return load(ROOT / "scenarios" / f"{name}.toml", options.data)
+def scenario_of(name: str) -> Scenario:
+    return load(ROOT / "scenarios" / f"{name}.toml", TABLES)
 
 
 def makespan(options: argparse.Namespace, missed: list[str]) -> Figures:
     """Return the speed-ups over one job per device by search space; and seconds of SP1 by oversubscription."""
-    curves = read_curves(options.data)
+    curves = read_curves(TABLES)
     found: Figures = {}
     for name in ("sp3",) if options.quick else SPACES:
-        scenario = scenario_of(name, options)
+        scenario = scenario_of(name)
         alone = scenario.simulate("fifo").makespan
         ratios = {policy: alone / scenario.simulate(policy).makespan for policy in (*KNAPSACKS, "auto")}
         bound = alone / best_makespan(jobs_of(scenario.sources), scenario.cluster, curves)
@@ -99,7 +92,7 @@ def makespan(options: argparse.Namespace, missed: list[str]) -> Figures:
         ]
         missed += behind(name, {policy: 1 / ratio for policy, ratio in ratios.items()})
     if not options.quick:
-        scenario = scenario_of("sp1", options)
+        scenario = scenario_of("sp1")
         seconds = {
             str(ratio): replace(scenario, cluster=oversubscribed(scenario.cluster, ratio)).simulate("wfd").makespan
             for ratio in RATIOS
@@ -110,22 +103,20 @@ def makespan(options: argparse.Namespace, missed: list[str]) -> Figures:
 
 
 def oversubscribed(cluster: Cluster, ratio: float) -> Cluster:
-    return Cluster(
-        tuple(
-            replace(node, devices=tuple(replace(device, oversubscription=ratio) for device in node.devices))
-            for node in cluster.nodes
-        )
-    )
+    def changed(node: Node) -> Node:
+        return replace(node, devices=tuple(replace(device, oversubscription=ratio) for device in node.devices))
+
+    return Cluster(tuple(map(changed, cluster.nodes)))
 
 
 def decisions(options: argparse.Namespace, missed: list[str]) -> Figures:
     """Return the part of the compute that each policy uses, and its milliseconds, by search space."""
     found: Figures = {}
     for name in ("sp3", "sp4"):
-        jobs, cluster = instance(scenario_of(name, options))
+        jobs, cluster = instance(scenario_of(name))
         for policy in ("exact", *KNAPSACKS, "fifo"):
             exact = policy == "exact"
-            solver = Exact(0.5 if options.quick else options.seconds) if exact else make_policy(policy)
+            solver = Exact(0.5 if options.quick else 10.0) if exact else make_policy(policy)
             plan, seconds = decided(solver, jobs, cluster, 1 if exact or options.quick else 101)
             check_plan(plan, jobs, cluster, 0.0)
             row = found[f"{name}, {policy}"] = {"occupancy": occupancy(plan, jobs, cluster), "ms": 1e3 * seconds}
@@ -135,7 +126,7 @@ def decisions(options: argparse.Namespace, missed: list[str]) -> Figures:
             missed.append(f"{name}: wfd has {part:.1%} of exact's occupancy, asked {OF_EXACT:.0%}")
         if wfd["ms"] > DECISION_MS:
             missed.append(f"{name}: wfd decides in {wfd['ms']:.3f} ms, asked {DECISION_MS} ms")
-    jobs, cluster = instance(scenario_of("large", options))
+    jobs, cluster = instance(scenario_of("large"))
     if options.quick:
         jobs, cluster = jobs[: len(jobs) // 50], Cluster(cluster.nodes[: len(cluster.nodes) // 50])
     plan, seconds = decided(make_policy("wfd"), jobs, cluster, 1)
@@ -147,20 +138,9 @@ def decisions(options: argparse.Namespace, missed: list[str]) -> Figures:
 
 
 def instance(scenario: Scenario) -> tuple[list[JobView], Cluster]:
-    """Return the jobs of a scenario, all waiting, and its cluster; those of one structure hold one demand."""
-    jobs: list[JobView] = []
-    for source in scenario.sources:
-        demands: dict[str, Mapping[str, Demand]] = {}
-        for group in source.algorithm(lambda: inf).next_groups(MAX_COUNT):
-            for trial in group.trials:
-                structure = source.structure(trial)
-                if structure.name not in demands:
-                    demands[structure.name] = {
-                        kind: packed_demand([(Cost(profile), [group.budget.epochs])])
-                        for kind, profile in structure.profiles.items()
-                    }
-                jobs.append(JobView(f"{source.name}/{trial.number}", demands[structure.name]))
-    return jobs, scenario.cluster
+    """Return the jobs of a scenario, all waiting, and its cluster."""
+    demands = [demand for _, demand in jobs_of(scenario.sources)]
+    return [JobView(str(number), demand) for number, demand in enumerate(demands)], scenario.cluster
 
 
 def decided(policy: Policy, jobs: Sequence[JobView], cluster: Cluster, rounds: int) -> tuple[Plan, float]:
@@ -183,7 +163,7 @@ def occupancy(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> float:
 
 def cluster(options: argparse.Namespace, missed: list[str]) -> Figures:
     """Return the hours until the last job ends, device hours and the mean hours to the end of a job, by policy."""
-    scenario = replace(scenario_of("gavel_1k", options), fuse=False, packing="none", events=())
+    scenario = replace(scenario_of("gavel_1k"), fuse=False, packing="none", events=())
     scenario = replace(scenario, sources=scenario.sources[:3]) if options.quick else scenario
     found: Figures = {}
     for policy in ("wfd", "auto"):

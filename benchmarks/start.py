@@ -6,13 +6,11 @@
 Each is a new process, as of a shell, and they take turns. The first round fills the caches of files and of compiled
 modules and does not count. Medians, in seconds from the start of the process to the beginning of the first step.
 
-    python benchmarks/start.py [--rounds 5] [--quick]
+    python benchmarks/start.py [--quick]
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,61 +18,59 @@ import tempfile
 import time
 from pathlib import Path
 
-MOST_SECONDS = 2.5
-"""Asked of the first step by `shoal run`."""
+from papers.experiment import missed_of
+from papers.rivals import EXPERIMENTS, START
+from report import machine, report
 
-LAYERS = "nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))"
-DATA = "x, y = torch.randn(1024, 64), torch.arange(1024) % 10"
-BEGUN = "open('step', 'a').write(f'{time.time()}\\n')"
-
-SEARCH = f"""
+ROUNDS = 5
+BOTH = """
 import time
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
-import shoal
 
+x, y = torch.randn(1024, 64), torch.arange(1024) % 10
+
+def network():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+def begin_step():
+    with open("step", "a") as file:
+        print(time.time(), file=file)
+"""
+SEARCH = f"""{BOTH}
+import shoal
 
 class Digits(shoal.Task):
     def data(self, config):
-        {DATA}
         return TensorDataset(x, y), TensorDataset(x[:64], y[:64])
 
     def model(self, config):
-        return {LAYERS}
+        return network()
 
     def optimizer(self, model, config):
         return torch.optim.Adam(model.parameters(), lr=config["lr"])
 
     def loss(self, model, batch):
         if torch.is_grad_enabled():
-            {BEGUN}
+            begin_step()
         return F.cross_entropy(model(batch[0]), batch[1])
-
 
 shoal.tune(
     Digits(), {{"lr": shoal.loguniform(1e-4, 1e-1)}}, metric="valid_loss", mode="min",
     algorithm=shoal.Random(4, epochs=1), directory="study",
 )
 """
-
-PLAIN = f"""
-import time
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-{DATA}
-model = {LAYERS}
+PLAIN = f"""{BOTH}
+model = network()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for rows in torch.randperm(len(x)).split(32):
-    {BEGUN}
+    begin_step()
     optimizer.zero_grad()
     F.cross_entropy(model(x[rows]), y[rows]).backward()
     optimizer.step()
 """
-
 WAYS = {
     "run": (SEARCH, [sys.executable, "-c", "from shoal.__main__ import main; main()", "run"]),
     "plain": (PLAIN, [sys.executable]),
@@ -96,20 +92,12 @@ def begin(way: str) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one round of `run`, which counts; checks no figure")
-    options = parser.parse_args()
-    if options.quick:
-        rounds = [{"run": begin("run")}]
-    else:
-        rounds = [{way: begin(way) for way in WAYS} for _ in range(options.rounds + 1)][1:]
-    seconds = {way: round(statistics.median(each[way] for each in rounds), 3) for way in rounds[0]}
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}: "
-          + ", ".join(f"{way} {took:.2f} s" for way, took in seconds.items()))  # fmt: skip
-    took = seconds["run"]
-    missed = [f"run: {took} s, asked at most {MOST_SECONDS}"] if took > MOST_SECONDS and not options.quick else []
-    print(json.dumps({"seconds": seconds, "missed": missed}))
-    return 1 if missed else 0
+    parser.add_argument("--quick", action="store_true", help="one round, which counts; checks no figure")
+    quick = parser.parse_args().quick
+    rounds = [{way: begin(way) for way in WAYS} for _ in range(1 if quick else ROUNDS + 1)]
+    seconds = {way: round(statistics.median(each[way] for each in rounds[not quick :]), 3) for way in WAYS}
+    print(machine() + "".join(f", {way} {took:.2f} s" for way, took in seconds.items()))
+    return report({"seconds": seconds}, [] if quick else missed_of(EXPERIMENTS, START, {"seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ DistributedDataParallel over gloo. Its batch norm uses the statistics of each pr
 batch. Each process has one thread. The ways take turns in blocks of steps; medians count. Growing is the excess of the
 step before which the team is formed and compared with its leader.
 
-    python benchmarks/teams.py [--rounds 6] [--quick]
+    python benchmarks/teams.py [--quick]
 """
 
 import argparse
-import json
 import multiprocessing
 import socket
 import statistics
@@ -18,6 +17,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +27,9 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from papers.experiment import missed_of
+from papers.fluid import EXPERIMENTS, TEAMS
+from report import report
 from search_tasks.search import Supervised
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -46,8 +50,6 @@ from shoal.train.worker_state import TrialCache, WorkerState
 
 MEMBERS, WARM_UP = 4, 60
 """Networks, and steps in which the fastest mode is found and a lone step is measured."""
-LEAST = {"gain": 1.5, "against_ddp": 1.0}
-MOST = {"growing_steps": 1.0}
 LONE, TEAM, DDP = "one slot", "team of two", "DDP of two"
 
 
@@ -79,131 +81,110 @@ def network() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
 
 
-def ddp(rank: int, port: int, batch: int, pipe: Any) -> None:
-    """Train by DistributedDataParallel, as many steps as are asked for; one process of two."""
-    torch.set_num_threads(1)
+def ddp(rank: int, port: int, batch: int) -> Iterator[float]:
+    """Train by DistributedDataParallel as one process of two; yield the seconds of each step."""
     store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     models = [DistributedDataParallel(network()) for _ in range(MEMBERS)]
     optimizers = [torch.optim.SGD(each.parameters(), 0.01, momentum=0.9) for each in models]
     x, y = torch.randn(batch // 2, 3, 32, 32), torch.arange(batch // 2) % 10
-    while steps := pipe.recv():
-        times = []
-        for _ in range(steps):
-            began = time.perf_counter()
-            for model, optimizer in zip(models, optimizers, strict=True):
-                optimizer.zero_grad()
-                F.cross_entropy(model(x), y).backward()
-                optimizer.step()
-            times.append(time.perf_counter() - began)
-        pipe.send(times)
-    dist.destroy_process_group()
+    while True:
+        began = time.perf_counter()
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        yield time.perf_counter() - began
 
 
-def rivals(batch: int) -> list[Any]:
-    """Start the two processes of DistributedDataParallel; return a pipe to each."""
+def second_of_ddp(port: int, batch: int, steps: int) -> None:
+    """Take part in so many steps, each of which waits for the first process."""
+    torch.set_num_threads(1)
+    for _ in islice(ddp(1, port, batch), steps):
+        pass
+
+
+def measure(directory: Path, batch: int, rounds: int, block: int) -> tuple[dict[str, list[float]], float]:
+    """Seconds of the steps by way, and of the step in which the team is formed.
+
+    A leader in this process takes blocks of steps alone and in a team, and after them a block of
+    DistributedDataParallel's is taken.
+    """
+    task = Images(batch, WARM_UP + 2 * block * rounds)
+    sets = DataSets(task, torch.device("cpu"))
+    builder = SignatureBuilder(task, sets)
+    state = WorkerState(task, sets, TrialCache(), torch.device("cpu"), directory)
+    members = tuple(Member(Trial(n, {"lr": 0.01 * (n + 1)}, n, 0), 0, 1) for n in range(MEMBERS))
+    array = Array(builder.key(members[0].trial), members)
+    context = WorkerContext(directory, cloudpickle.dumps(task), checkpoint_seconds=1e9, fork=False)
+    backend, control = Local(context), JobControl(prompt=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    pairs = [context.Pipe() for _ in range(2)]
-    for rank, (_, theirs) in enumerate(pairs):
-        context.Process(target=ddp, args=(rank, port, batch, theirs), daemon=True).start()
-    return [ours for ours, _ in pairs]
+    other = multiprocessing.get_context("spawn").Process(
+        target=second_of_ddp, args=(port, batch, rounds * block), daemon=True
+    )
+    other.start()
+    rival, take_step = ddp(0, port, batch), ArrayTrainer._take_step
+    seconds: dict[str, list[float]] = defaultdict(list)
+    growing, taken = 0.0, 0
+    known = False  # whether the helper may have been informed, and a lone step has been measured
 
+    def take(lane: ArrayTrainer, *args: Any) -> Tensor:
+        """Time a step, in which helpers take part or not."""
+        nonlocal growing, taken, known
+        since, taken = taken - WARM_UP, taken + 1
+        if since == -WARM_UP // 2:
+            control.change(JobUpdate(team=frozenset({"helper"})))
+        team, place = lane.team, since % (2 * block)
+        if since == 0 and team is not None:
+            while not team._side.ready(["helper"]):
+                ended = [event for event in backend.poll(0.01) if isinstance(event, Ended)]
+                assert not ended, ended
+                assert not team._refused, team.events
+        if team is not None and (known if since < 0 else place < block):
+            lane.team = None  # while warming up, the helper learns what is trained, and joins no step
+        began = time.perf_counter()
+        losses: Tensor = take_step(lane, *args)
+        took = time.perf_counter() - began
+        way = LONE if lane.team is None or lane.team.size == 1 else TEAM
+        lane.team = team
+        known = team is not None and team._times[lane.key, MEMBERS].seconds(1) is not None
+        if since >= 0 and way == TEAM and not growing:
+            growing = took
+        elif since >= 0:
+            seconds[way].append(took)
+        if since >= 0 and place == 2 * block - 1:
+            seconds[DDP] += islice(rival, block)
+        return losses
 
-class Run:
-    """A leader in this process, whose steps are taken alone and by a team in turns."""
-
-    def __init__(self, directory: Path, batch: int, rounds: int, block: int) -> None:
-        self._directory, self._block, self._rounds = directory, block, rounds
-        self._task = Images(batch, WARM_UP + 2 * block * rounds)
-        self._rivals = rivals(batch)
-        self.seconds: dict[str, list[float]] = defaultdict(list)
-        self.growing = 0.0
-        self._control = JobControl(prompt=True)
-        self._taken = 0
-        self._known = False  # whether the helper may have been informed, and a lone step has been measured
-
-    def run(self) -> None:
-        sets = DataSets(self._task, torch.device("cpu"))
-        builder = SignatureBuilder(self._task, sets)
-        state = WorkerState(self._task, sets, TrialCache(), torch.device("cpu"), self._directory)
-        members = tuple(Member(Trial(n, {"lr": 0.01 * (n + 1)}, n, 0), 0, 1) for n in range(MEMBERS))
-        array = Array(builder.key(members[0].trial), members)
-        context = WorkerContext(self._directory, cloudpickle.dumps(self._task), checkpoint_seconds=1e9, fork=False)
-        self._backend = Local(context)
-        self._backend.start(Job("helper", (array,), Purpose.ASSIST, assists="leader"), Device("cpu:1", "cpu", 2**30))
-        trainer = Trainer(Job("leader", (array,)), state, builder, self._control, context)
-        with patch.object(ArrayTrainer, "_take_step", self._observed(ArrayTrainer._take_step)):
-            list(trainer.run())
-        self._backend.close()
-        self._ask_rivals(0)
-
-    def _ask_rivals(self, steps: int) -> None:
-        for pipe in self._rivals:
-            pipe.send(steps)
-
-    def _observed(self, take_step: Any) -> Any:
-        """Time the steps, and choose in which of them helpers take part."""
-
-        def take(lane: ArrayTrainer, *args: Any) -> Tensor:
-            number, self._taken = self._taken, self._taken + 1
-            if number == WARM_UP // 2:
-                self._control.change(JobUpdate(team=frozenset({"helper"})))
-            team, since = lane.team, number - WARM_UP
-            place = max(since, 0) % (2 * self._block)
-            if since == 0 and team is not None:
-                while not team._side.ready(["helper"]):
-                    ended = [event for event in self._backend.poll(0.01) if isinstance(event, Ended)]
-                    assert not ended, ended
-                    assert not team._refused, team.events
-            if team is not None and (self._known if since < 0 else place < self._block):
-                lane.team = None  # while warming up, the helper learns what is trained, and joins no step
-            began = time.perf_counter()
-            losses: Tensor = take_step(lane, *args)
-            seconds = time.perf_counter() - began
-            way = LONE if lane.team is None or lane.team.size == 1 else TEAM
-            lane.team = team
-            self._known = team is not None and team._times[lane.key, MEMBERS].seconds(1) is not None
-            if since >= 0 and way == TEAM and not self.growing:
-                self.growing = seconds
-            elif since >= 0:
-                self.seconds[way].append(seconds)
-            if since >= 0 and place == 2 * self._block - 1:
-                self._ask_rivals(self._block)
-                first, _ = (pipe.recv() for pipe in self._rivals)
-                self.seconds[DDP] += first
-            return losses
-
-        return take
+    backend.start(Job("helper", (array,), Purpose.ASSIST, assists="leader"), Device("cpu:1", "cpu", 2**30))
+    with patch.object(ArrayTrainer, "_take_step", take):
+        list(Trainer(Job("leader", (array,)), state, builder, control, context).run())
+    backend.close()
+    other.join()
+    return seconds, growing
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--quick", action="store_true", help="only whether it runs: nothing is asked")
-    options = parser.parse_args()
-    rounds, block, batch = (2, 3, 8) if options.quick else (options.rounds, 8, 128)
+    quick = parser.parse_args().quick
+    rounds, block, batch = (2, 3, 8) if quick else (6, 8, 128)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), batch, rounds, block)
-        run.run()
-    medians = {way: statistics.median(times) for way, times in run.seconds.items()}
+        seconds, growing = measure(Path(folder), batch, rounds, block)
+    medians = {way: statistics.median(times) for way, times in seconds.items()}
     print(f"{MEMBERS} networks, batches of {batch}; medians of {rounds} rounds of {block} steps")
-    for way, seconds in medians.items():
-        print(f"{way:24} {1e3 * seconds:10.1f} ms a step")
+    for way, median in medians.items():
+        print(f"{way:24} {1e3 * median:10.1f} ms a step")
     lone, team = medians[LONE], medians[TEAM]
-    result = {
-        "gain": lone / team,
-        "against_ddp": medians[DDP] / team,
-        "growing_steps": (run.growing - team) / lone,
+    figures = {
+        "gain": round(lone / team, 3),
+        "against_ddp": round(medians[DDP] / team, 3),
+        "growing_steps": round((growing - team) / lone, 3),
     }
-    missed = [f"{name}: {result[name]:.2f}, asked {least}" for name, least in LEAST.items() if result[name] < least]
-    missed += [f"{name}: {result[name]:.2f}, asked {most}" for name, most in MOST.items() if result[name] > most]
-    missed = [] if options.quick else missed
-    print(json.dumps({**{name: round(value, 3) for name, value in result.items()}, "missed": missed}))
-    return 1 if missed else 0
+    return report(figures, [] if quick else missed_of(EXPERIMENTS, TEAMS, figures))
 
 
 if __name__ == "__main__":

@@ -6,29 +6,25 @@ percentile of the curves' minima. All are there from the start, in random order.
 them in virtual time (`scenarios/hermes_type1.toml`): an interval of a curve takes 10 s, Hermes's quantum; round robin
 and SLAQ have three times that; a suspension with its resumption costs 1 s. The speed-up is the mean time until a good
 trial reaches the target under first in, first out, divided by that under the policy. Of type 2 it is also that of the
-four trials with the lowest losses. Before that comes what Hermes builds on: how many configurations converge, and when.
+four trials with the lowest losses.
 
-    python benchmarks/time_sharing.py [--data ../shared/data] [--quick]
-    python benchmarks/time_sharing.py --live [--quick]
+    python benchmarks/time_sharing.py [--live] [--quick]
 
 With `--live`, real trainings take turns on one slot instead; see `time_sharing_live.py`.
-
-The last line is one JSON object; the exit status is 1 if a figure is missed.
 """
 
 import argparse
-import json
 import os
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
-from papers.hermes import CURVES, missed_of
+from papers.experiment import missed_of
+from papers.hermes import CURVES, EXPERIMENTS
+from report import report
 from search_tasks.pictures import MNIST
 from time_sharing_live import BEST, GOOD, TRIALS, measure_live, policies, speed_ups
 
@@ -38,56 +34,42 @@ from shoal.simulate.scenario import DATA, Scenario, load
 from shoal.simulate.workload import CURVES_FILE, RecordedCurves, read_task
 
 ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / DATA
+"""Of the measured curves and of MNIST."""
 TASKS = range(8)
 NODES, BINS = 4, 5
 INTERVAL = 10.0
 """Seconds of an interval of a curve: Hermes's quantum."""
-EARLY = {"a sixth": 6, "a third": 3}
-"""Parts of the training: 500 and 1000 of the 3000 steps of Hermes."""
 
 
 def main() -> int:
-    options = arguments()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--live", action="store_true", help="real trainings instead of curves")
+    parser.add_argument("--quick", action="store_true", help="a bin of one task; one small CNN; judges nothing")
+    options = parser.parse_args()
+    file = FOLDER / (MNIST if options.live else CURVES_FILE)
+    if not file.is_file():
+        print(f"{file} is not there: nothing can be measured")
+        return report({"skipped": f"no {file.name}"}, [])
     if options.live:
-        return measure_live(options)
+        return measure_live(file, options.quick)
     tasks, bins = (TASKS[:1], 1) if options.quick else (TASKS, BINS)
     kinds = list(product(tasks, GOOD))
-    began = time.perf_counter()
-    converging = observed(options.data)
-    print("halfway to the best loss: " + ", ".join(f"{each:.0%} ({name})" for name, each in converging.items()))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        runs = {kind: pool.submit(measure, options.data, *kind, bins) for kind in kinds}
+        runs = {kind: pool.submit(measure, *kind, bins) for kind in kinds}
         found = {kind: run.result() for kind, run in runs.items()}
-    took = f"simulated in {time.perf_counter() - began:.0f} s"
-    print(f"{bins} bins of each task and type, {took}; speed-up over fifo")
-    speed_up = {task: speed_ups(f"task {task}", {kind: found[task, kind] for kind in GOOD}) for task in tasks}
-    figures = {"converging": converging, "speed_up": speed_up}
-    missed = [] if options.quick else missed_of(CURVES, figures)
-    print(json.dumps({**figures, "missed": missed}))
-    return 1 if missed else 0
+    print(f"{bins} bins of each task and type; speed-up over fifo")
+    figures = {
+        "speed_up": {task: speed_ups(f"task {task}", {kind: found[task, kind] for kind in GOOD}) for task in tasks}
+    }
+    return report(figures, [] if options.quick else missed_of(EXPERIMENTS, CURVES, figures))
 
 
-def observed(data: Path) -> dict[str, float]:
-    """Part of the configurations that get halfway to the best loss, and of these within a part of the training."""
-    with np.load(data / CURVES_FILE) as file:
-        tasks = file["train"].astype(float)
-    rows = []
-    for losses in tasks:
-        losses = np.where(np.isfinite(losses), losses, np.inf)
-        start, best = np.median(losses[:, 0]), np.percentile(losses.min(axis=1), 1)
-        there = losses <= (start + best) / 2
-        first = there.argmax(axis=1)[there.any(axis=1)]
-        rows.append(
-            (there.any(axis=1).mean(), *((first <= (losses.shape[1] - 1) / part).mean() for part in EARLY.values()))
-        )
-    return {name: round(float(each), 3) for name, each in zip(("all", *EARLY), np.mean(rows, axis=0), strict=True)}
-
-
-def measure(data: Path, task: int, kind: str, bins: int) -> dict[str, tuple[float, float]]:
+def measure(task: int, kind: str, bins: int) -> dict[str, tuple[float, float]]:
     """Mean seconds by policy, over some bins, until the good trials reach the target, and until the best four do."""
     rows: dict[str, list[tuple[float, float]]] = {}
     for seed in range(bins):
-        scenario = bin_of(data, task, kind, seed)
+        scenario = bin_of(task, kind, seed)
         (source,) = scenario.sources
         least = {f"{source.name}/{n}": min(source.curves.losses(Trial(n, {}, 0, 0), 0, 50)) for n in range(TRIALS)}
         for name, policy in policies(INTERVAL).items():
@@ -97,28 +79,14 @@ def measure(data: Path, task: int, kind: str, bins: int) -> dict[str, tuple[floa
     return {name: (fmean(good for good, _ in each), fmean(best for _, best in each)) for name, each in rows.items()}
 
 
-def bin_of(data: Path, task: int, kind: str, seed: int) -> Scenario:
+def bin_of(task: int, kind: str, seed: int) -> Scenario:
     """The scenario of a bin, with the curves of a task, on as many nodes as Hermes has."""
-    scenario = load(ROOT / "scenarios" / f"hermes_{kind.replace(' ', '')}.toml", data, seed)
+    scenario = load(ROOT / "scenarios" / f"hermes_{kind.replace(' ', '')}.toml", FOLDER, seed)
     (node,), (source,) = scenario.cluster.nodes, scenario.sources
     (device,) = node.devices
     nodes = (replace(node, name=f"n{n}", devices=(replace(device, name=f"n{n}/0"),)) for n in range(NODES))
-    source = replace(source, curves=RecordedCurves(read_task(data, task), seed, TRIALS, GOOD[kind]))
+    source = replace(source, curves=RecordedCurves(read_task(FOLDER, task), seed, TRIALS, GOOD[kind]))
     return replace(scenario, cluster=Cluster(tuple(nodes)), sources=(source,))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, default=ROOT / DATA, help="folder of the measured curves and of MNIST")
-    parser.add_argument("--live", action="store_true", help="real trainings instead of curves")
-    parser.add_argument("--quick", action="store_true", help="a bin of one task; one small CNN; judges nothing")
-    options = parser.parse_args()
-    file = MNIST if options.live else CURVES_FILE
-    if not (options.data / file).is_file():
-        print(f"{options.data / file} is not there: nothing can be measured. Name its folder with --data")
-        print(json.dumps({"missed": [], "skipped": f"no {file}"}))
-        parser.exit(0)
-    return options
 
 
 if __name__ == "__main__":

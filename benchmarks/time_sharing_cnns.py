@@ -62,10 +62,9 @@ class Bottleneck(nn.Module):
         super().__init__()
         inside = after // 4
         self.convs = nn.Sequential(
-            *(conv(before, inside, 1), conv(inside, inside, stride=stride)),
-            *(nn.Conv2d(inside, after, 1, bias=False), norm(after)),
+            conv(before, inside, 1), conv(inside, inside, stride=stride), conv(inside, after, 1)[:-1]
         )
-        self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), norm(after))
+        self.shortcut = conv(before, after, 1, stride)[:-1]
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.convs(x) + self.shortcut(x))
@@ -107,14 +106,7 @@ CNNS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Digits(Supervised):
-    """A CNN on digits, trained with settings of Hermes's grid (Table 1): optimizer, batch size, rate, weight decay.
-
-    Args:
-        file: MNIST.
-        cnn: One of `CNNS`.
-        train: Number of pictures to train on.
-        settings: A trial has those at its "place".
-    """
+    """A CNN on pictures of MNIST; a trial has the optimizer, batch size, rate and decay at its place in `settings`."""
 
     def __init__(self, file: Path, cnn: str, train: int, settings: Sequence[Mapping[str, Any]]) -> None:
         self.file, self.cnn, self.train, self.settings = file, cnn, train, settings

@@ -10,31 +10,28 @@ the same trials to the same values.
 A switch is a suspension with the resumption that follows: the time of the slot outside of training and validation,
 beyond that under `fifo`, divided by the suspensions.
 
-The overhead of a process is that of `tune` over a plain loop in this process, with the same validation: a thousand
+The overhead of a process is that of `tune` over the plain loop of `rivals/plain_search.py` in this process: a thousand
 steps of SGD with batches of 16, as in Hermes's Table 2.
 """
 
-import argparse
-import json
 import math
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from baselines import RoundRobin, Slaq
-from papers.hermes import TRAININGS, missed_of
-from search_tasks.pictures import MNIST
+from papers.experiment import missed_of
+from papers.hermes import EXPERIMENTS, TRAININGS
+from report import machine, report
+from rivals.plain_search import Asked, in_a_loop
 from time_sharing_cnns import CNNS, OPTIMIZERS, Digits
-from torch.utils.data import DataLoader
 
 import shoal
 from shoal.core.activity import Activity
@@ -63,9 +60,16 @@ TRAINING = (Activity.STEPS, Activity.TIMED_STEPS, Activity.VALIDATION)
 STEPS = 1000
 
 
-Means = Mapping[str, Mapping[str, tuple[float, float]]]
-"""Type of a bin -> policy -> mean seconds until the good trials are done, and until the best four are."""
-SpeedUps = dict[str, dict[str, float]]
+class Run(NamedTuple):
+    """A bin under one policy."""
+
+    means: tuple[float, float]
+    """Seconds until the good trials are done, and until the best four are."""
+    others: float
+    """Seconds of the slot outside of training and validation."""
+    suspensions: int
+    last: dict[int, float]
+    """Last loss of each trial."""
 
 
 def policies(quantum: float) -> dict[str, Policy]:
@@ -79,8 +83,13 @@ def policies(quantum: float) -> dict[str, Policy]:
     }
 
 
-def speed_ups(title: str, means: Means) -> SpeedUps:
-    """Print and return the speed-ups over `fifo`."""
+def speed_ups(title: str, means: Mapping[str, Mapping[str, tuple[float, float]]]) -> dict[str, dict[str, float]]:
+    """Print and return the speed-ups over `fifo`.
+
+    Args:
+        title: Of the table.
+        means: Type of a bin -> policy -> mean seconds until the good trials are done, and until the best four are.
+    """
     found = {}
     print(f"{title:12}" + "".join(f"{name:>13}" for name in policies(QUANTUM)))
     for name, kind, place in (("type 1", "type 1", 0), ("type 2", "type 2", 0), ("top 4", "type 2", 1)):
@@ -88,23 +97,6 @@ def speed_ups(title: str, means: Means) -> SpeedUps:
         found[name] = {policy: round(fifo / each[place], 3) for policy, each in means[kind].items()}
         print(f"{name:12}" + "".join(f"{value:13.2f}" for value in found[name].values()))
     return found
-
-
-@dataclass(frozen=True)
-class Run:
-    """A bin under one policy.
-
-    Args:
-        means: Mean seconds until the good trials are done, and until the best four are.
-        others: Seconds of the slot outside of training and validation.
-        suspensions: Number of times that a trial was suspended.
-        last: Last loss of each trial.
-    """
-
-    means: tuple[float, float]
-    others: float
-    suspensions: int
-    last: dict[int, float]
 
 
 def settings_of(kind: str, cnn: str, trials: int) -> list[dict[str, Any]]:
@@ -121,6 +113,7 @@ def settings_of(kind: str, cnn: str, trials: int) -> list[dict[str, Any]]:
 
 
 def run(task: Digits, policy: Policy, good: int, epochs: int, directory: Path) -> Run:
+    """Train a bin under a policy; `good` is the number of its good trials."""
     began = time.time()
     shoal.tune(
         task, {"place": shoal.grid(range(len(task.settings)))}, metric="valid_loss", mode="min",
@@ -150,41 +143,24 @@ def overhead(file: Path, cnn: str, steps: int, folder: Path) -> tuple[float, flo
     settings = {"optimizer": "sgd", "batch_size": 16, "lr": 1e-3, "weight_decay": 1e-3}
     task, config = Digits(file, cnn, 16 * steps // 10, [settings]), {"place": 0}
     began = time.perf_counter()
-    train, valid = task.data(config)
-    model = task.model(config)
-    optimizer = task.optimizer(model, config)
-    for _ in range(10):
-        model.train()
-        for batch in DataLoader(train, 16, shuffle=True):
-            optimizer.zero_grad()
-            task.loss(model, batch).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            for batch in DataLoader(valid, task.eval_batch_size(config)):
-                task.loss(model, batch).item()
+    in_a_loop(Asked(task, config, shoal.Grid(10), "valid_loss", "min", 0))
     middle = time.perf_counter()
     shoal.tune(task, config, metric="valid_loss", mode="min", algorithm=shoal.Grid(10), devices="cpu:1",
                directory=folder, show_progress=False)  # fmt: skip
     return middle - began, time.perf_counter() - middle
 
 
-def measure_live(options: argparse.Namespace) -> int:
+def measure_live(file: Path, quick: bool) -> int:
     """Print the tables and the line of JSON; return the exit status."""
     torch.set_num_threads(1)  # in this process and in those of Shoal
-    file = options.data / MNIST
-    trials, epochs, steps = (4, 2, 20) if options.quick else (TRIALS, EPOCHS, STEPS)
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
-    )
+    trials, epochs, steps = (4, 2, 20) if quick else (TRIALS, EPOCHS, STEPS)
+    print(machine("torch"))
     print(f"Bins of {trials} trainings of {epochs} epochs on one slot, quantum {QUANTUM} s; speed-up over fifo")
-    speed_up: dict[str, SpeedUps] = {}
-    switch_seconds: dict[str, float] = {}
-    overheads: dict[str, float] = {}
-    missed: list[str] = []
+    figures: dict[str, dict[str, Any]] = {"speed_up": {}, "switch_seconds": {}, "overhead": {}}
+    other_values: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SHOAL_CACHE"] = f"{folder}/cache"
-        for cnn in list(CNNS)[:1] if options.quick else CNNS:
+        for cnn in list(CNNS)[:1] if quick else CNNS:
             means, switches = {}, []
             for kind, count in GOOD.items():
                 task = Digits(file, cnn, TRAIN, settings_of(kind, cnn, trials))
@@ -195,16 +171,13 @@ def measure_live(options: argparse.Namespace) -> int:
                 fifo = runs["fifo"]
                 switches += [(x.others - fifo.others) / x.suspensions for x in runs.values() if x.suspensions]
                 if any(each.last != fifo.last for each in runs.values()):
-                    missed.append(f"{cnn}, {kind}: the policies trained to other values")
-            speed_up[cnn] = speed_ups(cnn, means)
-            switch_seconds[cnn] = round(median(switches or [0.0]), 4)
-            print(f"switch {1000 * switch_seconds[cnn]:.0f} ms")
+                    other_values.append(f"{cnn}, {kind}: the policies trained to other values")
+            figures["speed_up"][cnn] = speed_ups(cnn, means)
+            figures["switch_seconds"][cnn] = round(median(switches or [0.0]), 4)
+            print(f"switch {1000 * figures['switch_seconds'][cnn]:.0f} ms")
         overhead(file, "GoogLeNet", 10, Path(folder) / "first")  # imports what a first step imports
-        for cnn in ("GoogLeNet",) if options.quick else ("GoogLeNet", "VGG19"):
+        for cnn in ("GoogLeNet",) if quick else ("GoogLeNet", "VGG19"):
             plain, ours = overhead(file, cnn, steps, Path(folder) / f"{cnn} overhead")
-            overheads[cnn] = round(ours / plain - 1, 4)
-            print(f"{cnn}, {steps} steps: plain loop {plain:.2f} s, tune {ours:.2f} s ({overheads[cnn]:+.1%})")
-    found = {"speed_up": speed_up, "switch_seconds": switch_seconds, "overhead": overheads}
-    missed = [] if options.quick else missed + missed_of(TRAININGS, found)
-    print(json.dumps({**found, "missed": missed}))
-    return 1 if missed else 0
+            figures["overhead"][cnn] = round(ours / plain - 1, 4)
+            print(f"{cnn}, {steps} steps: plain loop {plain:.2f} s, tune {ours:.2f} s ({ours / plain - 1:+.1%})")
+    return report(figures, [] if quick else [*other_values, *missed_of(EXPERIMENTS, TRAININGS, figures)])

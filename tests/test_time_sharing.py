@@ -9,25 +9,23 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from papers.hermes import CURVES, over_rivals, speed_up, speed_up_on
-from time_sharing import bin_of
+from time_sharing import FOLDER, bin_of
 from time_sharing_cnns import CNNS, Digits
 from time_sharing_live import GOOD, TRIALS, seconds_to_done, settings_of, speed_ups
 
 from shoal.core.trial import Trial
-from shoal.simulate import scenario
 from shoal.simulate.workload import CURVES_FILE
 
-DATA = Path(__file__).parents[1] / scenario.DATA
 MEANS = {
     "type 1": {"fifo": (8.0, 8.0), "slaq": (16.0, 16.0), "auto": (2.0, 2.0)},
     "type 2": {"fifo": (6.0, 4.0), "slaq": (3.0, 2.0), "auto": (3.0, 4.0)},
 }
 
 
-@pytest.mark.skipif(not (DATA / CURVES_FILE).is_file(), reason="the recorded curves are not there")
+@pytest.mark.skipif(not (FOLDER / CURVES_FILE).is_file(), reason="the recorded curves are not there")
 @pytest.mark.parametrize("kind", GOOD)
 def test_a_bin_has_its_good_trials_on_four_devices(kind: str) -> None:
-    drawn = bin_of(DATA, 3, kind, seed=1)
+    drawn = bin_of(3, kind, seed=1)
     assert len({device.name for _, device in drawn.cluster}) == 4
     (source,) = drawn.sources
     least = [min(source.curves.losses(Trial(number, {}, 0, 0), 0, 50)) for number in range(TRIALS)]

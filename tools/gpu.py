@@ -120,7 +120,7 @@ def write_pictures(folder: Path) -> Path:
     """Random pictures in the place of CIFAR-10, of its shape, for benchmarks that measure time."""
     import numpy as np
 
-    rng, path = np.random.default_rng(0), folder / "pictures.npz"
+    rng, path = np.random.default_rng(0), folder / "cifar10_5k_1k.npz"
     data = {}
     for name, count in (("train", 5000), ("test", 1000)):
         data[f"x_{name}"] = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)

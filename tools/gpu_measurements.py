@@ -15,7 +15,7 @@ SEARCH = (
 )  # fmt: skip
 """What a search runs."""
 RIVALS = ("benchmarks/models", "benchmarks/rivals")
-SEARCHED = (*SEARCH, *RIVALS, "benchmarks/gpu_search.py", "benchmarks/placed/jobs.py", "benchmarks/packs/pictures.py")
+SEARCHED = (*SEARCH, *RIVALS, "benchmarks/searches.py", "benchmarks/search_tasks")
 
 
 def _search(
@@ -23,12 +23,12 @@ def _search(
     title: str,
     least: int,
     most: int,
-    *arguments: str,
-    needs: tuple[str, ...],
-    toy_ways: tuple[str, ...] = (),
+    *searches: str,
+    needs: tuple[str, ...] = CORE,
+    toy_ways: tuple[str, ...] = ("plain", "pool", "empty", "full"),
 ) -> Measurement:
-    command = ("benchmarks/gpu_search.py", *arguments)
-    quick = (*command, "--quick", *(("--ways", *toy_ways) if toy_ways else ()))
+    command = ("benchmarks/searches.py", "--rounds", "1", "--searches", *searches)
+    quick = (*command, "--quick", "--ways", *toy_ways)
     return Measurement(name, title, least, most, (*command, "--device", "cuda:0"), quick, SEARCHED, needs)
 
 
@@ -54,13 +54,10 @@ def _tests(name: str, title: str, least: int, most: int, *arguments: str) -> Mea
 
 
 MEASUREMENTS = (
-    _search("search-8", "1. A search of 8 ResNet-18", 60, 180, "--configurations", "8", needs=PICTURES),
+    _search("search-8", "1. A search of 8 ResNet-18", 60, 180, "8 ResNet-18"),
+    _search("search-32", "1. A search of 32 ResNet-18", 120, 300, "32 ResNet-18", toy_ways=("pool", "empty")),
     _search(
-        "search-32", "1. A search of 32 ResNet-18", 120, 300, "--configurations", "32", needs=PICTURES,
-        toy_ways=("pool", "empty"),
-    ),
-    _search(
-        "halving", "2. The same with halving", 120, 300, "--halving", "--configurations", "32", "8", needs=PICTURES,
+        "halving", "2. The same with halving", 120, 300, "32 ResNet-18, halving", "8 ResNet-18, halving",
         toy_ways=("plain", "pool", "empty"),
     ),
     _fusion("fusion", "4. Fusion, float32", "float32"),
@@ -75,8 +72,8 @@ MEASUREMENTS = (
         (*FUSE, *RIVALS, "benchmarks/fusion.py"), (*CORE, "transformers", "peft"),
     ),
     _search(
-        "small-searches", "6. Searches of 64 perceptrons and of 24 BERT-Tiny", 60, 240, "--search", "mlp", "bert-tiny",
-        needs=(*PICTURES, "transformers"),
+        "small-searches", "6. Searches of 64 perceptrons and of 24 BERT-Tiny", 60, 240, "64 perceptrons",
+        "24 BERT-Tiny", needs=(*CORE, "transformers"),
     ),
     Measurement(
         "placement", "7. Placement: jobs of HyperSack's first search space", 240, 420,
@@ -85,7 +82,7 @@ MEASUREMENTS = (
             "ff", "mps + ffd", "fusion", "fusion + packing",
         ),
         ("benchmarks/placement.py", "sp1", "--quick", "--rows", "plain processes", "fusion + packing"),
-        (*SEARCH, "benchmarks/models", "benchmarks/placement.py", "benchmarks/placed", "benchmarks/packs/pictures.py",
+        (*SEARCH, *RIVALS, "benchmarks/placement.py", "benchmarks/placed", "benchmarks/packs/pictures.py",
          "benchmarks/search_tasks"),
         PICTURES,
     ),

@@ -13,7 +13,7 @@ from papers.experiment import Experiment
 
 __all__ = ["experiments_of", "page", "pictures"]
 
-BEGIN, END = "<!-- measured: tools/benchmarks.py writes from here -->", "<!-- measured: to here -->"
+BEGIN, END = "<!-- measured: tools/experiments.py writes from here -->", "<!-- measured: to here -->"
 DIGITS = 3
 BAR, ROW, LABEL, VALUE, PAD = 300, 22, 330, 120, 10
 """Lengths of a picture in pixels: the longest bar, a row, the room of names and of values, the edge."""
@@ -48,6 +48,8 @@ def page(text: str, results: Mapping[str, Result]) -> str:
     lines = [f"{len(values)} experiments: {len(known)} measured, of which {reached} reach what was asked."]
     for title, some in all_of.items():
         lines += ["", f"## {title}", "", *_table(some, results), "", *_commands(some, results)]
+        if some is searches.EXPERIMENTS:
+            lines += ["", searches.means({each.title: value for each, value in known})]
     return f"{before}{BEGIN}\n\n{chr(10).join(lines).strip()}\n\n{END}{after}"
 
 
@@ -57,7 +59,7 @@ def value_of(each: Experiment, result: Mapping[str, Any] | None) -> float | None
         return None
     try:
         return float(each.figure(result["figures"]))
-    except KeyError:
+    except (KeyError, ZeroDivisionError):
         return None
 
 

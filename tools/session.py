@@ -1,4 +1,4 @@
-"""Takes measurements one after another while minutes last, and loses no result: `gpu.py` and `benchmarks.py` use it.
+"""Takes measurements one after another while minutes last, and loses no result: `gpu.py` and `experiments.py` use it.
 
 Each measurement is a process with a time limit of its own, killed with all that it started when that is over. Its
 result is a file NAME.json, written as soon as it is there: what was measured, by which command, of which commit, on
@@ -41,7 +41,7 @@ Result = Mapping[str, Any]
 
 
 def code_of(paths: Iterable[str]) -> str:
-    """A hash of the Python files below some paths of a tree: of their names and contents.
+    """A hash of the files below some paths of a tree: of their names and contents.
 
     Raises:
         FileNotFoundError: There is no such path.
@@ -51,7 +51,8 @@ def code_of(paths: Iterable[str]) -> str:
         path = ROOT / each
         if not path.exists():
             raise FileNotFoundError(f"there is no {each} in {ROOT}, on which a measurement depends")
-        found |= {path} if path.is_file() else set(path.rglob("*.py"))
+        files = [path] if path.is_file() else path.rglob("*")
+        found |= {file for file in files if file.is_file() and file.suffix != ".pyc"}
     digest = hashlib.sha256()
     for path in sorted(found):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -89,7 +90,7 @@ def take(
     code = code_of(measurement.code)
     words = [word.replace("{seconds}", str(int(SHARE * limit))) for word in command]
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+    with tempfile.NamedTemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, "-u", *words], cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
@@ -100,14 +101,15 @@ def take(
         except subprocess.TimeoutExpired:
             pass
         finally:
-            _end_group(process)
-        seconds = time.monotonic() - began
-        output.seek(0)
-        lines = output.read().strip().splitlines()
+            seconds = time.monotonic() - began
+            lines = Path(output.name).read_text("utf-8", "replace").strip().splitlines()
+            _end_group(process)  # what it has left running may print more, which is no part of the result
     figures = figures_of("\n".join(lines))
     outcome, reason = "done", ""
     if status is None:
         outcome, reason, figures = "cut off", f"not done in {limit:.0f} s", None
+    elif figures is not None and "skipped" in figures:
+        outcome, reason, figures = "failed", f"skipped: {figures['skipped']}", None
     elif figures is None or status not in (0, 1):
         outcome, reason, figures = (
             "failed",
@@ -198,7 +200,7 @@ class Session:
         write_page: shows all results, by name.
         look: finds the device; words where there is none.
         clock: seconds that only grow.
-        again: whether to take those again whose result is of another day.
+        again: whether to take one again that has this result.
     """
 
     measurements: Sequence[Measurement]
@@ -207,7 +209,7 @@ class Session:
     write_page: Callable[[Mapping[str, Result]], None]
     look: Callable[[], Mapping[str, Any] | str]
     clock: Callable[[], float] = time.monotonic
-    again: bool = False
+    again: Callable[[Result], bool] = lambda result: False
 
     def results(self) -> dict[str, Result]:
         """All results that there are, by name."""
@@ -219,8 +221,8 @@ class Session:
         for each in self.measurements:
             result = found.get(each.name)
             reason = why(each, result)
-            if self.again and result is not None and result["date"] != time.strftime("%Y-%m-%d"):
-                reason = reason or "of another day"
+            if result is not None and self.again(result):
+                reason = reason or "again"
             lacks = each.missing() if reason else []
             if reason and not lacks:
                 todo.append(each)

@@ -24,6 +24,10 @@ def _greedy(order: Sequence[int], fill: Callable[[int, list[int]], list[int]]) -
         left = [index for index in left if index not in set(pack)]
 
 
+def _shuffled(candidates: Sequence[Candidate], context: PackingContext) -> list[int]:
+    return Random(context.seed).sample(range(len(candidates)), len(candidates))
+
+
 @final
 @dataclass(frozen=True)
 class BatchSize(Packing):
@@ -52,13 +56,11 @@ class RandomPacking(Packing):
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> _Packs:
         """In random order: pack the first remaining candidate with the following ones that fit."""
-        order = list(range(len(candidates)))
-        Random(context.seed).shuffle(order)
 
         def fill(first: int, others: list[int]) -> list[int]:
             return fill_pack(first, others, candidates, context, self.size)
 
-        return ordered_packs(_greedy(order, fill), candidates)
+        return ordered_packs(_greedy(_shuffled(candidates, context), fill), candidates)
 
 
 _Position = tuple[float | None, object]
@@ -109,10 +111,10 @@ class KNN(Packing):
     The distance of two arrays is that of their first members. Memory and a largest distance limit a pack.
 
     Args:
-        metric: "l1", or "measured": the relative time of both arrays, the largest gain first; unmeasured pairs count
-            as 1 and are sorted by "l1".
         threshold: Largest distance to the random array, which the paper does not give; None: for "l1" the median of
             two different configurations of the paper's space (Table 3), 7; for "measured" 1, neither gain nor loss.
+        metric: "l1", or "measured": the relative time of both arrays, the largest gain first; unmeasured pairs count
+            as 1 and are sorted by "l1".
     """
 
     threshold: float | None = None
@@ -121,12 +123,10 @@ class KNN(Packing):
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> _Packs:
         """Draw a centroid, pack it with its nearest candidates, and repeat with the rest."""
         places = positions([candidate.array.members[0].trial.config for candidate in candidates], context.axes)
-        order = list(range(len(candidates)))
-        Random(context.seed).shuffle(order)
         default = 7.0 if self.metric == "l1" else 1.0
         threshold = default if self.threshold is None else self.threshold
 
-        def ranked(centroid: int, index: int) -> tuple[float, float, int]:
+        def rank(centroid: int, index: int) -> tuple[float, float, int]:
             apart = distance(places[centroid], places[index])
             if self.metric == "l1":
                 return apart, 0.0, index
@@ -134,8 +134,7 @@ class KNN(Packing):
             return (1.0, apart, index) if relative_time is None else (relative_time, -1.0, index)
 
         def fill(centroid: int, others: list[int]) -> list[int]:
-            same_data = [index for index in others if candidates[index].key.data == candidates[centroid].key.data]
-            ranks = sorted(ranked(centroid, index) for index in same_data)
-            return fill_pack(centroid, (rank[-1] for rank in ranks if rank[0] <= threshold), candidates, context)
+            ranks = sorted(rank(centroid, index) for index in others)
+            return fill_pack(centroid, (each[-1] for each in ranks if each[0] <= threshold), candidates, context)
 
-        return ordered_packs(_greedy(order, fill), candidates)
+        return ordered_packs(_greedy(_shuffled(candidates, context), fill), candidates)

@@ -17,27 +17,19 @@ MASKED = 0.15
 NOT_ASKED = -100
 
 
-def masked_model(width: int, words: int) -> nn.Module:
-    from transformers import BertConfig, BertForMaskedLM  # slow to import, for which other models do not wait
+def bert(kind: str, words: int, width: int, layers: int, heads: int) -> nn.Module:
+    import transformers  # slow to import, for which other models do not wait
 
-    config = BertConfig(
-        vocab_size=words,
-        hidden_size=width,
-        num_hidden_layers=8,
-        num_attention_heads=8,
+    config = transformers.BertConfig(
+        vocab_size=words, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=4 * width,
-    )
-    return BertForMaskedLM(config).train()
+    )  # fmt: skip
+    return getattr(transformers, kind)(config).train()
 
 
 def classifier(words: int) -> nn.Module:
     """BERT-Tiny."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        vocab_size=words, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512
-    )
-    return BertForSequenceClassification(config).train()
+    return bert("BertForSequenceClassification", words, width=128, layers=2, heads=2)
 
 
 def masked_batch(samples: int, words: int) -> Batch:
@@ -55,10 +47,9 @@ def loss(net: nn.Module, batch: Batch) -> Tensor:
 def workload(full: bool) -> Workload:
     samples, width, words = (32, 512, 30522) if full else (2, 64, 1000)
     return Workload(
-        name="BERT-Medium",
         sizes=f"8 layers, 8 heads, d={width}, N={samples}, length {LENGTH}, {words} words, Adadelta",
         samples=samples,
-        model=partial(masked_model, width, words),
+        model=partial(bert, "BertForMaskedLM", words, width, layers=8, heads=8),
         batch=partial(masked_batch, samples, words),
         phases=(Phase(loss, adadelta),),
         draws=True,

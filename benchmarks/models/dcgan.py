@@ -78,7 +78,6 @@ def batch(samples: int) -> Batch:
 def workload(full: bool) -> Workload:
     samples, width = (128, 64) if full else (4, 8)
     return Workload(
-        name="DCGAN",
         sizes=f"64x64, N={samples}, width {width}, two Adams",
         samples=samples,
         model=partial(DCGAN, width),

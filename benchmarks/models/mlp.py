@@ -17,4 +17,4 @@ def batch() -> Batch:
 
 
 def workload(full: bool) -> Workload:
-    return Workload("MLP", "64-64-64-10, N=32, Adam", 32, model, batch, (Phase(cross_entropy, adam),))
+    return Workload("64-64-64-10, N=32, Adam", 32, model, batch, (Phase(cross_entropy, adam),))

@@ -9,26 +9,26 @@ from torch import Tensor, nn
 
 from models.workload import Phase, Workload, adam, cross_entropy, pictures
 
-__all__ = ["LAYERS", "mobilenet_v2", "mobilenet_v3_large", "workload"]
+__all__ = ["LAYERS", "conv", "mobilenet_v2", "mobilenet_v3_large", "workload"]
 
 CLASSES = 10
 LAYERS = (
-    # kernel, expanded, out, squeeze and excite, hard swish, stride
-    (3, 16, 16, False, False, 1),
-    (3, 64, 24, False, False, 2),
-    (3, 72, 24, False, False, 1),
-    (5, 72, 40, True, False, 2),
-    (5, 120, 40, True, False, 1),
-    (5, 120, 40, True, False, 1),
-    (3, 240, 80, False, True, 2),
-    (3, 200, 80, False, True, 1),
-    (3, 184, 80, False, True, 1),
-    (3, 184, 80, False, True, 1),
-    (3, 480, 112, True, True, 1),
-    (3, 672, 112, True, True, 1),
-    (5, 672, 160, True, True, 2),
-    (5, 960, 160, True, True, 1),
-    (5, 960, 160, True, True, 1),
+    # kernel, expanded, out, squeeze and excite, activation, stride
+    (3, 16, 16, False, nn.ReLU, 1),
+    (3, 64, 24, False, nn.ReLU, 2),
+    (3, 72, 24, False, nn.ReLU, 1),
+    (5, 72, 40, True, nn.ReLU, 2),
+    (5, 120, 40, True, nn.ReLU, 1),
+    (5, 120, 40, True, nn.ReLU, 1),
+    (3, 240, 80, False, nn.Hardswish, 2),
+    (3, 200, 80, False, nn.Hardswish, 1),
+    (3, 184, 80, False, nn.Hardswish, 1),
+    (3, 184, 80, False, nn.Hardswish, 1),
+    (3, 480, 112, True, nn.Hardswish, 1),
+    (3, 672, 112, True, nn.Hardswish, 1),
+    (5, 672, 160, True, nn.Hardswish, 2),
+    (5, 960, 160, True, nn.Hardswish, 1),
+    (5, 960, 160, True, nn.Hardswish, 1),
 )
 
 LAYERS_V2 = (
@@ -45,12 +45,20 @@ def scaled(channels: int, width: float) -> int:
     return rounded if rounded >= 0.9 * asked else rounded + 8
 
 
-def conv(before: int, after: int, kernel: int, stride: int, groups: int, activation: nn.Module | None) -> nn.Sequential:
-    layers: list[nn.Module] = [
+def conv(
+    before: int,
+    after: int,
+    kernel: int = 1,
+    stride: int = 1,
+    groups: int = 1,
+    activation: type[nn.Module] = nn.Identity,
+) -> nn.Module:
+    """A convolution without bias, a batch norm and an activation."""
+    layers = [
         nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(after),
     ]
-    return nn.Sequential(*layers, *([activation] if activation is not None else []))
+    return nn.Sequential(*layers, *([] if activation is nn.Identity else [activation()]))
 
 
 class SqueezeExcite(nn.Module):
@@ -67,66 +75,47 @@ class Bottleneck(nn.Module):
     """Expand, filter each channel, excite, project; with a shortcut where shapes agree."""
 
     def __init__(
-        self,
-        kernel: int,
-        before: int,
-        inside: int,
-        after: int,
-        excite: bool,
-        hard: bool,
-        stride: int,
-        otherwise: type[nn.Module] = nn.ReLU,
+        self, kernel: int, before: int, inside: int, after: int, excite: bool, activation: type[nn.Module], stride: int
     ) -> None:
         super().__init__()
-        activation = nn.Hardswish if hard else otherwise
         self.shortcut = stride == 1 and before == after
-        layers = [conv(before, inside, 1, 1, 1, activation())] if inside != before else []
-        layers.append(conv(inside, inside, kernel, stride, inside, activation()))
+        layers = [conv(before, inside, activation=activation)] if inside != before else []
+        layers.append(conv(inside, inside, kernel, stride, inside, activation))
         if excite:
-            layers.append(nn.Sequential(SqueezeExcite(inside)))
-        self.body = nn.Sequential(*layers, conv(inside, after, 1, 1, 1, None))
+            layers.append(SqueezeExcite(inside))
+        self.body = nn.Sequential(*layers, conv(inside, after))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x) if self.shortcut else self.body(x)
 
 
 def mobilenet_v3_large(width: float, blocks: Sequence[Any] = LAYERS) -> nn.Module:
-    before = scaled(16, width)
-    layers: list[nn.Module] = [conv(3, before, 3, 1, 1, nn.Hardswish())]  # stride 1: the images are small
-    for kernel, inside, out, excite, hard, stride in blocks:
+    before, last, hidden = (scaled(channels, width) for channels in (16, 960, 1280))
+    layers = [conv(3, before, 3, activation=nn.Hardswish)]  # stride 1: the images are small
+    for kernel, inside, out, *others in blocks:
         after = scaled(out, width)
-        layers.append(Bottleneck(kernel, before, scaled(inside, width), after, excite, hard, stride))
+        layers.append(Bottleneck(kernel, before, scaled(inside, width), after, *others))
         before = after
-    last, hidden = scaled(960, width), scaled(1280, width)
-    return nn.Sequential(
-        *layers,
-        conv(before, last, 1, 1, 1, nn.Hardswish()),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(last, hidden),
-        nn.Hardswish(),
-        nn.Dropout(0.2),
-        nn.Linear(hidden, CLASSES),
-    )
+    layers += [conv(before, last, activation=nn.Hardswish), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [nn.Linear(last, hidden), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(hidden, CLASSES)]
+    return nn.Sequential(*layers)
 
 
 def mobilenet_v2(width: float) -> nn.Module:
     before, last = scaled(32, width), scaled(1280, width)
-    layers: list[nn.Module] = [conv(3, before, 3, 1, 1, nn.ReLU6())]  # stride 1: the images are small
-    for expansion, out, count, stride in LAYERS_V2:
+    layers = [conv(3, before, 3, activation=nn.ReLU6)]  # stride 1: the images are small
+    for expansion, out, count, first in LAYERS_V2:
         after = scaled(out, width)
-        for number in range(count):
-            steps = 1 if number else stride
-            layers.append(Bottleneck(3, before, expansion * before, after, False, False, steps, nn.ReLU6))
+        for stride in (first, *[1] * (count - 1)):
+            layers.append(Bottleneck(3, before, expansion * before, after, False, nn.ReLU6, stride))
             before = after
-    layers.append(conv(before, last, 1, 1, 1, nn.ReLU6()))
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(last, CLASSES))
+    layers += [conv(before, last, activation=nn.ReLU6), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Dropout(0.2), nn.Linear(last, CLASSES))
 
 
 def workload(full: bool) -> Workload:
     samples, width = (1024, 1.0) if full else (4, 0.25)
     return Workload(
-        name="MobileNetV3-Large",
         sizes=f"32x32, N={samples}, width {width}, Adam",
         samples=samples,
         model=partial(mobilenet_v3_large, width),

@@ -1,6 +1,6 @@
 """PointNet for classification and for segmentation of point clouds (Qi et al., arXiv:1612.00593)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from models.workload import Batch, Phase, Workload, adam
 
-__all__ = ["Classifier", "classification", "loss", "segmentation"]
+__all__ = ["Classifier", "Segmenter", "loss", "workload"]
 
 CLASSES = 16
 PARTS = 4
@@ -18,18 +18,15 @@ ALIGNMENT = 1e-3
 """Weight of the term that keeps the feature transform close to orthogonal (equation 2)."""
 
 
-def pointwise(widths: Sequence[int]) -> nn.Sequential:
-    """A perceptron that every point goes through, [N, C, P] -> [N, C', P]."""
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Conv1d(before, after, 1), nn.BatchNorm1d(after), nn.ReLU()]
-    return nn.Sequential(*layers)
+POINTWISE = partial(nn.Conv1d, kernel_size=1)
+"""A layer that every point goes through, [N, C, P] -> [N, C', P]."""
 
 
-def head(widths: Sequence[int]) -> nn.Sequential:
+def perceptron(layer: Callable[[int, int], nn.Module], *widths: int) -> nn.Sequential:
+    """Such layers, each before a norm and a ReLU."""
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.BatchNorm1d(after), nn.ReLU()]
+        layers += [layer(before, after), nn.BatchNorm1d(after), nn.ReLU()]
     return nn.Sequential(*layers)
 
 
@@ -39,8 +36,8 @@ class TNet(nn.Module):
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
         self.channels = channels
-        self.points = pointwise((channels, width, 2 * width, 16 * width))
-        self.head = head((16 * width, 8 * width, 4 * width))
+        self.points = perceptron(POINTWISE, channels, width, 2 * width, 16 * width)
+        self.head = perceptron(nn.Linear, 16 * width, 8 * width, 4 * width)
         self.last = nn.Linear(4 * width, channels * channels)
         nn.init.zeros_(self.last.weight)
         with torch.no_grad():
@@ -56,9 +53,9 @@ class Features(nn.Module):
     def __init__(self, width: int, transform: bool) -> None:
         super().__init__()
         self.align_input = TNet(3, width)
-        self.early = pointwise((3, width, width))
+        self.early = perceptron(POINTWISE, 3, width, width)
         self.align_features = TNet(width, width) if transform else None
-        self.late = pointwise((width, width, 2 * width, 16 * width))
+        self.late = perceptron(POINTWISE, width, width, 2 * width, 16 * width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x = self.early(torch.bmm(self.align_input(x), x))
@@ -73,7 +70,7 @@ class Classifier(nn.Module):
     def __init__(self, width: int, transform: bool = True) -> None:
         super().__init__()
         self.features = Features(width, transform)
-        self.head = head((16 * width, 8 * width, 4 * width))
+        self.head = perceptron(nn.Linear, 16 * width, 8 * width, 4 * width)
         self.dropout = nn.Dropout(0.3)
         self.last = nn.Linear(4 * width, CLASSES)
 
@@ -88,7 +85,7 @@ class Segmenter(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.features = Features(width, transform=True)
-        self.points = pointwise((17 * width, 8 * width, 4 * width, 2 * width))
+        self.points = perceptron(POINTWISE, 17 * width, 8 * width, 4 * width, 2 * width)
         self.last = nn.Conv1d(2 * width, PARTS, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -107,28 +104,19 @@ def loss(net: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(scores, y) + ALIGNMENT * distance
 
 
-def batch(samples: int, points: int, classes: int, of_points: bool) -> Batch:
-    labels = torch.randint(0, classes, (samples, points) if of_points else (samples,))
+def batch(samples: int, points: int, of_points: bool) -> Batch:
+    labels = torch.randint(0, PARTS, (samples, points)) if of_points else torch.randint(0, CLASSES, (samples,))
     return torch.randn(samples, 3, points), labels
 
 
-def classification(full: bool) -> Workload:
-    return _workload(full, "PointNet, classification", Classifier, CLASSES)
-
-
-def segmentation(full: bool) -> Workload:
-    return _workload(full, "PointNet, segmentation", Segmenter, PARTS)
-
-
-def _workload(full: bool, name: str, kind: type[nn.Module], classes: int) -> Workload:
+def workload(kind: type[nn.Module], full: bool) -> Workload:
     samples, points, width = (32, 2500, 64) if full else (8, 64, 16)
     of_points = kind is Segmenter
     return Workload(
-        name=name,
         sizes=f"N={samples}, {points} points, width {width}, Adam",
         samples=samples,
         model=partial(kind, width),
-        batch=partial(batch, samples, points, classes, of_points),
+        batch=partial(batch, samples, points, of_points),
         phases=(Phase(loss, adam),),
         draws=not of_points,
     )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from models.workload import Phase, Workload, adadelta, cross_entropy, pictures
 
-__all__ = ["BLOCKS", "half_fused", "resnet", "unfused", "workload"]
+__all__ = ["BLOCKS", "resnet", "workload"]
 
 CLASSES = 10
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -54,7 +54,6 @@ def workload(full: bool, unfused: int = 0) -> Workload:
     """ResNet-18, of whose eight blocks some are not fused."""
     samples, width = (128, 64) if full else (4, 8)
     return Workload(
-        name=f"ResNet-18, {unfused} of 8 blocks unfused" if unfused else "ResNet-18",
         sizes=f"32x32, N={samples}, width {width}, Adadelta",
         samples=samples,
         model=partial(resnet, width, BLOCKS[18]),
@@ -62,11 +61,3 @@ def workload(full: bool, unfused: int = 0) -> Workload:
         phases=(Phase(cross_entropy, adadelta),),
         others=(partial(resnet, width, BLOCKS[18], unfused),) if unfused else (),
     )
-
-
-def half_fused(full: bool) -> Workload:
-    return workload(full, unfused=4)
-
-
-def unfused(full: bool) -> Workload:
-    return workload(full, unfused=8)

@@ -46,7 +46,6 @@ def sinusoids() -> Tensor:
 def workload(full: bool) -> Workload:
     samples, words = (32, 33278) if full else (4, 1000)
     return Workload(
-        name="Transformer",
         sizes=f"2 layers, 2 heads, d={WIDTH}, N={samples}, length {LENGTH}, {words} words, Adadelta",
         samples=samples,
         model=partial(LanguageModel, words),

@@ -35,7 +35,6 @@ class Workload:
     """A model in training.
 
     Args:
-        name: Title in the table.
         sizes: Sizes in words.
         samples: Samples in a batch.
         model: Makes a member, from torch's default generator.
@@ -47,7 +46,6 @@ class Workload:
         batch_sizes: Samples of a member's own batches, by turns, into which it divides `batch`; all of them if empty.
     """
 
-    name: str
     sizes: str
     samples: int
     model: Callable[[], nn.Module]

@@ -20,11 +20,9 @@ def perceptron(activation: Activation) -> nn.Module:
 def mobilenet(activation: Activation) -> nn.Module:
     """Inverted residuals that expand four times (Sandler et al., arXiv:1801.04381)."""
     blocks = [(8, 8, 1), (8, 16, 2), (16, 16, 1), (16, 32, 2)]
-    inside = (
-        Bottleneck(3, before, 4 * before, after, False, False, stride, activation) for before, after, stride in blocks
-    )
+    inside = (Bottleneck(3, before, 4 * before, after, False, activation, stride) for before, after, stride in blocks)
     head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES)
-    return nn.Sequential(conv(3, 8, 3, 2, 1, activation()), *inside, conv(32, 64, 1, 1, 1, activation()), *head)
+    return nn.Sequential(conv(3, 8, 3, 2, 1, activation), *inside, conv(32, 64, 1, 1, 1, activation), *head)
 
 
 def activated(before: int, after: int, stride: int, activation: Activation, kernel: int = 3) -> nn.Sequential:

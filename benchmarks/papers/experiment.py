@@ -1,12 +1,13 @@
 """An experiment of a paper: what the paper reports, and which figure of which measurement stands beside it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from papers.measurement import Measurement
 
-__all__ = ["Experiment"]
+__all__ = ["Experiment", "Figures", "missed_of"]
 
 Figures = Mapping[str, Any]
 """The JSON object that a measurement prints."""
@@ -47,3 +48,14 @@ class Experiment:
     def reached(self, value: float) -> bool:
         """Whether a value is as good as asked."""
         return value >= self.asked if self.better == "at least" else value <= self.asked
+
+
+def missed_of(experiments: Iterable[Experiment], measurement: Measurement, figures: Figures) -> list[str]:
+    """Describe the experiments of a measurement whose figures were measured and miss what is asked."""
+    missed = []
+    for each in experiments:
+        if each.measurement == measurement:
+            with suppress(KeyError):
+                if not each.reached(value := each.figure(figures)):
+                    missed.append(f"{each.title}: {value:.3g} {each.unit}, asked {each.better} {each.asked:g}")
+    return missed

@@ -18,12 +18,12 @@ def measurement(name: str, title: str, seconds: int, *arguments: str) -> Measure
     """Of some seconds on two cores."""
     command = ("benchmarks/packing.py", "--parts", *arguments)
     return Measurement(
-        f"pack_{name}", title, int(seconds / 1.5), 3 * seconds, command, (*command, "--quick"), CODE, (*CORE, "PIL")
+        f"pack-{name}", title, int(seconds / 1.5), 3 * seconds, command, (*command, "--quick"), CODE, (*CORE, "PIL")
     )
 
 
 ABLATION = measurement("ablation", "packs of equal networks, and of members that differ in a factor", 270, "ablation")
-MEMORY = measurement("memory", "memory of packs", 80, "memory")
+MEMORY = measurement("memory", "memory of packs", 45, "memory")
 SWITCHING = measurement("switching", "what another model adds to a search", 30, "switching")
 SEARCHES = {
     search: measurement(name, f"pack-aware Hyperband, {search}", seconds, "hyperband", "--searches", search)
@@ -89,9 +89,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     *(
         Experiment(
             f"Memory of a pack of two {network} relative to two processes", "section 4.4, figure 5",
-            f"the sum of both; {P5000}", "peak of all tensors in training, from its beginning", MEMORY,
-            ratio("memory", network, "shoal", "processes"), 1, "at most", published=1,
-            why="profiles and the choice of a step's form are measured with more members",
+            f"the sum of both; {P5000}", "growth of a process in two epochs, with profiles and the choice of a "
+            "step's form", MEMORY, ratio("memory", network, "shoal", "processes"), 1, "at most", published=1,
         )
         for network in TABLE_1
     ),

@@ -12,7 +12,9 @@ def measurement(part: str, title: str, least: int, most: int, *needs: str) -> Me
     recorded = ("benchmarks/fine_tuning_curves.json",) if part == "fine_tuning" else ()
     command = ("benchmarks/regret.py", part)
     code = (*files, *recorded, "src/shoal/algorithms")
-    return Measurement(f"regret_{part}", title, least, most, command, (*command, "--quick"), code, (*CORE, *needs))
+    return Measurement(
+        f"regret-{part.replace('_', '-')}", title, least, most, command, (*command, "--quick"), code, (*CORE, *needs)
+    )
 
 
 SEARCHES = measurement("searches", "Searches beside Syne Tune's and Optuna's", 110, 600, "optuna", "syne_tune")

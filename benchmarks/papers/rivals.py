@@ -3,17 +3,13 @@
 from papers.experiment import Experiment, Figures
 from papers.measurement import CORE, Measurement
 
-__all__ = ["EXPERIMENTS"]
+__all__ = ["DEMO", "ENGINE", "EXPERIMENTS", "OVER_RAY", "PEERS", "RAPIDFIRE", "START"]
 
 PEERS = Measurement(
     "rivals", "Shoal and its rivals in the same search", 300, 1400,
-    ("benchmarks/search_vs_peers.py", "--rounds", "2"), ("benchmarks/search_vs_peers.py", "--quick"),
+    ("benchmarks/search_vs_peers.py",), ("benchmarks/search_vs_peers.py", "--quick"),
     ("benchmarks/search_vs_peers.py", "benchmarks/rivals", "src/shoal"),
     (*CORE, "sklearn", "optuna", "ray", "syne_tune"),
-)  # fmt: skip
-NODES = Measurement(
-    "nodes", "Start of a job over Ray", 20, 90, ("benchmarks/nodes.py",), ("benchmarks/nodes.py", "--quick"),
-    ("benchmarks/nodes.py", "tests/support/pipes.py", "src/shoal"), (*CORE, "ray"),
 )  # fmt: skip
 DEMO = Measurement(
     "demo", "make demo", 120, 540, ("benchmarks/demo.py", "--check"), ("benchmarks/demo.py", "--quick", "--check"),
@@ -24,10 +20,12 @@ START = Measurement(
     "start", "From the command to the first step", 25, 120, ("benchmarks/start.py",),
     ("benchmarks/start.py", "--quick"), ("benchmarks/start.py", "src/shoal"),
 )  # fmt: skip
+ONE_SEED, WITH_FIVE = "32 perceptrons", "32 perceptrons, five seeds"
+FIVE_SEEDS = ("benchmarks/searches.py", "--rounds", "1", "--ways", "pool", "empty", "full", "--searches", ONE_SEED,
+              WITH_FIVE)  # fmt: skip
 REPEATS = Measurement(
-    "repeats", "Five seeds beside one", 50, 240, ("benchmarks/repeats.py", "--rounds", "1"),
-    ("benchmarks/repeats.py", "--quick"),
-    ("benchmarks/repeats.py", "benchmarks/rivals", "benchmarks/search_tasks", "src/shoal"), (*CORE, "sklearn"),
+    "repeats", "Five seeds beside one", 50, 240, FIVE_SEEDS, (*FIVE_SEEDS, "--quick"),
+    ("benchmarks/searches.py", "benchmarks/rivals", "benchmarks/search_tasks", "src/shoal"), (*CORE, "sklearn"),
 )  # fmt: skip
 ENGINE = Measurement(
     "engine", "The engine for each trial", 20, 90, ("benchmarks/engine_overhead.py",),
@@ -42,9 +40,10 @@ BY_HAND = (
 )
 IMPORTS = "A process of the node imports torch and scikit-learn, which a local search has by a fork of its caller."
 OVER_RAY = "Shoal over Ray, known model"
+RAPIDFIRE = "0.16.2 needs Python 3.12 or newer, an NVIDIA GPU and a trainer of Hugging Face"
 TWO_KINDS = "64 MLPs and CNNs on handwritten digits, 10 epochs, each way twice"
 TABLE = "32 perceptrons on a table of 4000 rows, 4 epochs"
-TRIALS = "ASHA, 10,000 trials of 1 ms an epoch, with the journal"
+TRIALS = "ASHA, 10,000 trials that report at once, with the journal"
 
 
 def against(
@@ -62,6 +61,12 @@ def of_demo(found: Figures, way: str) -> float:
     return found["seconds"][way] / found["seconds"]["Shoal on 2 slots"]
 
 
+def of_search(found: Figures, name: str) -> Figures:
+    """The figures of one of several searches."""
+    figures: Figures = found["searches"][name]
+    return figures
+
+
 EXPERIMENTS: tuple[Experiment, ...] = (
     against("plain loop", "PyTorch's tutorial loop, with a DataLoader, one run", 5.0, noise=0.3),
     against("plain loop, tensors indexed", "the loop without a DataLoader"),
@@ -73,7 +78,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     against("Ray Tune", "2.60, a process for each trial, on a cluster that is up, one run", 20.0, noise=0.3),
     against("Ray Tune, reuse_actors", "2.60, processes reused, on a cluster that is up, one run", noise=0.3),
     against("Syne Tune", "0.16, local back end, a process for each trial, one run", noise=0.3),
-    against("RapidFire AI", "not run: 0.16.2 needs Python 3.12 or newer, an NVIDIA GPU and a trainer of Hugging Face",
+    against("RapidFire AI", f"not run: {RAPIDFIRE}",
             reported="16 to 24 times the throughput of runs one after another (README)"),
     Experiment(
         "Ray Tune against Shoal over Ray", "same search", NONE, SEARCH + "both on a cluster that is up", PEERS,
@@ -83,10 +88,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Shoal over Ray, beyond a local search", "same search", NONE, SEARCH + "the first of a program", PEERS,
         lambda found: found["seconds"][OVER_RAY] - found["seconds"]["Shoal, known model"], 2.0, "at most", "s",
         noise=0.3, why=IMPORTS,
-    ),
-    Experiment(
-        "Start of a job over Ray, beyond a local one", "overhead", NONE, "500 starts in a warm worker", NODES,
-        lambda found: found["ms_more_a_start"], 15.0, "at most", "ms", noise=0.3,
     ),
     Experiment(
         "forked pool against Shoal, two kinds of models", "make demo", NONE, TWO_KINDS, DEMO,
@@ -106,19 +107,16 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "Five seeds of each configuration against one", "repeats", NONE, TABLE, REPEATS,
-        lambda found: found["of_one"], 1.8, "at most",
+        lambda found: of_search(found, WITH_FIVE)["seconds"]["full"] / of_search(found, ONE_SEED)["seconds"]["full"],
+        1.8, "at most",
         why="One seed already trains several models at once, whose matrix products fill a core.",
     ),
     Experiment(
         "Five seeds in Shoal against a forked pool", "repeats", NONE, TABLE, REPEATS,
-        lambda found: found["of_pool"], 1.0, "at most",
+        lambda found: of_search(found, WITH_FIVE)["compared"]["full of pool"], 1.0, "at most",
     ),
     Experiment(
         "CPU time of the engine for a trial", "engine", NONE, TRIALS, ENGINE, lambda found: found["ms_a_trial"], 0.3,
         "at most", "ms", why="Two fifths are plans, a quarter is the journal.",
-    ),
-    Experiment(
-        "Memory of the engine for a trial", "engine", NONE, TRIALS, ENGINE, lambda found: found["kib_a_trial"], 4.0,
-        "at most", "KiB", noise=0.3,
     ),
 )  # fmt: skip

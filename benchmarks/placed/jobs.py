@@ -1,8 +1,6 @@
 """The vision models of HyperSack's search spaces, and the task that trains them on CIFAR-10."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +9,11 @@ from models.resnet import BLOCKS, resnet
 from models.shufflenet import CHANNELS, shufflenet_v2
 from models.vit import VisionTransformer
 from packs.pictures import made
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from search_tasks.search import Supervised
+from torch import nn
 from torch.utils.data import TensorDataset
 
-import shoal
-from shoal.core.trial import Config
-
-__all__ = ["FULL", "QUICK", "SMALL", "Pictures", "Sizes"]
+__all__ = ["MODELS", "PIXELS", "Pictures"]
 
 MODELS: dict[bool, dict[str, Callable[[], nn.Module]]] = {
     False: {
@@ -40,58 +35,31 @@ MODELS: dict[bool, dict[str, Callable[[], nn.Module]]] = {
 }
 """By whether they are HyperSack's, for a GPU and pictures of 32 x 32 pixels; else they are parts of these, for a core
 of a CPU and half as many pixels on a side."""
+PIXELS = {False: 16, True: 32}
+"""Likewise, on a side of a picture."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much there is to train.
+class Pictures(Supervised):
+    """Cross entropy on CIFAR-10, by whichever model the configuration names.
 
     Args:
-        full: which of `MODELS`.
-        models: names of those that are trained.
-        samples: to train on.
-        valid: to validate on.
+        full: Which of `MODELS`.
+        samples: Pictures to train on.
+        valid: Pictures to validate on.
     """
 
-    full: bool
-    models: tuple[str, ...]
-    samples: int
-    valid: int
+    def __init__(self, full: bool, samples: int, valid: int) -> None:
+        self.full, self.samples, self.valid = full, samples, valid
 
-    @property
-    def pixels(self) -> int:
-        """On a side of a picture."""
-        return 32 if self.full else 16
+    def data(self, config):
+        return self._part("train", self.samples), self._part("test", self.valid)
 
+    def _part(self, name, count):
+        x, y = made("tensors", name, range(count)).tensors
+        return TensorDataset(F.avg_pool2d(x, x.shape[-1] // PIXELS[self.full]), y)
 
-SMALL = Sizes(False, tuple(MODELS[False]), samples=1200, valid=200)
-FULL = Sizes(True, tuple(MODELS[True]), samples=5000, valid=1000)
-QUICK = Sizes(False, ("ViT", "ResNet-8"), samples=24, valid=8)
+    def model(self, config):
+        return MODELS[self.full][config["model"]]()
 
-
-class Pictures(shoal.Task):
-    """Cross entropy on CIFAR-10, by whichever model the configuration names."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        self.sizes = sizes
-
-    def data(self, config: Config) -> tuple[TensorDataset, TensorDataset]:
-        return self._part("train", self.sizes.samples), self._part("test", self.sizes.valid)
-
-    def _part(self, name: str, samples: int) -> TensorDataset:
-        x, y = made("tensors", name, range(samples)).tensors
-        return TensorDataset(F.avg_pool2d(x, x.shape[-1] // self.sizes.pixels), y)
-
-    def model(self, config: Config) -> nn.Module:
-        return MODELS[self.sizes.full][config["model"]]()
-
-    def optimizer(self, model: nn.Module, config: Config) -> Optimizer:
+    def optimizer(self, model, config):
         return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        x, y = batch
-        return F.cross_entropy(model(x), y)
-
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        x, y = batch
-        return {"accuracy": (model(x).argmax(1) == y).float().mean()}

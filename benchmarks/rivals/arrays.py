@@ -1,12 +1,10 @@
 """Members as one array of Shoal: eager, and in the step mode that Shoal itself chooses."""
 
-from collections.abc import Iterable
-
 import torch
 from models import Batch
 from torch import Tensor
 
-from rivals.rival import Cell, Rival, of_optimizers, rate
+from rivals.rival import Cell, Rival, rate
 from shoal.fuse.api import fuse
 from shoal.fuse.backward import MemberSteps
 from shoal.fuse.optim.fused import fuse_optimizers
@@ -23,7 +21,7 @@ class Eager(Rival):
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
         self.batch = cell.batch()
-        self.array = fuse(cell.each_model(), seeds=range(cell.members), strict=not cell.workload.others)
+        self.array = fuse(cell.models(), seeds=range(cell.members), strict=not cell.workload.others)
         models = self.array.members
         phases = cell.workload.phases
         self.losses = [cell.loss(i) for i in range(len(phases))]
@@ -43,14 +41,6 @@ class Eager(Rival):
         losses.sum().backward()
         optimizer.step()
         return losses.detach()
-
-    def held(self) -> Iterable[Tensor]:
-        for parameter in self.array.parameters():
-            yield parameter
-            if parameter.grad is not None:
-                yield parameter.grad
-        yield from self.array.buffers()
-        yield from of_optimizers(member for optimizer in self.optimizers for member in optimizer.members)
 
 
 class Chosen(Eager):

@@ -72,24 +72,21 @@ class PlainSearch:
         asked: What was searched.
         began: Time of its call, of `time.time`.
         timeline: Seconds since the call, and the value of the metric: one for each epoch of each trial, in order.
-        last: Number of each trial -> last value of the metric.
     """
 
     asked: Asked
     began: float = field(default_factory=time.time)
     timeline: list[tuple[float, float]] = field(default_factory=list)
-    last: dict[int, float] = field(default_factory=dict)
 
     @property
     def best(self) -> float:
-        """Best of the trials' last values."""
-        return (max if self.asked.mode == "max" else min)(self.last.values())
+        """Best value that a trial has reported, as `Study.best_trial` has it."""
+        return (max if self.asked.mode == "max" else min)(value for _, value in self.timeline)
 
     def report(self, member: Member, epoch: int, metrics: Mapping[str, float]) -> None:
         """Note the end of an epoch, and let the algorithm decide."""
         value = metrics[self.asked.metric]
         self.timeline.append((time.time() - self.began, value))
-        self.last[member.trial.number] = value
         state = TrialState.PAUSED if epoch == member.target else TrialState.RUNNING
         self.asked.algorithm.observe(Report(member.trial.number, epoch, metrics, state=state))
 
@@ -224,6 +221,8 @@ def in_processes(
             epoch, metrics = message
             search.report(member, epoch, metrics)
             done[member.trial.number] = epoch
+    for connection in running if reuse else ():
+        connection.recv()  # after its last report it says that it is idle
     for connection in (*idle, *running) if reuse else ():
         connection.send(None)
     return search

@@ -4,13 +4,12 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rivals.rival import Cell, Rival
 from rivals.serial import Serial
@@ -21,12 +20,9 @@ __all__ = ["Processes"]
 
 PATIENCE_SECONDS = 600.0
 HEAVY = (
-    "torch",
-    "transformers.models.bert.modeling_bert",
-    "peft",
-    "transformers.models.llama.modeling_llama",
+    "torch", "transformers.models.bert.modeling_bert", "peft", "transformers.models.llama.modeling_llama",
     "shoal.fuse.step",
-)
+)  # fmt: skip
 """Imported once, by the server that forks the processes; installed packages, as it knows no path but theirs."""
 
 
@@ -60,7 +56,7 @@ class Processes(Rival):
             there.close()
             self._connections.append(here)
             self._processes.append(process)
-        self._all("ready")
+        self.run(0)
 
     def step(self) -> None:
         self.run(1)
@@ -68,20 +64,14 @@ class Processes(Rival):
     def run(self, steps: int) -> float:
         """All processes begin at once; the last to finish counts."""
         began = time.perf_counter()
-        self._all(steps)
+        for connection in self._connections:
+            connection.send(steps)
+        self.elsewhere = sum(_answer(connection) for connection in self._connections)
         return time.perf_counter() - began
 
-    def held(self) -> Iterable[Tensor]:
-        return ()
-
-    def peak_bytes(self) -> int | None:
-        """Of all processes together, without what each framework and each CUDA context takes."""
-        return sum(self._all("memory"))
-
     def note(self) -> str:
-        if self.cell.device.type != "cuda":
-            return f"{len(self._processes)} processes"
-        return f"{len(self._processes)} processes, {'time slices' if self._mps is None else 'MPS'}"
+        sharing = "" if self.cell.device.type != "cuda" else ", time slices" if self._mps is None else ", MPS"
+        return f"{len(self._processes)} processes{sharing}"
 
     def close(self) -> None:
         for connection in self._connections:
@@ -93,21 +83,18 @@ class Processes(Rival):
         if self._mps is not None:
             self._mps.stop()
 
-    def _all(self, request: Any) -> list[Any]:
-        for connection in self._connections:
-            connection.send(request)
-        answers = []
-        for connection in self._connections:
-            if not connection.poll(PATIENCE_SECONDS):
-                raise RuntimeError(f"a process has not answered in {PATIENCE_SECONDS:.0f} s")
-            try:
-                answer = connection.recv()
-            except (EOFError, ConnectionResetError) as error:
-                raise RuntimeError("a process has ended before its time") from error
-            if isinstance(answer, str):
-                raise RuntimeError(answer)
-            answers.append(answer)
-        return answers
+
+def _answer(connection: Connection) -> int:
+    """Bytes that a process took on a GPU, once it has taken its steps."""
+    if not connection.poll(PATIENCE_SECONDS):
+        raise RuntimeError(f"a process has not answered in {PATIENCE_SECONDS:.0f} s")
+    try:
+        answer = connection.recv()
+    except (EOFError, ConnectionResetError) as error:
+        raise RuntimeError("a process has ended before its time") from error
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
+    return int(answer)
 
 
 def _daemon(device: torch.device) -> MpsDaemon | None:
@@ -131,13 +118,8 @@ def _serve(connection: Connection, cell: Cell, which: range, environment: Mappin
     try:
         rival = Serial(cell, which)
         while True:
-            request = connection.recv()
-            if request == "ready":
-                connection.send(0)
-            elif request == "memory":
-                connection.send(rival.peak_bytes())
-            else:
-                connection.send(rival.run(request))
+            rival.run(connection.recv())
+            connection.send(torch.cuda.max_memory_allocated() if cell.device.type == "cuda" else 0)
     except (EOFError, BrokenPipeError):
         return
     except RuntimeError as error:

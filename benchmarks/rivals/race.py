@@ -1,19 +1,19 @@
 """All rivals of one cell against each other, interleaved, and whether they train the same."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rivals.rival import Cell, Rival
 from shoal.core.errors import ShoalError
+from shoal.train.memory import MemoryMeter, release_cached_memory
 
-__all__ = ["Finding", "difference", "race"]
+__all__ = ["OUT_OF_MEMORY", "Finding", "difference", "race"]
 
 WARM_UP = 3
 """Steps whose losses are compared, before the clock starts."""
@@ -24,100 +24,86 @@ REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, ShoalError
 OUT_OF_MEMORY = "out of memory"
 """As CUDA says it, and as a finding does."""
 
-Maker = Callable[[Cell], Rival]
+Finding = dict[str, Any]
+"""What was measured of a rival.
 
-
-@dataclass
-class Finding:
-    """What was measured of a rival; `fails` says in words why it was not.
-
-    Args:
-        seconds: of a step of all members, median of the rounds.
-        samples_per_second: of all members together.
-        peak_bytes: see `Rival.peak_bytes`.
-        note: of the rival.
-        off: the largest relative difference of its losses from the serial ones, of models that draw no numbers.
-        fails: one line.
-    """
-
-    seconds: float | None = None
-    samples_per_second: float | None = None
-    of_serial: float | None = None
-    peak_bytes: int | None = None
-    note: str = ""
-    off: float | None = None
-    fails: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+"fails" says in one line why nothing was. Else there are "samples_per_second" of all members together, median of the
+rounds, and its ratio "of_serial"; on a GPU "peak_bytes", the most that it has taken since it was made; the rival's
+"note"; and "off", the largest relative difference of its losses from the serial ones, of models that draw no numbers.
+"""
 
 
 def race(
-    cell: Cell, makers: Mapping[str, Maker], seconds: float, rounds: int, together: bool = True
+    cell: Cell, makers: Mapping[str, Callable[[Cell], Rival]], seconds: float, rounds: int, together: bool = True
 ) -> dict[str, Finding]:
     """Measure every rival; one after another if the device's memory does not hold all at once.
 
     Args:
-        cell: what to train.
-        makers: of the rivals, by name; "serial" is what the others are held against.
-        seconds: for each rival, warm-up not counted.
-        rounds: into which its seconds are divided.
-        together: whether to try with all at once, in turns.
+        cell: What to train.
+        makers: Of the rivals, by name; "serial" is what the others are held against.
+        seconds: For each rival, warm-up not counted.
+        rounds: Into which its seconds are divided.
+        together: Whether to try with all at once, in turns.
     """
     findings = _together(cell, makers, seconds, rounds) if together else {}
-    if not together or (len(makers) > 1 and any(finding.fails == OUT_OF_MEMORY for finding in findings.values())):
+    if not together or (len(makers) > 1 and any(each.get("fails") == OUT_OF_MEMORY for each in findings.values())):
         findings = {name: _together(cell, {name: make}, seconds, rounds)[name] for name, make in makers.items()}
-    serial = findings.get("serial", Finding()).samples_per_second
+    serial = findings.get("serial", {}).get("samples_per_second")
     for finding in findings.values():
-        if finding.samples_per_second and serial:
-            finding.of_serial = finding.samples_per_second / serial
+        if "samples_per_second" in finding and serial:
+            finding["of_serial"] = finding["samples_per_second"] / serial
     return findings
 
 
-def _together(cell: Cell, makers: Mapping[str, Maker], seconds: float, rounds: int) -> dict[str, Finding]:
-    findings = {name: Finding() for name in makers}
+def _together(
+    cell: Cell, makers: Mapping[str, Callable[[Cell], Rival]], seconds: float, rounds: int
+) -> dict[str, Finding]:
+    findings: dict[str, Finding] = {name: {} for name in makers}
     rivals: dict[str, Rival] = {}
     steps: dict[str, int] = {}
     losses: dict[str, list[Tensor]] = {}
+    peaks: dict[str, int] = {}
     times: dict[str, list[float]] = {name: [] for name in makers}
 
     @contextmanager
-    def one(name: str) -> Iterator[None]:
-        """A rival's turn; it leaves the race if it fails."""
+    def turn(name: str) -> Iterator[None]:
+        """A rival leaves the race if it fails."""
         try:
             yield
         except REFUSALS as reason:
-            findings[name] = Finding(fails=_in_words(reason))
+            findings[name] = {"fails": _in_words(reason)}
             if name in rivals:
                 rivals.pop(name).close()
-            _free(cell)
+            release_cached_memory(cell.device)
+
+    def prepare(name: str) -> None:
+        rivals[name] = makers[name](cell)
+        losses[name] = rivals[name].warm_up(WARM_UP)
+        steps[name] = _steps_of(rivals[name], seconds / rounds)
 
     try:
-        for name, make in makers.items():
-            with one(name):
-                rivals[name] = make(cell)
-                losses[name] = rivals[name].warm_up(WARM_UP)
-                steps[name] = _steps_of(rivals[name], seconds / rounds)
+        for name in makers:
+            with turn(name):
+                _, peaks[name] = MemoryMeter(cell.device).during(partial(prepare, name))
         for _ in range(rounds):
             for name in list(rivals):
-                with one(name):
+                with turn(name):
                     times[name].append(rivals[name].run(steps[name]) / steps[name])
-        for name in list(rivals):
-            with one(name):
-                taken = median(times[name])
-                findings[name] = Finding(
-                    seconds=taken,
-                    samples_per_second=cell.workload.samples * cell.members / taken,
-                    peak_bytes=rivals[name].peak_bytes(),
-                    note=rivals[name].note(),
-                )
-                if not cell.workload.draws and name != "serial":
-                    findings[name].off = difference(losses[name], losses.get("serial", []))
+        for name, rival in rivals.items():
+            finding = findings[name] = {
+                "samples_per_second": cell.workload.samples * cell.members / median(times[name]),
+                "note": rival.note(),
+            }
+            if cell.device.type == "cuda":
+                finding["peak_bytes"] = peaks[name] + rival.elsewhere
+            if losses[name] and "serial" in losses and not cell.workload.draws and name != "serial":
+                finding["off"] = difference(losses[name], losses["serial"])
     finally:
         for rival in rivals.values():
             rival.close()
         rivals.clear()
-        _free(cell)
+        gc.collect()
+        release_cached_memory(cell.device)
     return findings
 
 
@@ -130,10 +116,9 @@ def _steps_of(rival: Rival, seconds: float) -> int:
     return max(1, round(seconds * count / taken))
 
 
-def difference(losses: list[Tensor], serial: list[Tensor]) -> float | None:
-    """Largest relative difference of losses, those of one step in each tensor; None if there are none."""
-    pairs = list(zip(losses, serial, strict=False))
-    return max(float(((a - b).abs() / b.abs().clamp(min=1e-2)).max()) for a, b in pairs) if pairs else None
+def difference(losses: Iterable[Tensor], serial: Iterable[Tensor]) -> float:
+    """Largest relative difference of losses, those of one step in each tensor."""
+    return max(float(((a - b).abs() / b.abs().clamp(min=1e-2)).max()) for a, b in zip(losses, serial, strict=True))
 
 
 def _in_words(reason: Exception) -> str:
@@ -141,9 +126,3 @@ def _in_words(reason: Exception) -> str:
         return OUT_OF_MEMORY
     first = next((line for line in str(reason).splitlines() if line.strip()), "")
     return f"{type(reason).__name__}: {first}"[:300]
-
-
-def _free(cell: Cell) -> None:
-    gc.collect()
-    if cell.device.type == "cuda":
-        torch.cuda.empty_cache()

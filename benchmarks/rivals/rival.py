@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -10,11 +10,8 @@ from typing import Any, ClassVar
 import torch
 from models import Batch, Workload
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from rivals.memory import peak_of_step
-
-__all__ = ["Cell", "Rival", "moved", "of_optimizers", "rate"]
+__all__ = ["Cell", "Rival", "rate"]
 
 
 @dataclass(frozen=True)
@@ -22,11 +19,11 @@ class Cell:
     """What all rivals are to train.
 
     Args:
-        workload: model, data, losses.
+        workload: Model, data, losses.
         members: B.
-        device: of models and data.
-        autocast: to this type; None for plain float32.
-        threads: of torch, for a rival that trains in this process.
+        device: Of models and data.
+        autocast: To this type; None for plain float32.
+        threads: Of torch, for a rival that trains in this process.
     """
 
     workload: Workload
@@ -35,12 +32,8 @@ class Cell:
     autocast: torch.dtype | None
     threads: int
 
-    def models(self, which: Sequence[int] | None = None) -> list[nn.Module]:
-        """Members by their numbers, each from its own seed; by default all."""
-        return list(self.each_model(which))
-
-    def each_model(self, which: Sequence[int] | None = None) -> Iterator[nn.Module]:
-        """Yield the same one after another, so that only what they do not share is there for each."""
+    def models(self, which: Sequence[int] | None = None) -> Iterator[nn.Module]:
+        """Yield members by their numbers, each from its own seed; by default all."""
         kinds = (self.workload.model, *self.workload.others)
         for b in range(self.members) if which is None else which:
             torch.manual_seed(b)
@@ -49,8 +42,8 @@ class Cell:
             yield model
 
     def batch(self) -> Batch:
-        torch.manual_seed(len(self.workload.name))
-        return moved(self.workload.batch(), self.device)
+        torch.manual_seed(0)
+        return tuple(tensor.to(self.device) for tensor in self.workload.batch())
 
     def batches(self, b: int, batch: Batch) -> list[Batch]:
         """Member b's own batches of a step."""
@@ -75,6 +68,8 @@ class Rival(ABC):
     """
 
     name: ClassVar[str]
+    elsewhere = 0
+    """Bytes that its other processes take on a GPU, at their peak."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
@@ -82,10 +77,6 @@ class Rival(ABC):
     @abstractmethod
     def step(self) -> Tensor | None:
         """One step of all members; returns their losses, [phases, B], or None where they stay in other processes."""
-
-    @abstractmethod
-    def held(self) -> Iterable[Tensor]:
-        """Tensors that live from step to step: weights, buffers, gradients, state of optimizers."""
 
     def run(self, steps: int) -> float:
         """Seconds that so many steps take."""
@@ -101,10 +92,6 @@ class Rival(ABC):
         losses = [self.step() for _ in range(steps)]
         return [loss.float().cpu() for loss in losses if loss is not None]
 
-    def peak_bytes(self) -> int | None:
-        """The most memory that tensors take during a step, or None where it cannot be said."""
-        return peak_of_step(self.step, self.held(), self.cell.device)
-
     def note(self) -> str:
         """What else the table should say of it."""
         return ""
@@ -117,15 +104,6 @@ class Rival(ABC):
 def rate(b: int) -> float:
     """Member b's learning rate, as a factor of the workload's."""
     return 1 + b / 16
-
-
-def moved(batch: Batch, device: torch.device) -> Batch:
-    return tuple(tensor.to(device) for tensor in batch)
-
-
-def of_optimizers(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """The tensors of their state."""
-    return [t for o in optimizers for state in o.state.values() for t in state.values() if isinstance(t, Tensor)]
 
 
 def _autocast(own: Callable[[Any, Batch], Tensor], kind: str, dtype: torch.dtype, model: Any, batch: Batch) -> Tensor:

@@ -1,22 +1,22 @@
-"""Members one after another, as a plain loop trains them."""
+"""Members one after another, as a plain loop trains them, compiled, and as adapters of one base."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rivals.rival import Cell, Rival, of_optimizers, rate
+from rivals.rival import Cell, Rival, rate
 
-__all__ = ["CompiledSerial", "Serial"]
+__all__ = ["AdapterTurns", "CompiledSerial", "Serial"]
 
 
 class Serial(Rival):
     """Plain PyTorch.
 
     Args:
-        cell: what to train.
-        which: only these members.
+        cell: What to train.
+        which: Only these members.
     """
 
     name = "serial"
@@ -24,21 +24,30 @@ class Serial(Rival):
     def __init__(self, cell: Cell, which: Sequence[int] | None = None) -> None:
         super().__init__(cell)
         numbers = range(cell.members) if which is None else which
-        self.models = cell.models(numbers)
+        self.models = self.made(numbers)
         self.batches = [cell.batches(b, cell.batch()) for b in numbers]
         phases = cell.workload.phases
         self.losses = [self.prepared(cell.loss(i)) for i in range(len(phases))]
         self.optimizers = [
-            [phase.optimizer(model, rate(b)) for phase in phases] for b, model in zip(numbers, self.models, strict=True)
+            [phase.optimizer(self.turn(place), rate(b)) for phase in phases] for place, b in enumerate(numbers)
         ]
+
+    def made(self, numbers: Sequence[int]) -> list[nn.Module]:
+        """The members' models."""
+        return [*self.cell.models(numbers)]
 
     def prepared(self, loss: Any) -> Any:
         """The loss function that training calls."""
         return loss
 
+    def turn(self, place: int) -> nn.Module:
+        """The model of a member, ready to be trained."""
+        return self.models[place]
+
     def step(self) -> Tensor:
         results = []
-        for model, optimizers, batches in zip(self.models, self.optimizers, self.batches, strict=True):
+        for place, (optimizers, batches) in enumerate(zip(self.optimizers, self.batches, strict=True)):
+            model = self.turn(place)
             found = []
             for batch in batches:
                 for loss_of, optimizer in zip(self.losses, optimizers, strict=True):
@@ -50,15 +59,6 @@ class Serial(Rival):
             results.append(torch.stack(found).view(len(batches), -1).mean(0))
         return torch.stack(results).T
 
-    def held(self) -> Iterable[Tensor]:
-        for model in self.models:
-            for parameter in model.parameters():
-                yield parameter
-                if parameter.grad is not None:
-                    yield parameter.grad
-            yield from model.buffers()
-        yield from of_optimizers(optimizer for mine in self.optimizers for optimizer in mine)
-
 
 class CompiledSerial(Serial):
     """The same, forward and backward pass by `torch.compile`."""
@@ -67,3 +67,25 @@ class CompiledSerial(Serial):
 
     def prepared(self, loss: Any) -> Any:
         return torch.compile(loss, dynamic=False)
+
+
+class AdapterTurns(Serial):
+    """Adapters of `peft` on one base: `add_adapter` for each member, and `set_adapter` before each of its steps."""
+
+    name = "peft, in turns"
+
+    def made(self, numbers: Sequence[int]) -> list[nn.Module]:
+        shared: Any = None
+        for b, model in zip(numbers, self.cell.models(numbers), strict=True):
+            if not hasattr(model, "peft_config"):
+                raise ValueError("needs adapters of peft")
+            if shared is None:
+                shared = model
+            else:
+                shared.add_adapter(str(b), model.peft_config["default"])
+        return [shared.to(self.cell.device)] * len(numbers)
+
+    def turn(self, place: int) -> nn.Module:
+        model: Any = self.models[place]
+        model.set_adapter(str(place) if place else "default")
+        return model

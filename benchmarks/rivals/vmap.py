@@ -1,6 +1,5 @@
 """`torch.func.vmap` over `stack_module_state`, as PyTorch's tutorial on model ensembling has it."""
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.optim import Optimizer
 
-from rivals.rival import Cell, Rival, of_optimizers
+from rivals.rival import Cell, Rival
 
 __all__ = ["VMap"]
 
@@ -41,7 +40,7 @@ class VMap(Rival):
         super().__init__(cell)
         if cell.workload.batch_sizes:
             raise ValueError(f"needs one batch size for all members, got {cell.workload.batch_sizes}")
-        models = cell.models()
+        models = [*cell.models()]
         self.batch = cell.batch()
         params, buffers = stack_module_state(models)
         frozen = {name: p.detach() for name, p in models[0].named_parameters() if not p.requires_grad}
@@ -61,14 +60,6 @@ class VMap(Rival):
             optimizer.step()
             results.append(losses.detach())
         return torch.stack(results)
-
-    def held(self) -> Iterable[Tensor]:
-        for parameter in self.params.values():
-            yield parameter
-            if parameter.grad is not None:
-                yield parameter.grad
-        yield from self.buffers.values()
-        yield from of_optimizers(self.optimizers)
 
     def _optimizer(self, own: Optimizer, model: nn.Module) -> Optimizer:
         """An optimizer of the same class and settings on the stacked parameters."""

@@ -1,7 +1,7 @@
 """What a search of the benchmark consists of, and what most of its tasks have in common."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,21 @@ class Search:
             dropout draw other random numbers in other ways.
         file: Data set that the task reads, in the folder of the data sets; "" for none.
         imports: Further modules that the task imports when it is used, which the caller of a search has imported.
+        repeats: Seeds of each configuration.
+        asked: Asked at most on a GPU, by names of `searches.py`.
     """
 
     task: Callable[[Path, bool], shoal.Task]
     space: Mapping[str, Any]
     algorithm: Callable[[], Algorithm]
-    quick: Callable[[], Algorithm]
+    quick: Callable[[], Algorithm] = lambda: shoal.Random(2, epochs=1)
     metric: str = "accuracy"
     mode: str = "max"
     tolerance: float = 0.02
     file: str = ""
     imports: tuple[str, ...] = ()
+    repeats: int = 1
+    asked: Mapping[str, float] = field(default_factory=dict)
 
     def import_all(self) -> None:
         """Import what the caller of a search has imported."""

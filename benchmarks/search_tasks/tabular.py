@@ -1,13 +1,12 @@
 """Tables: perceptrons on a made-up table of 32 columns, and linear models on handwritten digits."""
 
 import torch
-from sklearn.datasets import load_digits, make_classification
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from search_tasks.search import Supervised
 
-__all__ = ["Linear", "Tabular"]
+__all__ = ["CLASSES", "COLUMNS", "Linear", "Tabular", "split"]
 
 COLUMNS, CLASSES = 32, 4
 
@@ -23,6 +22,8 @@ class Tabular(Supervised):
         self.rows = rows
 
     def data(self, config):
+        from sklearn.datasets import make_classification  # which a machine with a GPU may lack
+
         x, y = make_classification(
             self.rows, COLUMNS, n_informative=16, n_classes=CLASSES, n_clusters_per_class=4, random_state=0
         )
@@ -41,6 +42,8 @@ class Linear(Supervised):
     """A linear classifier of digits of 8 x 8 pixels."""
 
     def data(self, config):
+        from sklearn.datasets import load_digits
+
         x, y = load_digits(return_X_y=True)
         return split(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y), 1437)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from models.bert import classifier
-from models.lora import adapted
 from models.lstm import LanguageModel
+from models.peft_llama import adapted
 from models.vit import Layer
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -95,10 +95,10 @@ class GPT(Letters):
 
 
 class Adapters(Letters):
-    """Low-rank adapters of several ranks on one frozen GPT-NeoX of 4 layers."""
+    """Low-rank adapters of several ranks on one frozen Llama of 4 layers."""
 
     def model(self, config):
-        return adapted(layers=4, width=128, words=LETTERS, rank=config["rank"])
+        return adapted(config["rank"])
 
     def loss(self, model, batch):
         tokens, following = batch

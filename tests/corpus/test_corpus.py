@@ -3,7 +3,6 @@
 Each runs with the step modes of a search, and with those of `MODES` in turns.
 """
 
-import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
@@ -96,13 +95,6 @@ def _modes(module: str, name: str) -> list[str]:
     if getattr(import_module(module), name).step is not Program.step:
         return ["default"]
     return [modes for modes in MODES if modes != "compiled" or name in COMPILED.split()]
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[ProcessPoolExecutor]:
-    """A process that trains nothing itself: each search and each lone trial is a child of it, with globals anew."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        yield pool
 
 
 @pytest.mark.in_turns(6)

@@ -1,16 +1,11 @@
 """Constants on a GPU are made once, and never in the memory of a recorded graph; on a GPU that is not there."""
 
 import math
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from pretended_gpu import PretendedGpu
+from support.pretended_gpu import PretendedGpu
 
 from shoal.fuse.constants import constant, making_constants, to_device
 from shoal.fuse.randomness import keep_mask, member_keys

@@ -1,19 +1,14 @@
 """On a GPU, a settled step makes the host wait nowhere; counted on a GPU that is not there."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.pretended_gpu import Counts, PretendedGpu
 from torch import Tensor, nn
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from pretended_gpu import Counts, PretendedGpu
 
 from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
@@ -76,6 +71,7 @@ MODELS: dict[str, Maker] = {
     "own label smoothing": lambda b: Net(smoothing=0.1 * b),
     "own momentum of batch norms": lambda b: Net(nn.BatchNorm1d(8, momentum=0.1 * (1 + b))),
     "an activation of one member's own": lambda b: Net(nn.PReLU() if b else nn.Tanh()),
+    "a transformer's layer": lambda b: Net(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1 + 0.1 * b)),
     "a layer of one member's own": lambda b: Net(nn.Linear(8, 8) if b else nn.Tanh()),
 }
 

@@ -1,18 +1,13 @@
 """On a GPU, an array's optimizer launches a kernel for many tensors of a member; counted on a GPU that is not there."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.pretended_gpu import PretendedGpu
 from torch import nn
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from pretended_gpu import PretendedGpu
 
 from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers

@@ -1,16 +1,11 @@
-"""The GPU that benchmarks and tests pretend to have: what it counts, and what it refuses as a device would."""
+"""The GPU that tests pretend to have: what it counts, and what it refuses as a device would."""
 
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
+from support.pretended_gpu import PretendedGpu
 from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from pretended_gpu import PretendedGpu
 
 CUDA = torch.device("cuda", 0)
 

@@ -1,20 +1,15 @@
 """A recorded step updates by torch's fused kernels; recorded and counted on a GPU that is not there."""
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.pretended_gpu import Counts, PretendedGpu
 from torch import Tensor, nn
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from pretended_gpu import Counts, PretendedGpu
 
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray

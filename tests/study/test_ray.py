@@ -34,36 +34,12 @@ from shoal.testing.backends import (
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode  # noqa: E402
+from ray_clusters import clustered, connect  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
 
 ASH, BEECH = (Device(f"{node}/cpu:0", "cpu/1", 2**30) for node in ("ash", "beech"))
 PATIENCE_SECONDS = 120.0
-SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
-"""Ray notices a dead node within seconds."""
-
-
-@contextmanager
-def clustered(*names: str) -> Iterator[Cluster]:
-    """A cluster whose nodes have one CPU each; this process is connected to it."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    head, *others = names
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_name": head, "_system_config": SOON})
-    try:
-        for name in others:
-            made.add_node(num_cpus=1, node_name=name)
-        connect(made)
-        yield made
-    finally:
-        ray.shutdown()
-        made.shutdown()
-
-
-def connect(cluster: Cluster) -> None:
-    """Connect this process to a cluster, and to no other."""
-    if ray.is_initialized():
-        ray.shutdown()
-    Ray.connect(cluster.address)
 
 
 @pytest.fixture(scope="module")

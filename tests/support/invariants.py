@@ -150,7 +150,7 @@ def check_end(journal: JournalView, study: RandomStudy, requests: Collection[str
                 raise InvariantViolation(f"trial {number} has reported {metrics} at epoch {epoch}")
         results[number] = (dict(row.config), row.state, row.epoch, reports)
     ended_by_user = _stopped(journal) or journal.study.get("ended")
-    if isinstance(study.algorithm(), ORDER_INDEPENDENT) and study.retries == UNLIMITED_RETRIES and not ended_by_user:
+    if type(study.algorithm()) in ORDER_INDEPENDENT and study.retries == UNLIMITED_RETRIES and not ended_by_user:
         faulty = {number: each[:3] for number, each in results.items() if number < FIRST_ADDED}
         faultless_results = study.results_without_faults(
             [each["trials"] for each in journal.study.get("extensions", ())]

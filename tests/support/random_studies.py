@@ -36,7 +36,8 @@ __all__ = [
 ]
 
 ORDER_INDEPENDENT = (Grid, Hyperband, PBT, Random, SuccessiveHalving, SyncBOHB)
-"""Algorithms whose results do not depend on the order of the reports of different trials."""
+"""Algorithms whose results do not depend on the order of the reports of different trials. BOHB is none: its brackets
+overlap, so that the model of a later one knows what was reported until then."""
 
 UNLIMITED_RETRIES = 100
 """Number of retries that exceeds the number of faults of any study."""

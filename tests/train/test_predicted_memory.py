@@ -3,14 +3,15 @@
 import gc
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import torch
-from rivals.memory import peak_of_step
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
@@ -45,10 +46,13 @@ class TensorMeter(MemoryMeter):
         return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}.values())
 
     def during(self, step: Callable[[], T]) -> tuple[T, int]:
-        """The result of a step, and the bytes of the tensors that it adds at its peak."""
-        results: list[T] = []
-        added = peak_of_step(lambda: results.append(step()), [], self._device)
-        return results[0], added
+        """The result of a step, and the bytes that it adds at its peak through torch's allocator."""
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
+            result = step()
+        events: Any = record.profiler
+        changes = [event for event in events.kineto_results.events() if event.name() == "[memory]"]
+        changes.sort(key=lambda event: event.start_ns())
+        return result, max(accumulate((event.nbytes() for event in changes), initial=0))
 
 
 class Block(nn.Module):
@@ -105,6 +109,18 @@ def meter() -> Iterator[TensorMeter]:
     gc.freeze()
     yield TensorMeter(CPU)
     gc.unfreeze()
+
+
+def test_the_meter_counts_what_lives_at_once(meter: TensorMeter) -> None:
+    held = torch.zeros(1000)
+
+    def step() -> None:
+        first = held + 1
+        del first
+        second = held + 1
+        torch.cat([second, second])
+
+    assert meter.during(step)[1] == 4 * (1000 + 2000)
 
 
 @pytest.mark.parametrize(

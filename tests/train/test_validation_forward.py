@@ -31,8 +31,12 @@ class Counted(nn.Module):
         self.register_buffer("shift", torch.zeros(()))
         self.passes = lambda: passes.append(1)
 
-    def forward(self, x: Tensor, scale: float = 1.0, head: str = "a", other: str = "") -> Tensor:
+    def forward(
+        self, x: Tensor, scale: float = 1.0, head: str = "a", other: str = "", mask: Tensor | None = None
+    ) -> Tensor:
         self.passes()
+        if mask is not None:
+            scale *= float((mask.to_dense() if mask.is_sparse else mask).sum()) + 1.0
         shift = self.shift + self.extras.get("shift", 0.0) + (head == "b") + 2 * (other == "a")
         return self.linear(x) * scale * (self.switches["scale"] if self.adapted else 1.0) + shift
 
@@ -75,11 +79,15 @@ def changed_output(model: nn.Module) -> Tensor:
     return model(X).zero_()
 
 
-def changed_input(model: nn.Module) -> Tensor:
-    given = X.clone()
-    found = model(given)
-    given.zero_()
+def changed_mask(model: nn.Module) -> Tensor:
+    mask = X > 0
+    found = model(X, mask=mask)
+    mask.zero_()
     return found
+
+
+def sparse() -> Tensor:
+    return torch.ones(4, 3).to_sparse()
 
 
 def pruned_copy(model: nn.Module) -> Tensor:
@@ -105,9 +113,11 @@ def hooked(model: nn.Module) -> Tensor:
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "the same call": (lambda m: m(X), lambda m: m(X), 1 + BATCHES),
-    "equal inputs that are not the same": (lambda m: m(X), lambda m: m(X.clone()), 1 + BATCHES),
-    "other inputs": (lambda m: m(X), lambda m: m(X + 1), 2 * BATCHES),
-    "an input changed after the call": (changed_input, lambda m: m(torch.zeros_like(X)), 2 * BATCHES),
+    "equal inputs that are not the same": (lambda m: m(X), lambda m: m(X.clone()), 2 * BATCHES),
+    "equal masks": (lambda m: m(X, mask=X > 0), lambda m: m(X, mask=X > 0), 1 + BATCHES),
+    "other masks": (lambda m: m(X, mask=X > 0), lambda m: m(X, mask=X > 9), 2 * BATCHES),
+    "a mask changed after the call": (changed_mask, lambda m: m(X, mask=X > 9), 2 * BATCHES),
+    "sparse inputs": (lambda m: m(X, mask=sparse()), lambda m: m(X, mask=sparse()), 2 * BATCHES),
     "another setting": (lambda m: m(X), lambda m: m(X, scale=2.0), 2 * BATCHES),
     "the value of another keyword": (lambda m: m(X, head="a"), lambda m: m(X, other="a"), 2 * BATCHES),
     "another head": (lambda m: m(X, head="a"), lambda m: m(X, head="b"), 2 * BATCHES),

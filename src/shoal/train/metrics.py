@@ -269,7 +269,7 @@ class ForwardReuse:
     In the first batch of passes 1, 4, 16, ... over the validation set the model is called each time. A method may then
     use the output of `loss` if each of the two called the model once, with the same arguments and the same attributes
     of the model, and both outputs were equal. In other batches it gets that output if arguments and attributes are the
-    same again, and nothing was changed in place; arguments on the host may also be other tensors with the same values.
+    same again, and nothing was changed in place; integers on the host may also be other tensors with the same values.
     Models with hooks, or with a `__call__` of their own, are always called.
 
     Calls are intercepted by a `__call__` of the model's class, so user code that copies or saves the model, or reads
@@ -430,19 +430,21 @@ def _unchanged(before: _VersionedLeaves, now: _VersionedLeaves) -> bool:
 
 
 def _same(before: tuple[Any, int], now: tuple[Any, int]) -> bool:
-    """Whether a leaf is the same unchanged object, or a tensor of the host with the same values, such as a mask that
-    each method computes from the batch."""
+    """Whether a leaf is the same unchanged object, or integers of the host with equal values, such as a mask that each
+    method computes from the batch."""
     (a, version), (b, _) = before, now
     if a is b:
         return before[1] == now[1]
     if type(a) is not type(b):
         return False
-    ours, theirs = _data_of(a), _data_of(b)
-    if not isinstance(ours, Tensor):
+    if type(a) is not Tensor:
         return type(a) in _PLAIN and bool(a == b)
-    if ours.device.type != "cpu" or theirs.device.type != "cpu" or ours.is_inference() or ours._version != version:
-        return False
-    alike = (
-        ours.dtype == theirs.dtype and ours.stride() == theirs.stride() and ours.requires_grad == theirs.requires_grad
-    )
-    return alike and torch.equal(ours, theirs)
+    return _is_mask(a) and _is_mask(b) and a._version == version and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_inference()
+    return plain and tensor.dtype in _INTEGERS and torch._C._functorch.peek_interpreter_stack() is None
+
+
+_INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}

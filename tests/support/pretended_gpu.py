@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -181,7 +182,7 @@ class PretendedGpu:
         base = torch._C.TensorBase
 
         def device(tensor: Tensor) -> torch.device:
-            return _CUDA if _claimed(tensor) else base.device.__get__(tensor)  # type: ignore[attr-defined]
+            return _CUDA if _claimed(tensor) else base.device.__get__(tensor)
 
         def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             if isinstance(tensor, Stacked):
@@ -327,7 +328,7 @@ class _Graph:
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._before:
-                self._before[storage._cdata] = storage, storage.clone()
+                self._before[storage._cdata] = storage, storage.clone()  # type: ignore[no-untyped-call]
 
     def capture_end(self) -> None:
         self.gpu.record(None)
@@ -373,7 +374,8 @@ class _Stream:
 
 def _place_in_shoal() -> str:
     """The innermost line of Shoal that is running, else the innermost one of torch's Python."""
-    frame, first = sys._getframe(2), ""
+    frame: FrameType | None = sys._getframe(2)
+    first = ""
     while frame is not None:
         file = frame.f_code.co_filename
         if "/shoal/" in file:

@@ -1,4 +1,4 @@
-"""Tiny models in float64, of a few structures, of which one now and then is said to run out of memory."""
+"""Tiny models in float64, of a few structures; where a file says so, one of them runs out of memory."""
 
 import os
 import time
@@ -12,16 +12,13 @@ from torch.utils.data import TensorDataset
 
 import shoal
 
-__all__ = ["SHORTAGE", "SPACE", "Spirals"]
-
 STEP_SECONDS = 0.012
 
 SHORTAGE = "INVENTED_SHORTAGE"
-"""The variable that names a file; where that is, the next array that trains runs out of memory and renames it, to tell
-of its job."""
+"""The variable that names a file; where that is, the next array that trains runs out of memory and removes it."""
 
 trains = False
-"""Whether the job of this process does; one that measures may run out of memory without any harm to a trial."""
+"""Whether the job of this process does, on an invented GPU; one that measures may run out of memory without harm."""
 
 SPACE = {
     "lr": shoal.loguniform(1e-3, 0.3),
@@ -46,6 +43,9 @@ class Spirals(shoal.Task):
     def optimizer(self, model, config):
         return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=config["momentum"])
 
+    def scheduler(self, optimizer, config):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.7)
+
     def loss(self, model, batch):
         x, y = batch
         loss = F.cross_entropy(model(x), y)
@@ -64,12 +64,6 @@ class Spirals(shoal.Task):
 
 
 def _may_run_out_of_memory() -> None:
-    file = Path(os.environ[SHORTAGE])
     with suppress(FileNotFoundError):
-        file.rename(file.with_name(f"{file.name}-{_job()}"))  # of several processes one succeeds
+        Path(os.environ[SHORTAGE]).unlink()  # of several processes one succeeds
         raise torch.OutOfMemoryError("CUDA out of memory, as was asked for")
-
-
-def _job() -> str:
-    """Whose job this process does, by the log to which it writes."""
-    return Path(os.readlink("/proc/self/fd/1")).stem

@@ -1,4 +1,4 @@
-"""A command for `chaos.py`: gradient descent that saves each step, thinks for a while, and then prints its report.
+"""A command of `test_chaos.py`: gradient descent that saves each step, thinks for a while, and then prints its report.
 
 So it is often killed when it has saved and not yet printed, and it never prints a report again.
 """

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-TESTS = Path(__file__).parents[2] / "tests"
+TESTS = Path(__file__).parents[1]
 sys.path[1:1] = [str(TESTS / name) for name in ("run", "host") if str(TESTS / name) not in sys.path]
 
+import chaos_task  # noqa: E402
 import mps_fakes  # noqa: E402
 import nvml_samples  # noqa: E402
 
-from invented import task  # noqa: E402
 from shoal.core.device import Cluster, Device, Node  # noqa: E402
 from shoal.core.event import Event  # noqa: E402
 from shoal.core.job import Job, Purpose, WorkerContext  # noqa: E402
@@ -28,10 +28,9 @@ from shoal.run.gpu_sharing import GpuSharing  # noqa: E402
 from shoal.run.local import Local  # noqa: E402
 from shoal.run.mps import COMMAND, MpsDaemon  # noqa: E402
 from shoal.run.mps_clients import SharedGpu  # noqa: E402
+from shoal.run.registry import BACKENDS  # noqa: E402
 from shoal.train.control import JobControl  # noqa: E402
 from shoal.train.run import run  # noqa: E402
-
-__all__ = ["CLUSTER", "PLACE", "InventedLocal", "InventedNvml", "ailments", "install", "pipe", "suffer", "train"]
 
 PLACE = "INVENTED_PLACE"
 """The variable that names the directory of all this; a short one, for the sockets in it."""
@@ -52,12 +51,16 @@ CLUSTER = Cluster(
 )
 
 
-def install(place: Path) -> None:
-    """Make the machine that this process and those that it starts see."""
-    os.environ[PLACE] = str(place)
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    mps_fakes.install(place)
+def make() -> None:
+    """Make the machine, in the directory that the variable names."""
+    mps_fakes.install(_file(""))
     suffer({})
+
+
+def install() -> None:
+    """Let a study of this process have the machine."""
+    sys.modules["pynvml"] = InventedNvml()
+    BACKENDS["local"] = InventedLocal
 
 
 def suffer(ailments: dict[str, str]) -> None:
@@ -125,7 +128,7 @@ def train(job: Job, device: Device, worker_context: WorkerContext, control: JobC
     """A runner: that of Shoal on the CPU, in a process which uses the GPU as CUDA would."""
     if job.purpose is not Purpose.SIGNATURE and _context.server is None:
         _context.make()
-    task.trains = job.purpose is Purpose.TRAIN
+    chaos_task.trains = job.purpose is Purpose.TRAIN
     for event in run(job, replace(device, name="cpu:0", uuid=""), worker_context, control):
         yield event
         _context.check(device)

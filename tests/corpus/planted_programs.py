@@ -1,4 +1,4 @@
-"""Small programs in float64 for `mutations.py`: each uses other rules, optimizers, state or random numbers."""
+"""Small programs in float64 in which faults of Shoal show, each with rules, optimizers or state that others lack."""
 
 from typing import Any
 
@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import shoal
-
-__all__ = ["PROGRAMS", "Program"]
 
 FEATURES, HIDDEN, CLASSES, WORDS = 6, 4, 3, 7
 
@@ -291,12 +289,3 @@ class Long(Program):
     """Eighty-four steps."""
 
     epochs = 21
-
-
-PROGRAMS = {
-    kind.__name__: kind
-    for kind in (
-        *(Program, Labels, Convolution, Attention, Recurrent, Dropout, Clipped, Accumulated, OwnStep, State, Buffers),
-        *(Captured, Scheduled, Leaves, Evaluated, Noisy, Long),
-    )
-}
