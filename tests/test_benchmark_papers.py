@@ -76,6 +76,7 @@ def result(value: float, **change: Any) -> dict[str, Any]:
             ("2.50x", "0.50", "at least 2.00x: reached", "2.00x on 2026-12-01: **differs** within 10%"),
             id="differs",
         ),
+        pytest.param(result(float("nan")), ("not measured", "–", "at least 2.00x", "–"), id="no number"),
         pytest.param(result(2.5, figures={}), ("not measured", "–", "at least 2.00x", "–"), id="failed"),
     ],
 )  # fmt: skip
@@ -97,6 +98,13 @@ def test_a_row_of_the_index(found: Any, shown: tuple[str, ...], monkeypatch: pyt
     assert index.page(page, results) == page
     drawn = index.pictures(results)
     assert list(drawn) == ([] if shown[0] == "not measured" else ["benchmarks-hfta.svg"])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"outcome": "done"}'])
+def test_a_file_that_is_no_result_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text(text)
+    with pytest.raises(SystemExit, match=r"one\.json is not the result of a measurement .*; delete it"):
+        session.read([tmp_path])
 
 
 def test_a_measurement_that_skips_what_it_measures_has_no_result(tmp_path: Path) -> None:

@@ -61,15 +61,18 @@ def code_of(paths: Iterable[str]) -> str:
 
 
 def commit() -> str:
-    """The commit of the tree, with "+" if it has changes; "" without git."""
+    """The commit of the tree, with "+" if it has changes but those of documents; "" without git."""
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
-            cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        named = git("rev-parse", "--short=12", "HEAD")
     except FileNotFoundError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    if named.returncode:
+        return ""
+    return named.stdout.strip() + "+" * bool(git("status", "--porcelain", "--", ".", ":!docs").stdout)
 
 
 def take(
@@ -165,9 +168,16 @@ def last_line(text: str) -> str:
 
 def read(folders: Iterable[Path]) -> dict[str, Result]:
     """The results in some folders by name; those of later folders count."""
-    return {
-        file.stem: json.loads(file.read_text("utf-8")) for folder in folders for file in sorted(folder.glob("*.json"))
-    }
+    return {file.stem: _read(file) for folder in folders for file in sorted(folder.glob("*.json"))}
+
+
+def _read(file: Path) -> Result:
+    try:
+        found: Result = json.loads(file.read_text("utf-8"))
+        _ = found["outcome"], found["date"], found["code"], found["machine"], found["figures"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{file} is not the result of a measurement ({error!r}); delete it") from error
+    return found
 
 
 def write(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from shoal.train.metrics import ForwardReuse, validation_values
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 BATCHES = 3
+BUFFER = np.zeros((4, 3), bool)
 PLAIN = ForwardReuse(observes=False)
 
 
@@ -86,6 +88,23 @@ def changed_mask(model: nn.Module) -> Tensor:
     return found
 
 
+def reused_mask(model: nn.Module, value: bool) -> Tensor:
+    BUFFER.fill(value)  # past the counter of versions
+    return model(X, mask=torch.from_numpy(BUFFER))
+
+
+def noted_mask(model: nn.Module) -> Tensor:
+    mask = X > 0
+    found = model(X, mask=mask)
+    mask.seen = True
+    return found
+
+
+def gradient(model: nn.Module) -> Tensor:
+    with torch.enable_grad():
+        return torch.autograd.grad(model(X).sum(), model.linear.weight)[0]
+
+
 def sparse() -> Tensor:
     return torch.ones(4, 3).to_sparse()
 
@@ -117,6 +136,12 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "equal masks": (lambda m: m(X, mask=X > 0), lambda m: m(X, mask=X > 0), 1 + BATCHES),
     "other masks": (lambda m: m(X, mask=X > 0), lambda m: m(X, mask=X > 9), 2 * BATCHES),
     "a mask changed after the call": (changed_mask, lambda m: m(X, mask=X > 9), 2 * BATCHES),
+    "a mask in a buffer that is used again": (
+        lambda m: reused_mask(m, True),
+        lambda m: reused_mask(m, False),
+        2 * BATCHES,
+    ),
+    "a mask that gets an attribute": (noted_mask, lambda m: m(X, mask=X > 0), 2 * BATCHES),
     "sparse inputs": (lambda m: m(X, mask=sparse()), lambda m: m(X, mask=sparse()), 2 * BATCHES),
     "another setting": (lambda m: m(X), lambda m: m(X, scale=2.0), 2 * BATCHES),
     "the value of another keyword": (lambda m: m(X, head="a"), lambda m: m(X, other="a"), 2 * BATCHES),
@@ -135,7 +160,10 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "no call in the loss": (lambda m: m.linear(X), lambda m: m(X), BATCHES),
 }
 
-ALONE = CASES | {"a pruned copy": (lambda m: m(X), pruned_copy, 2 * BATCHES)}
+ALONE = CASES | {
+    "a gradient": (lambda m: m(X), gradient, 2 * BATCHES),
+    "a pruned copy": (lambda m: m(X), pruned_copy, 2 * BATCHES),
+}
 """With what an array runs member by member."""
 
 
