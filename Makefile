@@ -66,14 +66,11 @@ quick-%: $(READY)
 	$(BIN)/python benchmarks/$*.py --quick
 
 benchmarks-thorough: $(READY)
-	$(BIN)/python benchmarks/searches.py --quick --searches
-	$(BIN)/python benchmarks/placement.py --quick mixed
-	$(BIN)/python benchmarks/time_sharing.py --live --quick
-	$(BIN)/python benchmarks/groups_live.py --quick
+	$(BIN)/python tools/quick.py --experiments
 
 benchmarks: $(READY)  ## every experiment of the papers, and every rival; continues after a kill. AGAIN=1: on another day
 	@$(BIN)/pip install --quiet --constraint constraints.txt syne-tune
-	@$(BIN)/python tools/benchmarks.py $(if $(AGAIN),--again)
+	@$(BIN)/python tools/experiments.py $(if $(AGAIN),--again)
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.
 gpu:  ## measurements and tests that need an NVIDIA GPU, in at most 40 minutes; without a GPU it says so

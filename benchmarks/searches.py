@@ -49,7 +49,7 @@ from shoal.journal.view import JournalView
 from shoal.look.accounting import accounting
 from shoal.run.mps import MpsDaemon
 
-DATA = Path(os.environ.get("CIFAR10") or Path(__file__).parents[2] / "shared" / "data" / "any").parent
+DATA = Path(os.environ.get("CIFAR10") or Path(__file__).absolute().parents[2] / "shared" / "data" / "any").parent
 """The variable names a file in the folder of the data sets."""
 ALL = SEARCHES | OTHERS
 SLOTS, SHARING = 2, 8

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tools"))
-session, index, benchmarks = (importlib.import_module(name) for name in ("session", "index", "benchmarks"))
+session, index, experiments = (importlib.import_module(name) for name in ("session", "index", "experiments"))
 experiment = importlib.import_module("papers.experiment")
 
 EXPERIMENTS = [each for some in index.experiments_of().values() for each in some]
@@ -26,7 +26,7 @@ def test_there_are_enough_experiments_each_with_a_name_of_its_own() -> None:
         assert by_name.setdefault(each.measurement.name, each.measurement) == each.measurement, "one name, one command"
 
 
-@pytest.mark.parametrize("each", benchmarks.measurements_of(), ids=lambda each: each.name)
+@pytest.mark.parametrize("each", experiments.measurements_of(), ids=lambda each: each.name)
 def test_every_measurement_names_files_that_there_are(each: Any) -> None:
     for command in (each.command, each.quick):
         assert (ROOT / command[0]).is_file()
@@ -46,8 +46,8 @@ def test_every_experiment_says_what_is_compared(each: Any) -> None:
 
 
 def test_the_index_shows_the_results_that_there_are() -> None:
-    text = benchmarks.INDEX.read_text()
-    assert index.page(text, session.read([benchmarks.RESULTS])) == text, "python tools/benchmarks.py --list"
+    text = experiments.INDEX.read_text()
+    assert index.page(text, session.read([experiments.RESULTS])) == text, "python tools/experiments.py --list"
 
 
 MACHINE = {"device": "EPYC", "cores": 2, "gib": 24, "torch": "2.13.0"}
@@ -76,6 +76,7 @@ def result(value: float, **change: Any) -> dict[str, Any]:
             ("2.50x", "0.50", "at least 2.00x: reached", "2.00x on 2026-12-01: **differs** within 10%"),
             id="differs",
         ),
+        pytest.param(result(float("nan")), ("not measured", "–", "at least 2.00x", "–"), id="no number"),
         pytest.param(result(2.5, figures={}), ("not measured", "–", "at least 2.00x", "–"), id="failed"),
     ],
 )  # fmt: skip
@@ -99,9 +100,22 @@ def test_a_row_of_the_index(found: Any, shown: tuple[str, ...], monkeypatch: pyt
     assert list(drawn) == ([] if shown[0] == "not measured" else ["benchmarks-hfta.svg"])
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"outcome": "done"}'])
+def test_a_file_that_is_no_result_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text(text)
+    with pytest.raises(SystemExit, match=r"one\.json is not the result of a measurement .*; delete it"):
+        session.read([tmp_path])
+
+
+def test_a_measurement_that_skips_what_it_measures_has_no_result(tmp_path: Path) -> None:
+    one = session.Measurement("one", "One", 0, 60, ("-c", 'print(\'{"skipped": "no data"}\')'), (), ("tools",), ())
+    taken = session.take(one, one.command, 60, {})
+    assert (taken["outcome"], taken["reason"], taken["figures"]) == ("failed", "skipped: no data", {})
+
+
 def test_a_result_keeps_that_of_the_last_other_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = session.Measurement("one", "One", 0, 60, ("-c", "print('{\"speed\": 2}')"), (), ("tools/session.py",), ())
-    taken = session.Session([one], [], tmp_path, lambda results: None, dict, again=True)
+    taken = session.Session([one], [], tmp_path, lambda results: None, dict, again=lambda result: True)
     for day in ("2026-12-01", "2026-12-02", "2026-12-02", "2026-12-03"):
         monkeypatch.setattr(session.time, "strftime", lambda form, day=day: day)
         taken.run(5, MACHINE, {}, toy=False)

@@ -13,7 +13,7 @@ from papers.experiment import Experiment
 
 __all__ = ["experiments_of", "page", "pictures"]
 
-BEGIN, END = "<!-- measured: tools/benchmarks.py writes from here -->", "<!-- measured: to here -->"
+BEGIN, END = "<!-- measured: tools/experiments.py writes from here -->", "<!-- measured: to here -->"
 DIGITS = 3
 BAR, ROW, LABEL, VALUE, PAD = 300, 22, 330, 120, 10
 """Lengths of a picture in pixels: the longest bar, a row, the room of names and of values, the edge."""
@@ -48,6 +48,8 @@ def page(text: str, results: Mapping[str, Result]) -> str:
     lines = [f"{len(values)} experiments: {len(known)} measured, of which {reached} reach what was asked."]
     for title, some in all_of.items():
         lines += ["", f"## {title}", "", *_table(some, results), "", *_commands(some, results)]
+        if some is searches.EXPERIMENTS:
+            lines += ["", searches.means({each.title: value for each, value in known})]
     return f"{before}{BEGIN}\n\n{chr(10).join(lines).strip()}\n\n{END}{after}"
 
 
@@ -56,9 +58,10 @@ def value_of(each: Experiment, result: Mapping[str, Any] | None) -> float | None
     if result is None or not result["figures"]:
         return None
     try:
-        return float(each.figure(result["figures"]))
-    except KeyError:
+        value = float(each.figure(result["figures"]))
+    except (KeyError, ZeroDivisionError):
         return None
+    return value if math.isfinite(value) else None
 
 
 def _table(some: Sequence[Experiment], results: Mapping[str, Result]) -> list[str]:
@@ -95,9 +98,8 @@ def _other_day(each: Experiment, value: float | None, before: float | None, resu
 
 
 def _number(value: float, unit: str) -> str:
-    if value == 0 or not math.isfinite(value):
-        shown = f"{value:g}"
-    else:
+    shown = "0"
+    if value:
         shown = f"{value:.{max(0, DIGITS - 1 - math.floor(math.log10(abs(value))))}f}"
     return f"{shown}{' ' if unit not in ('x', '') else ''}{unit}"
 
@@ -131,7 +133,7 @@ def pictures(results: Mapping[str, Result]) -> dict[str, str]:
 def bars(title: str, rows: Iterable[tuple[str, float, float | None]]) -> str:
     """Bars of values, with a thin one for that of the paper where there is one, and a line at 1."""
     rows = list(rows)
-    most = max(value for _, *pair in rows for value in pair if value is not None)
+    most = max(value for _, *pair in rows for value in pair if value is not None) or 1.0
     scale, width = BAR / most, LABEL + BAR + VALUE
     height = (len(rows) + 2) * ROW + PAD
     lines = [

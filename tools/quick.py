@@ -2,6 +2,7 @@
 
     python tools/quick.py fusion searches   prints a line for each, and of one that fails all its output
     python tools/quick.py --measurements  those of tools/gpu.py at toy size on a CPU; each has to print its result
+    python tools/quick.py --experiments   those of tools/experiments.py at toy size, likewise
 
 The last line has the CPU seconds of all, in user and in system mode; the exit status is 1 if one of them failed.
 """
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
+from experiments import measurements_of
 from gpu import environment_of_measurements
 from gpu_measurements import MEASUREMENTS
 from session import figures_of
@@ -42,6 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", help="of files in benchmarks/, without .py")
     parser.add_argument("--measurements", action="store_true", help="those of tools/gpu.py at toy size as well")
+    parser.add_argument("--experiments", action="store_true", help="those of tools/experiments.py at toy size as well")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that begins this in the background ignores it
     commands: dict[str, Sequence[str]] = {name: (str(BENCHMARKS / f"{name}.py"), "--quick") for name in options.names}
@@ -50,6 +53,8 @@ def main() -> int:
         if options.measurements:
             commands |= {each.name: each.quick for each in MEASUREMENTS}
             os.environ |= environment_of_measurements(Path(folder))[0] | {"CUDA_VISIBLE_DEVICES": ""}
+        if options.experiments:
+            commands |= {each.name: each.quick for each in measurements_of() if not each.missing()}
         _import((*LARGE, *(OF_MEASUREMENTS if options.measurements else ())))
         failed = [name for name, command in commands.items() if not _runs(name, command, name not in options.names)]
     finally:

@@ -1,4 +1,4 @@
-"""Takes measurements one after another while minutes last, and loses no result: `gpu.py` and `benchmarks.py` use it.
+"""Takes measurements one after another while minutes last, and loses no result: `gpu.py` and `experiments.py` use it.
 
 Each measurement is a process with a time limit of its own, killed with all that it started when that is over. Its
 result is a file NAME.json, written as soon as it is there: what was measured, by which command, of which commit, on
@@ -41,7 +41,7 @@ Result = Mapping[str, Any]
 
 
 def code_of(paths: Iterable[str]) -> str:
-    """A hash of the Python files below some paths of a tree: of their names and contents.
+    """A hash of the files below some paths of a tree: of their names and contents.
 
     Raises:
         FileNotFoundError: There is no such path.
@@ -51,7 +51,8 @@ def code_of(paths: Iterable[str]) -> str:
         path = ROOT / each
         if not path.exists():
             raise FileNotFoundError(f"there is no {each} in {ROOT}, on which a measurement depends")
-        found |= {path} if path.is_file() else set(path.rglob("*.py"))
+        files = [path] if path.is_file() else path.rglob("*")
+        found |= {file for file in files if file.is_file() and file.suffix != ".pyc"}
     digest = hashlib.sha256()
     for path in sorted(found):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -60,15 +61,18 @@ def code_of(paths: Iterable[str]) -> str:
 
 
 def commit() -> str:
-    """The commit of the tree, with "+" if it has changes; "" without git."""
+    """The commit of the tree, with "+" if it has changes but those of documents; "" without git."""
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
-            cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        named = git("rev-parse", "--short=12", "HEAD")
     except FileNotFoundError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    if named.returncode:
+        return ""
+    return named.stdout.strip() + "+" * bool(git("status", "--porcelain", "--", ".", ":!docs").stdout)
 
 
 def take(
@@ -107,6 +111,8 @@ def take(
     outcome, reason = "done", ""
     if status is None:
         outcome, reason, figures = "cut off", f"not done in {limit:.0f} s", None
+    elif figures is not None and "skipped" in figures:
+        outcome, reason, figures = "failed", f"skipped: {figures['skipped']}", None
     elif figures is None or status not in (0, 1):
         outcome, reason, figures = (
             "failed",
@@ -162,9 +168,16 @@ def last_line(text: str) -> str:
 
 def read(folders: Iterable[Path]) -> dict[str, Result]:
     """The results in some folders by name; those of later folders count."""
-    return {
-        file.stem: json.loads(file.read_text("utf-8")) for folder in folders for file in sorted(folder.glob("*.json"))
-    }
+    return {file.stem: _read(file) for folder in folders for file in sorted(folder.glob("*.json"))}
+
+
+def _read(file: Path) -> Result:
+    try:
+        found: Result = json.loads(file.read_text("utf-8"))
+        _ = found["outcome"], found["date"], found["code"], found["machine"], found["figures"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{file} is not the result of a measurement ({error!r}); delete it") from error
+    return found
 
 
 def write(path: Path, text: str) -> None:
@@ -197,7 +210,7 @@ class Session:
         write_page: shows all results, by name.
         look: finds the device; words where there is none.
         clock: seconds that only grow.
-        again: whether to take those again whose result is of another day.
+        again: whether to take one again that has this result.
     """
 
     measurements: Sequence[Measurement]
@@ -206,7 +219,7 @@ class Session:
     write_page: Callable[[Mapping[str, Result]], None]
     look: Callable[[], Mapping[str, Any] | str]
     clock: Callable[[], float] = time.monotonic
-    again: bool = False
+    again: Callable[[Result], bool] = lambda result: False
 
     def results(self) -> dict[str, Result]:
         """All results that there are, by name."""
@@ -218,8 +231,8 @@ class Session:
         for each in self.measurements:
             result = found.get(each.name)
             reason = why(each, result)
-            if self.again and result is not None and result["date"] != time.strftime("%Y-%m-%d"):
-                reason = reason or "of another day"
+            if result is not None and self.again(result):
+                reason = reason or "again"
             lacks = each.missing() if reason else []
             if reason and not lacks:
                 todo.append(each)

@@ -128,5 +128,8 @@ ABLATION = {"none": {}, **FACTORS, "all": {key: values for each in FACTORS.value
 CASES = (
     *(equal(network, 8) for network in NETWORKS),
     *(Case(f"batches of {size}", {"batch_size": (size,)}) for size in (32, 100)),
-    *(Case(name, factors, pipeline) for pipeline in ("tensors", "png") for name, factors in ABLATION.items()),
-)
+    *(
+        Case(name, factors, pipeline, samples=300 if "model" in factors else 1250)
+        for pipeline in ("tensors", "png") for name, factors in ABLATION.items()
+    ),
+)  # fmt: skip

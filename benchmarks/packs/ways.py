@@ -175,15 +175,10 @@ class Chosen(Way):
         self.packs = [
             (LaneScheduler(place), [ArrayTrainer("pack", array, worker_state) for array in pack]) for pack in packs
         ]
-        while self.epochs < settled and not self.settled:
-            self.run()
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is tried any more."""
-        return all(
+        while self.epochs < settled and not all(
             turns.interleaving is not None and all(lane.settled for lane in lanes) for turns, lanes in self.packs
-        )
+        ):
+            self.run()
 
     def epoch(self, number: int) -> None:
         """One of every lane."""

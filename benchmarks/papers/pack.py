@@ -20,7 +20,7 @@ def measurement(name: str, title: str, seconds: int, *arguments: str) -> Measure
     return Measurement(f"pack-{name}", title, int(seconds / 1.5), 3 * seconds, command, quick, needs=(*CORE, "PIL"))
 
 
-ABLATION = measurement("ablation", "packs of equal networks, and of members that differ in a factor", 240, "ablation")
+ABLATION = measurement("ablation", "packs of equal networks, and of members that differ in a factor", 270, "ablation")
 MEMORY = measurement("memory", "memory of packs", 45, "memory")
 SWITCHING = measurement("switching", "what another model adds to a search", 30, "switching")
 SEARCHES = {

@@ -25,7 +25,7 @@ from shoal.core.errors import CheckpointError, ShoalError
 from shoal.core.event import MembersLeft
 from shoal.core.job import Job, Purpose
 from shoal.core.request import Request
-from shoal.core.rows import Deletion, Intervention, TrialRow
+from shoal.core.rows import Deletion, TrialRow
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.journal.requests import write_request
 from shoal.journal.view import JournalView
@@ -262,11 +262,6 @@ def test_an_origin_stays_until_its_copy_has_reported() -> None:
     state.trials.begin("job", "gpu", [state.trials[1_000_000].member])
     state.trials.reported(Report(1_000_000, 6, {"loss": 3.0}))
     assert deleted(machine.plan(5.0)) == [(machine.first, True)]
-    state.trials.reported(Report(1_000_000, 6, {}, state=TrialState.FAILED, reason="no space left"))
-    state.trials.requeue("job", None, failed=True)
-    recorded, _ = machine.step(Request("3", "retry", trials=(1_000_000,)), 6.0)
-    (refused,) = [each.refused for each in recorded if isinstance(each, Intervention)]
-    assert f"begins with the weights of trial {machine.first}, which are deleted" in " ".join(refused)
 
 
 def test_a_trial_that_the_algorithm_may_copy_keeps_its_files_until_the_search_ends() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.core.device import Cluster, Device
-from shoal.core.errors import BackendError, StorageFullError
+from shoal.core.errors import BackendError, CheckpointError, StorageFullError
 from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
 from shoal.core.trial import Trial
 from shoal.host.monitor import Condition, DeviceProcess
@@ -139,6 +139,7 @@ class PersistedState:
         started: Ids of the started jobs.
         requests: Names of users' requests.
         deleted: Number of each trial of which checkpoints were deleted -> whether its weights were.
+        without_copy: Numbers of the trials that could not begin as copies; a user may try them again.
     """
 
     now: float = 0.0
@@ -147,6 +148,7 @@ class PersistedState:
     started: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
     deleted: dict[int, bool] = field(default_factory=dict)
+    without_copy: set[int] = field(default_factory=set)
 
 
 class FaultyBackend(Virtual):
@@ -229,10 +231,14 @@ class FaultyBackend(Virtual):
     def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
         """Copy a checkpoint, which was not deleted."""
         with self._faults.kill_points():
-            origin = trial.origin
-            if origin and trial.number not in self._persisted.checkpoints and self._persisted.deleted.get(origin.trial):
+            origin, known = trial.origin, self._persisted.checkpoints.keys() | self._persisted.without_copy
+            if origin and trial.number not in known and self._persisted.deleted.get(origin.trial):
                 raise InvariantViolation(f"trial {trial.number} begins with the weights of {origin}, which are deleted")
-            super().copy_checkpoint(directory, trial)
+            try:
+                super().copy_checkpoint(directory, trial)
+            except CheckpointError:
+                self._persisted.without_copy.add(trial.number)
+                raise
 
     def delete_checkpoints(self, directory: Path, trial: int, *, weights: bool) -> None:
         """Delete the checkpoints of a trial that no job trains."""

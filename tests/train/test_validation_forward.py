@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from shoal.train.metrics import ForwardReuse, validation_values
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 BATCHES = 3
+BUFFER = np.zeros((4, 3), bool)
 PLAIN = ForwardReuse(observes=False)
 
 
@@ -31,8 +33,12 @@ class Counted(nn.Module):
         self.register_buffer("shift", torch.zeros(()))
         self.passes = lambda: passes.append(1)
 
-    def forward(self, x: Tensor, scale: float = 1.0, head: str = "a", other: str = "") -> Tensor:
+    def forward(
+        self, x: Tensor, scale: float = 1.0, head: str = "a", other: str = "", mask: Tensor | None = None
+    ) -> Tensor:
         self.passes()
+        if mask is not None:
+            scale *= float((mask.to_dense() if mask.is_sparse else mask).sum()) + 1.0
         shift = self.shift + self.extras.get("shift", 0.0) + (head == "b") + 2 * (other == "a")
         return self.linear(x) * scale * (self.switches["scale"] if self.adapted else 1.0) + shift
 
@@ -75,11 +81,32 @@ def changed_output(model: nn.Module) -> Tensor:
     return model(X).zero_()
 
 
-def changed_input(model: nn.Module) -> Tensor:
-    given = X.clone()
-    found = model(given)
-    given.zero_()
+def changed_mask(model: nn.Module) -> Tensor:
+    mask = X > 0
+    found = model(X, mask=mask)
+    mask.zero_()
     return found
+
+
+def reused_mask(model: nn.Module, value: bool) -> Tensor:
+    BUFFER.fill(value)  # past the counter of versions
+    return model(X, mask=torch.from_numpy(BUFFER))
+
+
+def noted_mask(model: nn.Module) -> Tensor:
+    mask = X > 0
+    found = model(X, mask=mask)
+    mask.seen = True
+    return found
+
+
+def gradient(model: nn.Module) -> Tensor:
+    with torch.enable_grad():
+        return torch.autograd.grad(model(X).sum(), model.linear.weight)[0]
+
+
+def sparse() -> Tensor:
+    return torch.ones(4, 3).to_sparse()
 
 
 def pruned_copy(model: nn.Module) -> Tensor:
@@ -105,9 +132,17 @@ def hooked(model: nn.Module) -> Tensor:
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "the same call": (lambda m: m(X), lambda m: m(X), 1 + BATCHES),
-    "equal inputs that are not the same": (lambda m: m(X), lambda m: m(X.clone()), 1 + BATCHES),
-    "other inputs": (lambda m: m(X), lambda m: m(X + 1), 2 * BATCHES),
-    "an input changed after the call": (changed_input, lambda m: m(torch.zeros_like(X)), 2 * BATCHES),
+    "equal inputs that are not the same": (lambda m: m(X), lambda m: m(X.clone()), 2 * BATCHES),
+    "equal masks": (lambda m: m(X, mask=X > 0), lambda m: m(X, mask=X > 0), 1 + BATCHES),
+    "other masks": (lambda m: m(X, mask=X > 0), lambda m: m(X, mask=X > 9), 2 * BATCHES),
+    "a mask changed after the call": (changed_mask, lambda m: m(X, mask=X > 9), 2 * BATCHES),
+    "a mask in a buffer that is used again": (
+        lambda m: reused_mask(m, True),
+        lambda m: reused_mask(m, False),
+        2 * BATCHES,
+    ),
+    "a mask that gets an attribute": (noted_mask, lambda m: m(X, mask=X > 0), 2 * BATCHES),
+    "sparse inputs": (lambda m: m(X, mask=sparse()), lambda m: m(X, mask=sparse()), 2 * BATCHES),
     "another setting": (lambda m: m(X), lambda m: m(X, scale=2.0), 2 * BATCHES),
     "the value of another keyword": (lambda m: m(X, head="a"), lambda m: m(X, other="a"), 2 * BATCHES),
     "another head": (lambda m: m(X, head="a"), lambda m: m(X, head="b"), 2 * BATCHES),
@@ -125,7 +160,10 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "no call in the loss": (lambda m: m.linear(X), lambda m: m(X), BATCHES),
 }
 
-ALONE = CASES | {"a pruned copy": (lambda m: m(X), pruned_copy, 2 * BATCHES)}
+ALONE = CASES | {
+    "a gradient": (lambda m: m(X), gradient, 2 * BATCHES),
+    "a pruned copy": (lambda m: m(X), pruned_copy, 2 * BATCHES),
+}
 """With what an array runs member by member."""
 
 

@@ -172,9 +172,6 @@ def _retry(state: StudyState, request: Request) -> Intervention:
     def fault(record: TrialRecord) -> str:
         if not record.has_failed:
             return f"has not failed, it is {record.state}"
-        origin = record.trial.origin
-        if origin and not record.checkpoint and not state.retention.has_weights(origin.trial):
-            return f"begins with the weights of trial {origin.trial}, which are deleted"
         return f"is still in {record.job}; try again in a moment" if state.trials.has_member(record) else ""
 
     trials, refused = _split_valid(state, request, fault)

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ from shoal.fuse.compile_cache import CompileRecord
 from shoal.host.activity_clock import during
 from shoal.plan.cost.cost import Cost
 from shoal.train.array_members import ArrayMembers, LossTracker, call_end_epoch
-from shoal.train.averages import averaged, update_averages
 from shoal.train.data.loader import augmentation_seed
 from shoal.train.fused_stepper import make_stepper
 from shoal.train.outside import refuse_lasting_change, shares_outside
@@ -33,12 +32,46 @@ from shoal.train.team.leader import TeamLeader
 from shoal.train.trial_runtime import TrialRuntime
 from shoal.train.worker_state import WorkerState
 
-__all__ = ["ArrayTrainer"]
+__all__ = ["ArrayTrainer", "averaged", "update_averages"]
 
 _log = logging.getLogger("shoal.train")
 
 JOIN_WAIT_SHARE = 0.1
 """Fraction of an epoch's seconds that the array waits for trials to replace those that left."""
+
+
+@torch.no_grad()
+def update_averages(runtimes: Sequence[TrialRuntime]) -> None:
+    """Update the averages of the trials that have them after a training step."""
+    for runtime in runtimes:
+        if (ema_decay := runtime.settings.ema_decay) is None:
+            continue
+        parameters = _trained(runtime.model)
+        for name in parameters.keys() - runtime.average.keys():  # at the first step all, later those unfrozen since
+            runtime.average[name] = parameters[name].detach().clone()
+        torch._foreach_lerp_([runtime.average[name] for name in parameters], [*parameters.values()], 1 - ema_decay)
+
+
+@contextmanager
+def averaged(runtimes: Sequence[TrialRuntime]) -> Iterator[None]:
+    """Replace the parameters of trials with their averages within the context, and restore them exactly afterwards."""
+    swapped: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for runtime in runtimes:
+            for name, average in runtime.average.items():
+                parameter = runtime.model.get_parameter(name)
+                swapped.append((parameter, parameter.detach().clone()))
+                parameter.copy_(average)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for averaged_one, own in swapped:
+                averaged_one.copy_(own)
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
 class ArrayTrainer:
@@ -91,9 +124,6 @@ class ArrayTrainer:
         self._later, self._size = array.later, len(array.members)
         self._cohort: list[TrialRuntime] = []  # trials at the same step of their epochs, in training now
         self._mixed_epochs = True  # whether trials at different epochs train as one array
-        self._one_by_one = (
-            False  # whether each trains whole epochs, as plain steps are the fastest: its caches stay warm
-        )
         self._began, self._spent = 0.0, 0.0  # start of the current call, and seconds of the epoch before it
         self._lockstep = False
         self._plan: StepPlan | None = None
@@ -190,8 +220,7 @@ class ArrayTrainer:
             if not self._members.runtimes:
                 yield False
                 continue
-            cohort = self._members.next_cohort(self._mixed_epochs)
-            yield from self._train_epoch([min(cohort, key=_epoch_of)] if self._one_by_one else cohort)
+            yield from self._train_epoch(self._members.next_cohort(self._mixed_epochs))
 
     def _train_epoch(self, cohort: list[TrialRuntime]) -> Iterator[bool]:
         """Train a cohort for the rest of its epoch, validate it and report the metrics; yield as `_train_all`."""
@@ -252,11 +281,7 @@ class ArrayTrainer:
         if (profile := stepper.new_profile) is not None and profile != self._profile:
             self._profile = profile
             self.events.append(Profiled(self._job, self.key, profile))
-        self._one_by_one |= stepper.plain_is_fastest and train.sample_sharing in ("resident", "kept")
-        if self._one_by_one or not self._members.runtimes:
-            yield False
-            return
-        if any(report.state is not TrialState.RUNNING for report in reports):
+        if self._members.runtimes and any(report.state is not TrialState.RUNNING for report in reports):
             self.join_wait = JOIN_WAIT_SHARE * seconds
         yield False
 
@@ -460,10 +485,6 @@ def _watch_outside(state: WorkerState, model: nn.Module, record: ProofRecord) ->
             raise StepRefusedError(shares_outside(label), since_check=True)
 
     return refuse
-
-
-def _epoch_of(runtime: TrialRuntime) -> int:
-    return runtime.epoch
 
 
 def _take_step_alone(stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:

@@ -142,11 +142,6 @@ class FusedStepper(Stepper):
         """Whether the fastest step mode was found."""
         return self._plain is not None or not isinstance(self._steps, TrainingStep) or self._steps.mode is not None
 
-    @property
-    def plain_is_fastest(self) -> bool:
-        """As for `Stepper`."""
-        return self._plain is not None and len(self.runtimes) > 1
-
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster."""
         mode = self._next_mode(None if self.settled else self._mixed_batch(batches)[1])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, update_wrapper
-from itertools import chain, islice, starmap
+from itertools import chain, islice
 from operator import is_
 from typing import Any
 
@@ -242,9 +242,11 @@ _CALL: Callable[..., Any] = nn.Module.__call__
 
 @dataclass
 class _Call:
-    """A call of a model: its arguments, state of the model before it, and result."""
+    """A call of a model: its arguments with copies of those that are masks, by index, state of the model before it, and
+    result."""
 
     given: _VersionedLeaves
+    masks: dict[int, Tensor]
     spec: pytree.TreeSpec | None
     state: tuple[list[Any], list[int]]
     result: Any
@@ -252,10 +254,20 @@ class _Call:
 
     def equals(self, other: "_Call") -> bool:
         """Whether a call has the same arguments, and the model the same state."""
-        if self.spec != other.spec or not _unchanged(self.given, other.given):
+        if self.spec != other.spec or len(self.given) != len(other.given):
+            return False
+        pairs = zip(self.given, other.given, strict=True)
+        if not all(_same(a, b) or self._equal_masks(index, b[0]) for index, (a, b) in enumerate(pairs)):
             return False
         (ours, versions), (theirs, other_versions) = self.state, other.state
         return versions == other_versions and len(ours) == len(theirs) and all(map(is_, ours, theirs))
+
+    def _equal_masks(self, index: int, other: Any) -> bool:
+        """Whether an argument has the values of another one, such as a mask that each method computes."""
+        mine = self.masks.get(index)
+        if mine is None or vars(self.given[index][0]) or not _is_mask(other):
+            return False
+        return mine.dtype == other.dtype and torch.equal(mine, other)
 
     @property
     def intact(self) -> bool:
@@ -269,7 +281,8 @@ class ForwardReuse:
     In the first batch of passes 1, 4, 16, ... over the validation set the model is called each time. A method may then
     use the output of `loss` if each of the two called the model once, with the same arguments and the same attributes
     of the model, and both outputs were equal. In other batches it gets that output if arguments and attributes are the
-    same again, and nothing was changed in place; arguments on the host may also be other tensors with the same values.
+    same again, and nothing was changed in place; integers on the host may also be other
+    tensors with the same values.
     Models with hooks, or with a `__call__` of their own, are always called.
 
     Calls are intercepted by a `__call__` of the model's class, so user code that copies or saves the model, or reads
@@ -314,14 +327,15 @@ class ForwardReuse:
         def observed_call(called: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if called is not model:
                 return _CALL(called, *args, **kwargs)
-            if state.has_hooks():
+            if state.has_hooks() or torch.is_grad_enabled():  # an output belongs to the graph of its own call
                 calls[method] = None
                 return _CALL(model, *args, **kwargs)
             if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # the common case
                 given, spec = [args[0]], None
             else:
                 given, spec = pytree.tree_flatten((args, kwargs))
-            call = _Call(_versions(given), spec, state.read(), None, [])
+            masks = {index: each.clone() for index, each in enumerate(given) if method == "loss" and _is_mask(each)}
+            call = _Call(_versions(given), masks, spec, state.read(), None, [])
             first = calls.get("loss") if method in self._allowed and not self._proving else None
             if first is not None and first.equals(call) and first.intact:
                 return first.result
@@ -380,7 +394,7 @@ class _State:
         self._dicts = [*modules, *(table for table in tables if isinstance(table, dict))]
         self._sequences = [table for table in tables if not isinstance(table, dict)]
         registered = [each for held in modules for name in ("_parameters", "_buffers") for each in held[name].values()]
-        wholes = [_data_of(each) for each in registered if each is not None]
+        wholes = [each.whole if isinstance(each, Stacked) else each for each in registered if each is not None]
         self._tensors = [each for each in wholes if not each.is_inference()]
         self._modules = modules
 
@@ -416,33 +430,25 @@ def _versions(leaves: Iterable[Any]) -> _VersionedLeaves:
     return [(leaf, _version_of(leaf)) for leaf in leaves]
 
 
-def _data_of(leaf: Any) -> Any:
-    return leaf.whole if isinstance(leaf, Stacked) else leaf
-
-
 def _version_of(leaf: Any) -> int:
-    data = _data_of(leaf)
+    data = leaf.whole if isinstance(leaf, Stacked) else leaf
     return data._version if isinstance(data, Tensor) and not data.is_inference() else 0
 
 
 def _unchanged(before: _VersionedLeaves, now: _VersionedLeaves) -> bool:
-    return len(before) == len(now) and all(starmap(_same, zip(before, now, strict=True)))
+    return len(before) == len(now) and all(map(_same, before, now))
 
 
 def _same(before: tuple[Any, int], now: tuple[Any, int]) -> bool:
-    """Whether a leaf is the same unchanged object, or a tensor of the host with the same values, such as a mask that
-    each method computes from the batch."""
-    (a, version), (b, _) = before, now
-    if a is b:
-        return before[1] == now[1]
-    if type(a) is not type(b):
+    (a, version), (b, other) = before, now
+    return version == other and (a is b or (type(a) in _PLAIN and type(a) is type(b) and bool(a == b)))
+
+
+def _is_mask(leaf: Any) -> bool:
+    """Whether a leaf is a plain tensor of integers on the host, which is compared by its values."""
+    if type(leaf) is not Tensor or leaf.device.type != "cpu" or leaf.layout != torch.strided:
         return False
-    ours, theirs = _data_of(a), _data_of(b)
-    if not isinstance(ours, Tensor):
-        return type(a) in _PLAIN and bool(a == b)
-    if ours.device.type != "cpu" or theirs.device.type != "cpu" or ours.is_inference() or ours._version != version:
-        return False
-    alike = (
-        ours.dtype == theirs.dtype and ours.stride() == theirs.stride() and ours.requires_grad == theirs.requires_grad
-    )
-    return alike and torch.equal(ours, theirs)
+    return leaf.dtype in _INTEGERS and not vars(leaf) and torch._C._functorch.peek_interpreter_stack() is None
+
+
+_INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}

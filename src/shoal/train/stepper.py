@@ -85,11 +85,6 @@ class Stepper(ABC):
         """Whether the fastest step mode was found."""
         return True
 
-    @property
-    def plain_is_fastest(self) -> bool:
-        """Whether plain steps of several trials were timed, and are faster than those of an array."""
-        return False
-
     @abstractmethod
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step of every trial.

@@ -1,9 +1,9 @@
 """The experiments of the papers, and of every rival, on this machine: `make benchmarks`.
 
-    python tools/benchmarks.py               those that are missing, or older than the code they measure
-    python tools/benchmarks.py --again       those of another day as well, to see whether both days agree
-    python tools/benchmarks.py fusion packs  some, by the names of the index
-    python tools/benchmarks.py --list        what is there, and the index and its pictures anew from it
+    python tools/experiments.py               those that are missing, or older than the code they measure
+    python tools/experiments.py --again       those of another day as well, to see whether both days agree
+    python tools/experiments.py search-lstm   one, by its name in the index, also if there is a result
+    python tools/experiments.py --list        what is there, and the index and its pictures anew from it
 
 The lists are in `benchmarks/papers`. Results are files in docs/benchmarks/results, written one by one, so that a run
 that was killed continues where it was; the index is docs/benchmarks/index.md.
@@ -13,6 +13,7 @@ import argparse
 import os
 import platform
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -65,9 +66,11 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="those whose result is of another day as well")
     parser.add_argument("--list", action="store_true", help="measure nothing")
     options = parser.parse_args()
+    today = time.strftime("%Y-%m-%d")
     session = Session(
-        measurements_of(options.names), [], RESULTS, write_index, dict, again=options.again or bool(options.names)
-    )
+        measurements_of(options.names), [], RESULTS, write_index, dict,
+        again=lambda result: bool(options.names) or (options.again and result["date"] != today),
+    )  # fmt: skip
     if options.list:
         session.tell(0)
         write_index(session.results())
