@@ -34,7 +34,7 @@ class Measurement:
     most: int
     command: tuple[str, ...]
     quick: tuple[str, ...]
-    code: tuple[str, ...] = ("src/shoal", "benchmarks", "scenarios")
+    code: tuple[str, ...] = ("src/shoal", "benchmarks", "examples", "scenarios")
     needs: tuple[str, ...] = CORE
 
     def missing(self) -> list[str]:

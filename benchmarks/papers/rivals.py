@@ -73,8 +73,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     against("Ray Tune", "2.60, a process for each trial, on a cluster that is up, one run", 20.0, noise=0.3),
     against("Ray Tune, reuse_actors", "2.60, processes reused, on a cluster that is up, one run", noise=0.3),
     against("Syne Tune", "0.16, local back end, a process for each trial, one run", noise=0.3),
-    against("RapidFire AI", f"not run: {RAPIDFIRE}",
-            reported="16 to 24 times the throughput of runs one after another"),
     Experiment(
         "Ray Tune against Shoal over Ray", "", "", SEARCH + "both on a cluster that is up", PEERS,
         lambda found: found["seconds"]["Ray Tune"] / found["seconds"][OVER_RAY], 15.0, noise=0.3, why=IMPORTS,
