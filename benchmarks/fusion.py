@@ -10,7 +10,6 @@ On a GPU it shows peaks of memory. Without one the models are of reduced sizes, 
 """
 
 import argparse
-import json
 import logging
 import math
 import multiprocessing
@@ -27,6 +26,7 @@ from typing import Any
 import psutil
 import torch
 from models import WORKLOADS
+from report import report
 from rivals.arrays import Chosen, Eager
 from rivals.processes import Processes
 from rivals.race import OUT_OF_MEMORY, Finding, difference, race
@@ -85,8 +85,7 @@ def main() -> int:
     figures, missed = take(options, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     print(f"{options.threads} threads, torch {torch.__version__}, {options.dtype}; "
           f"{options.rounds} rounds of {options.seconds / options.rounds:g} s for each rival, medians")  # fmt: skip
-    print(json.dumps({**figures, "missed": missed}))
-    return 1 if missed else 0
+    return report(figures, missed)
 
 
 def speeds(options: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], list[str]]:

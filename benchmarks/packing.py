@@ -13,7 +13,6 @@ Interleaved; medians without the first round. Speed is that of Shoal against the
 """
 
 import argparse
-import json
 import logging
 import math
 import os
@@ -34,6 +33,7 @@ import torch
 from packs.pictures import look_for_data, write
 from packs.tasks import CASES, METRIC, SPACE, Case, Cifar, equal
 from packs.ways import Chosen, Paper, Sequential, Way, measured, speed_of
+from report import report
 from rivals.first import first_search
 from rivals.forked import in_a_fork
 from rivals.plain_search import Asked, PlainSearch, in_a_loop, in_processes
@@ -70,8 +70,7 @@ def main() -> int:
         for part in options.parts:
             figures[part] = PARTS[part](options, missed)
     missed = [] if options.quick else missed
-    print(json.dumps({**figures, "missed": missed}))
-    return 1 if missed else 0
+    return report(figures, missed)
 
 
 def arguments() -> argparse.Namespace:

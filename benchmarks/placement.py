@@ -23,7 +23,6 @@ Each study measures models anew. The last line is one JSON object; the exit stat
 """
 
 import argparse
-import json
 import logging
 import os
 import platform
@@ -41,6 +40,7 @@ import torch
 from packs.pictures import look_for_data
 from placed.sharing import gap, side_by_side
 from placed.spaces import BY_TRIAL, EVERYTHING, MIXES, ONE_JOB, PLAIN, Jobs, jobs
+from report import report
 from rivals.plain_search import Asked, in_processes
 
 import shoal
@@ -97,8 +97,7 @@ def main() -> int:
             print(f"{row:20}" + "".join(f"{each.get(column, '–'):>13}" for column in COLUMNS), flush=True)
         missed += judged(name, rows, chosen.asked)
     missed = [] if options.quick else missed
-    print(json.dumps({**figures, "missed": missed}))
-    return 1 if missed else 0
+    return report(figures, missed)
 
 
 def arguments() -> argparse.Namespace:

@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 from optuna.pruners import HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
+from report import report
 from rival_searches import Optuna, SyneTune
 from surrogates import BEYOND, EPOCHS, ETA, SPACE, Search, ShoalSearch, losses_of, tables
 
@@ -229,8 +230,7 @@ def main() -> int:
         for part in parts:
             figures[part], own = PARTS[part](Runner(pool, options.data, seeds, options.quick))
             missed += [] if options.quick else own
-    print(json.dumps({**figures, "missed": missed}))
-    return 1 if missed else 0
+    return report(figures, missed)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,8 @@ the table shows medians, and for Shoal what the time of a slot was spent on, as 
 """
 
 import argparse
-import json
 import logging
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -34,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from report import machine, report
 from rivals.forked import in_a_fork
 from rivals.plain_search import Asked, in_a_loop, in_processes
 from search_tasks.registry import OTHERS, SEARCHES
@@ -254,8 +253,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     logging.getLogger("shoal").setLevel(logging.ERROR)
     import_module("torch._dynamo")  # takes seconds, which each process would pay that makes its first optimizer
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-          f"torch {torch.__version__}; {given.device}, median of {given.rounds}")  # fmt: skip
+    print(f"{machine('torch')}; {given.device}, median of {given.rounds}")
     print(f"{'':26} {'way':6} {'seconds':>8} {'of plain':>8} {'of pool':>8} {'best':>10}")
     found: dict[str, Measured] = {}
     missed: list[str] = []
@@ -267,8 +265,7 @@ def main() -> int:
             print(found[name].table(name), flush=True)
             missed += [f"{name}: {fault}" for fault in found[name].missed(given.on_gpu)]
     missed = [] if given.quick else missed
-    print(json.dumps({"searches": {name: each.figures() for name, each in found.items()}, "missed": missed}))
-    return 1 if missed else 0
+    return report({"searches": {name: each.figures() for name, each in found.items()}}, missed)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from makespan_bound import best_makespan, jobs_of
+from report import report
 
 from shoal.core.device import Cluster, Node
 from shoal.plan.schedule import Exact, JobView, Plan, Policy, check_plan, make_policy
@@ -51,8 +52,7 @@ def main() -> int:
         print(f"{name}:")
         figures[name] = PARTS[name](options, missed)
     missed = [] if options.quick else missed
-    print(json.dumps({**figures, "missed": missed}))
-    return 1 if missed else 0
+    return report(figures, missed)
 
 
 def arguments() -> argparse.Namespace:
