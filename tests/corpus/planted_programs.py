@@ -2,46 +2,28 @@
 
 from typing import Any
 
+import corpus_base
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-import shoal
+FEATURES, CLASSES = corpus_base.FEATURES, corpus_base.CLASSES
+HIDDEN, WORDS = 4, 7
 
-FEATURES, HIDDEN, CLASSES, WORDS = 6, 4, 3, 7
 
-
-class Program(shoal.Task):
+class Program(corpus_base.Program):
     """Regression with momentum on 28 samples: four steps an epoch, the last of four samples. Trials differ in `lr`."""
 
     modes: Any = ("eager", "plain")
     epochs = 6
 
-    def data(self, config: Any) -> Any:
-        numbers = torch.Generator().manual_seed(0)
-        x = torch.randn(40, FEATURES, generator=numbers, dtype=torch.float64)
-        y = torch.randn(40, 1, generator=numbers, dtype=torch.float64) + x[:, :1].sin()
-        return TensorDataset(x[:28], y[:28]), TensorDataset(x[28:], y[28:])
-
-    def batch_size(self, config: Any) -> int:
-        return 8
-
     def net(self, config: Any) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, 1))
-
-    def model(self, config: Any) -> nn.Module:
-        return self.net(config).double()
 
     def optimizer(self, model: nn.Module, config: Any) -> Any:
         lr = config["lr"]
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5 + lr, weight_decay=lr, nesterov=True)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return F.mse_loss(model(batch[0]), batch[1])
-
-    def metrics(self, model: nn.Module, batch: Any) -> Any:
-        return {"error": (model(batch[0]) - batch[1]).abs().mean()}
 
 
 class Labels(Program):
