@@ -247,7 +247,8 @@ class Session:
         end, tree = self.clock() + 60 * minutes, commit()
         todo, bad, left = self.tell(minutes), [], []
         while todo:
-            expected = sum(self.results().get(each.name, {}).get("seconds", each.least) for each in todo)
+            known = self.results()
+            expected = sum(known.get(each.name, {}).get("seconds", each.least) for each in todo)
             each = todo.pop(0)
             limit = min(float(each.most), end - self.clock())
             if limit < each.least:
@@ -267,7 +268,7 @@ class Session:
                 break
             bad += [each.name] if result["outcome"] != "done" else []
             print(f"{each.name}: {result['outcome']} {result['reason']} ({result['seconds']:.0f} s)", flush=True)
-            older = self.results().get(each.name)
+            older = known.get(each.name)
             if why(each, result) and older is not None and older["outcome"] == "done":
                 continue  # the older result has figures, and this one is taken again
             result = {"date": time.strftime("%Y-%m-%d"), "commit": tree, "machine": machine, **result}
