@@ -281,8 +281,7 @@ class ForwardReuse:
     In the first batch of passes 1, 4, 16, ... over the validation set the model is called each time. A method may then
     use the output of `loss` if each of the two called the model once, with the same arguments and the same attributes
     of the model, and both outputs were equal. In other batches it gets that output if arguments and attributes are the
-    same again, and nothing was changed in place; integers on the host may also be other
-    tensors with the same values.
+    same again, and nothing was changed in place; integers on the host may also be other tensors with the same values.
     Models with hooks, or with a `__call__` of their own, are always called.
 
     Calls are intercepted by a `__call__` of the model's class, so user code that copies or saves the model, or reads
