@@ -1,7 +1,8 @@
 """B models trained side by side: one after another, in processes, by `torch.func.vmap`, and as an array of Shoal.
 
 Samples per second of all members together, each rival with its own copies of the models, interleaved in rounds; the
-table shows medians, relative to members trained one after another. "Shoal" is what Shoal itself chooses by measurement.
+table shows medians, relative to members trained one after another. "Shoal" is an array, by all threads, in the step
+mode that Shoal chooses by measurement; "Shoal on slots" an array in a process for each core, as searches run on a CPU.
 On a GPU it shows peaks of memory. Without one the models are of reduced sizes, which it says.
 
     python benchmarks/fusion.py [--models mlp dcgan] [--sizes 8] [--largest] [--seconds 2] [--dtype bfloat16]
@@ -19,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,18 +30,18 @@ import torch
 from models import WORKLOADS
 from report import report
 from rivals.arrays import Chosen, Eager
-from rivals.processes import Processes
+from rivals.processes import Processes, Slots
 from rivals.race import OUT_OF_MEMORY, Finding, difference, race
 from rivals.rival import Cell, Rival
 from rivals.serial import AdapterTurns, CompiledSerial, Serial
 from rivals.vmap import VMap
 
 RIVALS: dict[str, type[Rival]] = {
-    rival.name: rival for rival in (Serial, CompiledSerial, Processes, VMap, AdapterTurns, Eager, Chosen)
+    rival.name: rival for rival in (Serial, CompiledSerial, Processes, VMap, AdapterTurns, Eager, Chosen, Slots)
 }
-EVERYWHERE = (Serial.name, Processes.name, VMap.name, Chosen.name)
-OURS = (Chosen.name, Eager.name)
-"""Both have to train every model."""
+EVERYWHERE = (Serial.name, Processes.name, VMap.name, Chosen.name, Slots.name)
+OURS = (Chosen.name, Eager.name, Slots.name)
+"""All have to train every model."""
 
 LARGEST = 1024
 """Members of an array on a GPU, if memory does not end before."""
@@ -92,8 +94,11 @@ def speeds(options: argparse.Namespace, device: torch.device) -> tuple[dict[str,
     """Measure all cells; returns the rows and what is missed."""
     full = device.type == "cuda"
     makers: dict[str, Callable[[Cell], Rival]] = {name: RIVALS[name] for name in options.rivals}
-    if Processes.name in makers and options.quick and not full:
-        makers[Processes.name] = partial(Processes, begin="fork")
+    if full:
+        makers.pop(Slots.name, None)
+    for name in (Processes.name, Slots.name):
+        if name in makers and options.quick and not full:
+            makers[name] = partial(RIVALS[name], begin="fork")
     if Chosen.name in makers:
         makers[Chosen.name] = partial(Chosen, compiling=options.compile)
     autocast = torch.bfloat16 if options.dtype == "bfloat16" else None
@@ -162,7 +167,8 @@ def faults(findings: Mapping[str, Finding], dtype: str, judge_speed: bool) -> li
         if finding.get("off", 0.0) > AGREE[dtype]:
             found.append(f"losses of {name} differ from the serial ones by {finding['off']:.1e}")
     speeds = {name: each["of_serial"] for name, each in findings.items() if name != Eager.name and "of_serial" in each}
-    own, best = speeds.get(Chosen.name), max(speeds, key=speeds.__getitem__, default="")
+    own = max((speeds[name] for name in OURS if name in speeds), default=None)
+    best = max(speeds, key=speeds.__getitem__, default="")
     if judge_speed and own is not None and own < NOISE * speeds[best]:
         found.append(f"Shoal {own:.2f} times serial, {best} {speeds[best]:.2f}")
     return found
@@ -176,7 +182,7 @@ def resident(options: argparse.Namespace, device: torch.device) -> tuple[dict[st
     print(f"{'':24} {'one process MB':>14} {'array MB':>9} {'times as many fit':>18}")
     for name in options.models:
         cell = Cell(WORKLOADS[name](False), members, torch.device("cpu"), None, threads=1)
-        one, array = (in_a_process(make, cell) for make in (partial(Serial, which=[0]), Eager))
+        one, array = in_a_process(Serial, replace(cell, which=[0])), in_a_process(Eager, cell)
         figures[name] = {"one_mb": one, "array_mb": array, "more_fit": members * one / array}
         print(f"{name:24} {one:14.1f} {array:9.1f} {members * one / array:18.2f}", flush=True)
         if members * one < array:

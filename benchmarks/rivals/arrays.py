@@ -21,12 +21,14 @@ class Eager(Rival):
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
         self.batch = cell.batch()
-        self.array = fuse(cell.models(), seeds=range(cell.members), strict=not cell.workload.others)
+        self.array = fuse(cell.models(), seeds=cell.numbers, strict=not cell.workload.others)
         models = self.array.members
         phases = cell.workload.phases
         self.losses = [cell.loss(i) for i in range(len(phases))]
         self.optimizers = [
-            fuse_optimizers([phase.optimizer(model, rate(b)) for b, model in enumerate(models)], self.array)
+            fuse_optimizers(
+                [phase.optimizer(model, rate(b)) for b, model in zip(cell.numbers, models, strict=True)], self.array
+            )
             for phase in phases
         ]
 
@@ -84,7 +86,7 @@ def _parts(cell: Cell, batch: Batch) -> list[MemberSteps]:
     if not cell.workload.batch_sizes:
         return []
     smallest = min(cell.workload.batch_sizes)
-    counts = torch.tensor([len(cell.batches(b, batch)[0][0]) // smallest for b in range(cell.members)])
+    counts = torch.tensor([len(cell.batches(b, batch)[0][0]) // smallest for b in cell.numbers])
     return [
         MemberSteps(tuple(part), 1 / counts.double(), number % counts == 0, (number + 1) % counts == 0)
         for number, part in enumerate(zip(*(tensor.split(smallest) for tensor in batch), strict=True))

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from rivals.arrays import Chosen
 from rivals.rival import Cell, Rival
 from rivals.serial import Serial
 from shoal.core.errors import MpsError
 from shoal.run.mps import MpsDaemon
 
-__all__ = ["Processes"]
+__all__ = ["Processes", "Slots"]
 
 PATIENCE_SECONDS = 600.0
 HEAVY = (
@@ -47,16 +48,21 @@ class Processes(Rival):
         context.set_forkserver_preload(list(HEAVY))
         self._connections: list[Connection] = []
         self._processes = []
-        part = replace(cell, threads=max(1, cell.threads // count))
+        threads = max(1, cell.threads // count)
         for number in range(count):
             here, there = context.Pipe()
-            which = range(number, cell.members, count)
-            process = context.Process(target=_serve, args=(there, part, which, environment), daemon=True)
+            part = replace(cell, threads=threads, which=range(number, cell.members, count))
+            process = context.Process(target=_serve, args=(there, type(self), part, environment), daemon=True)
             process.start()
             there.close()
             self._connections.append(here)
             self._processes.append(process)
         self.run(0)
+
+    @classmethod
+    def begun(cls, cell: Cell) -> Rival:
+        """Return what trains the members of one process."""
+        return Serial(cell)
 
     def step(self) -> None:
         self.run(1)
@@ -110,13 +116,25 @@ def _daemon(device: torch.device) -> MpsDaemon | None:
     return daemon
 
 
-def _serve(connection: Connection, cell: Cell, which: range, environment: Mapping[str, str]) -> None:
+class Slots(Processes):
+    """As Shoal trains on the slots of a CPU: each process has an array of its members."""
+
+    name = "Shoal on slots"
+
+    @classmethod
+    def begun(cls, cell: Cell) -> Rival:
+        array = Chosen(cell, compiling=False)
+        array.warm_up(0)
+        return array
+
+
+def _serve(connection: Connection, kind: type[Processes], cell: Cell, environment: Mapping[str, str]) -> None:
     """Take steps of some members as asked until the connection closes."""
     os.environ.update(environment)
     warnings.simplefilter("ignore")
     torch.set_num_threads(cell.threads)
     try:
-        rival = Serial(cell, which)
+        rival = kind.begun(cell)
         while True:
             rival.run(connection.recv())
             connection.send(torch.cuda.max_memory_allocated() if cell.device.type == "cuda" else 0)

@@ -24,6 +24,7 @@ class Cell:
         device: Of models and data.
         autocast: To this type; None for plain float32.
         threads: Of torch, for a rival that trains in this process.
+        which: Numbers of the members that a rival trains; None: all.
     """
 
     workload: Workload
@@ -31,11 +32,17 @@ class Cell:
     device: torch.device
     autocast: torch.dtype | None
     threads: int
+    which: Sequence[int] | None = None
 
-    def models(self, which: Sequence[int] | None = None) -> Iterator[nn.Module]:
-        """Yield members by their numbers, each from its own seed; by default all."""
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the members that a rival trains."""
+        return range(self.members) if self.which is None else self.which
+
+    def models(self) -> Iterator[nn.Module]:
+        """Yield the members, each from its own seed."""
         kinds = (self.workload.model, *self.workload.others)
-        for b in range(self.members) if which is None else which:
+        for b in self.numbers:
             torch.manual_seed(b)
             with self.device:  # a large model takes minutes to be made on a CPU
                 model = kinds[b % len(kinds)]().to(self.device)

@@ -1,6 +1,5 @@
 """Members one after another, as a plain loop trains them, compiled, and as adapters of one base."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,29 +11,23 @@ __all__ = ["AdapterTurns", "CompiledSerial", "Serial"]
 
 
 class Serial(Rival):
-    """Plain PyTorch.
-
-    Args:
-        cell: What to train.
-        which: Only these members.
-    """
+    """Plain PyTorch."""
 
     name = "serial"
 
-    def __init__(self, cell: Cell, which: Sequence[int] | None = None) -> None:
+    def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
-        numbers = range(cell.members) if which is None else which
-        self.models = self.made(numbers)
-        self.batches = [cell.batches(b, cell.batch()) for b in numbers]
+        self.models = self.made()
+        self.batches = [cell.batches(b, cell.batch()) for b in cell.numbers]
         phases = cell.workload.phases
         self.losses = [self.prepared(cell.loss(i)) for i in range(len(phases))]
         self.optimizers = [
-            [phase.optimizer(self.turn(place), rate(b)) for phase in phases] for place, b in enumerate(numbers)
+            [phase.optimizer(self.turn(place), rate(b)) for phase in phases] for place, b in enumerate(cell.numbers)
         ]
 
-    def made(self, numbers: Sequence[int]) -> list[nn.Module]:
+    def made(self) -> list[nn.Module]:
         """The members' models."""
-        return [*self.cell.models(numbers)]
+        return [*self.cell.models()]
 
     def prepared(self, loss: Any) -> Any:
         """The loss function that training calls."""
@@ -74,16 +67,16 @@ class AdapterTurns(Serial):
 
     name = "peft, in turns"
 
-    def made(self, numbers: Sequence[int]) -> list[nn.Module]:
+    def made(self) -> list[nn.Module]:
         shared: Any = None
-        for b, model in zip(numbers, self.cell.models(numbers), strict=True):
+        for b, model in zip(self.cell.numbers, self.cell.models(), strict=True):
             if not hasattr(model, "peft_config"):
                 raise ValueError("needs adapters of peft")
             if shared is None:
                 shared = model
             else:
                 shared.add_adapter(str(b), model.peft_config["default"])
-        return [shared.to(self.cell.device)] * len(numbers)
+        return [shared.to(self.cell.device)] * len(self.cell.numbers)
 
     def turn(self, place: int) -> nn.Module:
         model: Any = self.models[place]

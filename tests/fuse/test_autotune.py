@@ -116,9 +116,18 @@ def test_what_the_time_depends_on_is_measured_apart() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert races(X)
         assert not races(X)
+
+
+def test_the_file_has_findings_for_each_number_of_threads_and_a_process_keeps_its_own(path: Path) -> None:
+    last(lowerings := Lowerings(first=2, second=1))
     torch.set_num_threads(2)
     try:
-        assert races(X)
+        measured = len(lowerings.ran)
+        last(lowerings)
+        assert len(lowerings.ran) == measured + 1
+        with autotuning(path):
+            last(again := Lowerings(first=2, second=1))
+        assert len(again.ran) > 2
     finally:
         torch.set_num_threads(1)
 

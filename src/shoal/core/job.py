@@ -67,6 +67,8 @@ class JobUpdate:
         team: Ids of the jobs that are to compute gradients for it, from the first step at which they are ready. None:
             as before.
         memory_limit: Bytes of its GPU that it may use from the next step on; 0: no limit. None: as before.
+        cores: CPU cores that it may use as threads from the next step on, with those that idle slots lend. None: as
+            before.
     """
 
     leave: frozenset[int] = frozenset()
@@ -74,6 +76,7 @@ class JobUpdate:
     find_signatures: tuple[Trial, ...] = ()
     team: frozenset[str] | None = None
     memory_limit: int | None = None
+    cores: int | None = None
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,8 @@ def fastest(
 
     The first lowering runs where nothing can be measured: with autotuning off, in a trace, in a CUDA graph, on tensors
     without data, under a transform of `torch.func`, and while another thread measures. It always runs under hooks of
-    saved tensors, because a checkpoint must save the same tensors when it runs again.
+    saved tensors, because a checkpoint must save the same tensors when it runs again. A process keeps what it has found
+    when its number of threads changes; the file has it for each number.
 
     Args:
         lowerings: Functions of `tensors` by name, the default first; they write to no tensor and draw no numbers.
@@ -206,7 +207,7 @@ def fastest(
     if tuner.forced:
         lowering = tuner.forced.get(name)
     elif tuner.active and len(lowerings) > 1 and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        run = (torch.is_grad_enabled(), torch.get_num_threads(), autocast_state(), tuner.replays)
+        run = (torch.is_grad_enabled(), autocast_state(), tuner.replays)
         key = (name, settings, *run, *map(_traits, tensors))
         lowering = tuner.known.get(key)
         if lowering is None:
@@ -306,7 +307,8 @@ def _environment(device: torch.device) -> str:
     if device.type == "cuda":
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
     kind = platform.processor() or platform.machine()
-    return f"torch {torch.__version__}, {kind} {torch.backends.cpu.get_cpu_capability()}"
+    capability, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    return f"torch {torch.__version__}, {kind} {capability}, {threads} threads"
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from shoal.core.request import Request
 from shoal.core.rows import Intervention, StudyValue
 from shoal.study.devices import DeviceConditions
 from shoal.study.event import Due, Event, Shutdown, TrialFailed
+from shoal.study.idle_cores import lend_idle_cores
 from shoal.study.interventions import handle_members_left, hold_study, intervene
 from shoal.study.job_events import (
     OBJECTIVE_ENDED,
@@ -101,6 +102,7 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
             find_signatures(state)
             place(state, now)
             check_progress(state, now)
+            lend_idle_cores(state)
         case Due.TIME:
             _count_time(state, now)
         case DeviceConditions():

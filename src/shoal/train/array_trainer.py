@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -376,13 +376,19 @@ class ArrayTrainer:
 
     def _take_step(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take a step, with the helpers that are ready."""
-        alone = partial(_take_step_alone, stepper, batches, ticks)
+        alone = partial(self._take_step_alone, stepper, batches, ticks)
         if self.team is None:
             return alone()
         losses = self.team.train_step(self.key, stepper, batches, ticks, alone)
         self.events += self.team.events
         self.team.events.clear()
         return losses
+
+    def _take_step_alone(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
+        if stepper.settled:
+            return self._state.threads.take(partial(stepper.train_step, batches, ticks))
+        with during(Activity.TIMED_STEPS):
+            return stepper.train_step(batches, ticks)
 
     def _remove_departed(self) -> bool:
         """Remove trials that have left from the cohort; return whether there were any."""
@@ -485,11 +491,6 @@ def _watch_outside(state: WorkerState, model: nn.Module, record: ProofRecord) ->
             raise StepRefusedError(shares_outside(label), since_check=True)
 
     return refuse
-
-
-def _take_step_alone(stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-    with nullcontext() if stepper.settled else during(Activity.TIMED_STEPS):
-        return stepper.train_step(batches, ticks)
 
 
 def _with_heartbeats(batches: Iterable[Any], heartbeat: Callable[[], None]) -> Iterator[Any]:

@@ -89,6 +89,7 @@ class Trainer:
         self._signature_builder = signature_builder
         self._control = control
         self._worker_context = worker_context
+        worker_state.threads.begin()
         self._team: TeamLeader | None = None
         self._saved = time.monotonic()
         self._writer = worker_state.writer
@@ -191,6 +192,8 @@ class Trainer:
         for change in self._control.changes():
             if change.memory_limit is not None:
                 limit_memory(self._worker_state.device, change.memory_limit)
+            if change.cores is not None:
+                self._worker_state.threads.allow(_threads(change.cores, self._worker_context))
             if change.team is not None:
                 yield from self._allow_helpers(change.team)
             if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
@@ -391,11 +394,15 @@ def retrain(
 def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState, SignatureBuilder]:
     """Prepare this process and the task for a device."""
     torch_device = _torch_device(device)
-    torch.set_num_threads(min(threads(device.cores), thread_limit(worker_context.settings)))
+    torch.set_num_threads(_threads(device.cores, worker_context))
     if torch_device.type == "cuda":
         torch.cuda.set_device(torch_device)
     postpone_compiler()
     return _cached_state(worker_context.task, torch_device, worker_context.directory, worker_context.of_best)
+
+
+def _threads(cores: int, worker_context: WorkerContext) -> int:
+    return min(threads(cores), thread_limit(worker_context.settings))
 
 
 def _torch_device(device: Device) -> torch.device:
