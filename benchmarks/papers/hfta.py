@@ -64,7 +64,7 @@ def over(workload: str, *rivals: str, ours: tuple[str, ...] = ("Shoal",)) -> Cal
 
     def figure(found: Figures) -> float:
         findings = row(found, workload)
-        best, rival = (max(float(findings[x]["of_serial"]) for x in ways if x in findings) for ways in (ours, rivals))
+        best, rival = (max(float(findings[x]["of_serial"]) for x in ways) for ways in (ours, rivals))
         return best / rival
 
     return figure
