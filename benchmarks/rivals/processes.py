@@ -140,5 +140,5 @@ def _serve(connection: Connection, kind: type[Processes], cell: Cell, environmen
             connection.send(torch.cuda.max_memory_allocated() if cell.device.type == "cuda" else 0)
     except (EOFError, BrokenPipeError):
         return
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         connection.send(f"{type(error).__name__}: {error}")

@@ -39,7 +39,7 @@ class StartJob:
 
 @dataclass(frozen=True)
 class UpdateJob:
-    """Remove members from a running job, or add others."""
+    """Change a running job."""
 
     job: str
     update: JobUpdate

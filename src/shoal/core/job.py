@@ -67,8 +67,7 @@ class JobUpdate:
         team: Ids of the jobs that are to compute gradients for it, from the first step at which they are ready. None:
             as before.
         memory_limit: Bytes of its GPU that it may use from the next step on; 0: no limit. None: as before.
-        cores: CPU cores that it may use as threads from the next step on, with those that idle slots lend. None: as
-            before.
+        cores: CPU cores that it may use as threads from the next step on, with those of idle slots. None: as before.
     """
 
     leave: frozenset[int] = frozenset()

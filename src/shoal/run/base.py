@@ -164,7 +164,7 @@ class Backend(ABC):
 
     @abstractmethod
     def change(self, job: str, change: JobUpdate) -> None:
-        """Remove members from a job, or add members. After the end of the job, do nothing."""
+        """Change a job, as its update says. After the end of the job, do nothing."""
 
     def carry_out(self, command: BackendCommand) -> None:
         """Call the method that carries out a command of the engine.

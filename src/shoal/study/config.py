@@ -1,5 +1,6 @@
 """Configuration of an engine."""
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,9 @@ from shoal.core.device import Cluster
 from shoal.core.trial import Trial
 from shoal.host.discover import discover
 from shoal.host.fleet import Finder, Fleet
+from shoal.host.machine import threads
 from shoal.host.monitor import Monitor
+from shoal.host.process_settings import thread_limit
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.plan.array_packer import ArrayPacker
@@ -51,6 +54,7 @@ class EngineConfig:
         """Settings of the study's state machine."""
         spec = journal.spec
         # A back end without concurrency cannot kill a job.
+        changeable = backend.concurrent and backend.elastic and not spec.opaque
         hang_detector = HangDetector(spec.hang_seconds) if backend.concurrent else None
         return CoreConfig(
             directory=journal.directory,
@@ -64,7 +68,8 @@ class EngineConfig:
             key=partial(opaque_key, spec.opaque) if spec.opaque else None,
             elastic=backend.elastic,
             can_limit_compute=backend.can_limit_compute,
-            teams=backend.concurrent and backend.elastic and not spec.opaque,
+            teams=changeable,
+            most_threads=min(threads(sys.maxsize), thread_limit(spec.settings)) if changeable else 0,
             trains=self.trains,
             jobs=StudyStatistics(journal).jobs(),
             seq=journal.last_seq(),

@@ -10,39 +10,50 @@ __all__ = ["lend_idle_cores"]
 
 
 def lend_idle_cores(state: StudyState) -> None:
-    """Divide the cores of CPU slots without a job among the training jobs on other slots of their machine.
+    """Divide the cores of CPU slots without a job among the training jobs that are alone on other slots of the machine.
 
-    Call this after a plan, which has found nothing to start there. A slot gets its cores back with its next job. Epochs
-    on lent cores do not count as those of a slot.
+    Call this after each plan. Cores are lent once a plan has found nothing to start, and a slot gets its own back with
+    its next job. Epochs on lent cores do not count as those of a slot.
     """
-    running = state.running
-    before, running.lent = running.lent, _lent(state) if state.config.teams else {}
-    for number in sorted(before.keys() | running.lent.keys()):
-        if number not in running or running.lent.get(number) == before.get(number):
+    running, idle = state.running, _idle_cores(state)
+    lent: dict[str, int] = defaultdict(int)
+    for name, cores in running.cores.items():
+        if name in running:
+            device = running[name][1]
+            lent[device.node] += cores - device.cores
+    if state.last_plan is None and all(cores <= idle[node] for node, cores in lent.items()):
+        return  # the next plan may use the slots that are idle now
+    before, running.cores = running.cores, _shares(state, idle)
+    for name in sorted(before.keys() | running.cores.keys()):
+        if name not in running or running.cores.get(name) == before.get(name):
             continue
-        job, device = running[number]
-        state.step.command(UpdateJob(number, JobUpdate(cores=running.lent.get(number, device.cores))))
-        if number in running.lent:
-            state.crowding.end(number)
+        job, device = running[name]
+        state.step.command(UpdateJob(name, JobUpdate(cores=running.cores.get(name, device.cores))))
+        if name in running.cores:
+            state.crowding.end(name)
         else:
             state.crowding.begin(job, device)
 
 
-def _lent(state: StudyState) -> dict[str, int]:
+def _idle_cores(state: StudyState) -> dict[str, int]:
+    """Return the cores of idle CPU slots by node."""
+    found: dict[str, int] = defaultdict(int)
+    for _, device in state.fleet.cluster:
+        if device.is_cpu and device.healthy and not state.running.on(device.name):
+            found[device.node] += device.cores
+    return found
+
+
+def _shares(state: StudyState, idle: dict[str, int]) -> dict[str, int]:
     """Return the cores that each job may use, of those that may use more than the cores of their slot."""
-    idle: dict[str, int] = defaultdict(int)
-    for device in state.idle():
-        if device.is_cpu:
-            idle[device.node] += device.cores
-    if not idle:
-        return {}
     jobs: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for job, device in state.running.values():
-        if device.node in idle and device.is_cpu and job.purpose is Purpose.TRAIN:
+    for job, device in state.running.values() if idle else ():
+        alone = state.running.on(device.name) == 1 and not state.running.helpers.get(job.id)
+        if device.is_cpu and alone and job.purpose is Purpose.TRAIN:
             jobs[device.node].append((job.id, device.cores))
-    return {
-        job: cores + share
-        for node, each in jobs.items()
-        for place, (job, cores) in enumerate(each)
-        if (share := (idle[node] + place) // len(each))
+    shares = {
+        name: (cores, min(cores + (idle[node] + index) // len(takers), state.config.most_threads))
+        for node, takers in jobs.items()
+        for index, (name, cores) in enumerate(takers)
     }
+    return {name: share for name, (own, share) in shares.items() if share > own}

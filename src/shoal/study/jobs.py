@@ -37,8 +37,8 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
         """Id of each job on several devices -> ids of the helpers that it was told to train with."""
         self.dismissed: set[str] = set()
         """Ids of the running helpers that were asked to stop."""
-        self.lent: dict[str, int] = {}
-        """Id of each job that may use cores of idle slots -> all cores that it may use."""
+        self.cores: dict[str, int] = {}
+        """Id of each job that may use more CPU cores than those of its slot -> how many in all."""
         self.progress: dict[str, tuple[EpochProgress, ...]] = {}
         """Id of a job -> progress of each of its arrays within its epoch, of arrays that have reported any."""
         self._recorded_progress: dict[str, list[dict[str, Any]]] = {}

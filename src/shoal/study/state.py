@@ -57,6 +57,7 @@ class CoreConfig:
         key: Function from a trial to its fusion key, if keys are known without building models.
         find_policy: Function from a name to a policy; PolicyError if there is none. The default has no policies.
         teams: Whether a job may have several devices, which takes jobs that run at once and receive changes.
+        most_threads: Threads that a training job on a CPU may have at most, with those of idle slots; 0: of its own.
         trains: Whether the study trains; else it ends once all signatures and profiles are known, see `MeasureOnly`.
     """
 
@@ -76,6 +77,7 @@ class CoreConfig:
     find_policy: Callable[[str], Policy] = _no_other
     can_limit_compute: Callable[[Device], bool] = lambda device: False
     teams: bool = False
+    most_threads: int = 0
     trains: bool = True
 
 

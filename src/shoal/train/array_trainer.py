@@ -27,6 +27,7 @@ from shoal.train.fused_stepper import make_stepper
 from shoal.train.outside import refuse_lasting_change, shares_outside
 from shoal.train.proof import Proof, ProofRecord
 from shoal.train.step_settings import MicroBatch, StepPlan, mixes_steps
+from shoal.train.step_threads import StepThreads
 from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.train.team.leader import TeamLeader
 from shoal.train.trial_runtime import TrialRuntime
@@ -120,6 +121,7 @@ class ArrayTrainer:
         self.failures = self._members.failures
         """Trials that could not be built while others train: their numbers, and the exception."""
         self._stepper: Stepper | None = None
+        self._threads = StepThreads(worker_state.threads)
         self._profile = array.profile
         self._later, self._size = array.later, len(array.members)
         self._cohort: list[TrialRuntime] = []  # trials at the same step of their epochs, in training now
@@ -317,13 +319,14 @@ class ArrayTrainer:
                 self._losses.begin_step()
                 batches = {epoch: next(iterator) for epoch, iterator in iterators.items()}
                 ticks = [plan.tick(runtime.epoch, step) for runtime in self._cohort]
-                losses = self._take_step(stepper, [batches[runtime.epoch] for runtime in self._cohort], ticks)
+                samples = plan.samples(self._cohort[0].epoch, step)
+                losses = self._take_step(stepper, [batches[runtime.epoch] for runtime in self._cohort], ticks, samples)
                 update_averages(self._cohort)
                 self._losses.add(self._cohort, losses)
                 self._heartbeat()
                 for runtime in self._cohort:
                     runtime.end_step()
-                self.position += plan.samples(self._cohort[0].epoch, step)
+                self.position += samples
                 self._losses.end_step(self._cohort, step + 1, steps, settled=self.settled, profiled=profiled)
         finally:
             self._losses.flush()
@@ -374,21 +377,15 @@ class ArrayTrainer:
         seconds = 0.0 if self._profile is None else Cost(self._profile).step_seconds(len(self._cohort))
         return 1 / (seconds * batches) if seconds else None
 
-    def _take_step(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
+    def _take_step(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int], samples: int) -> Tensor:
         """Take a step, with the helpers that are ready."""
-        alone = partial(self._take_step_alone, stepper, batches, ticks)
+        alone = partial(self._threads.take, partial(stepper.train_step, batches, ticks), samples, stepper.settled)
         if self.team is None:
             return alone()
         losses = self.team.train_step(self.key, stepper, batches, ticks, alone)
         self.events += self.team.events
         self.team.events.clear()
         return losses
-
-    def _take_step_alone(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-        if stepper.settled:
-            return self._state.threads.take(partial(stepper.train_step, batches, ticks))
-        with during(Activity.TIMED_STEPS):
-            return stepper.train_step(batches, ticks)
 
     def _remove_departed(self) -> bool:
         """Remove trials that have left from the cohort; return whether there were any."""
@@ -471,6 +468,7 @@ class ArrayTrainer:
             for runtime in self._stepper.runtimes:
                 runtime.gradients.leave()
             self._stepper = None
+            self._threads = StepThreads(self._state.threads)
             if self._state.device.type == "cuda":
                 gc.collect()  # its array is a reference cycle that holds device memory
 

@@ -1,4 +1,4 @@
-"""Requests to a running job (stop, change members), and its heartbeat."""
+"""Requests to a running job (stop, change), and its heartbeat."""
 
 import threading
 from collections import deque
@@ -30,7 +30,7 @@ class JobControl:
         self._requested.set()
 
     def change(self, change: JobUpdate) -> None:
-        """Ask the job to change its members."""
+        """Ask the job for a change."""
         self._changes.append(change)
         self._requested.set()
 

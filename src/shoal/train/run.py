@@ -36,7 +36,7 @@ from shoal.core.event import (
 from shoal.core.job import Job, Purpose, WorkerContext, log_path
 from shoal.core.trial import Report, Trial
 from shoal.host.activity_clock import during
-from shoal.host.machine import threads
+from shoal.host.machine import ThisMachine, threads
 from shoal.host.pickling import original_or_loaded, why_not_loaded
 from shoal.host.process_lock import TemporaryFolder
 from shoal.host.process_settings import ProcessSettings, applied, thread_limit
@@ -193,7 +193,8 @@ class Trainer:
             if change.memory_limit is not None:
                 limit_memory(self._worker_state.device, change.memory_limit)
             if change.cores is not None:
-                self._worker_state.threads.allow(_threads(change.cores, self._worker_context))
+                most = min(change.cores, ThisMachine().cores())
+                self._worker_state.threads.most = _threads(most, self._worker_context)
             if change.team is not None:
                 yield from self._allow_helpers(change.team)
             if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):

@@ -2,52 +2,69 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
+from shoal.core.activity import Activity
 from shoal.fuse.race import Race, RaceRules
+from shoal.host.activity_clock import during
 
-__all__ = ["StepThreads"]
+__all__ = ["JobThreads", "StepThreads"]
 
 T = TypeVar("T")
 
 RULES = RaceRules(margin=1.03)
+"""More threads have to gain more than noise."""
+
+
+@dataclass
+class JobThreads:
+    """Threads of a job: those of its slot, and the most that it may use, with cores that idle slots lend to it."""
+
+    own: int = 1
+    most: int = 1
+
+    def begin(self) -> None:
+        """Begin a job with the present threads of torch."""
+        self.own = self.most = torch.get_num_threads()
 
 
 class StepThreads:
-    """Threads of the steps of a job, with cores that idle slots lend to it.
+    """Threads of the steps of one array.
 
-    Steps alternate between the threads of the slot and all threads until it is known which are faster. A small model
-    may lose by more threads.
+    Once its fastest kind of step is known, and while the job may use more threads than those of its slot, bursts of
+    steps alternate between these, twice as many, and so on, until it is known which are fastest. A small model may lose
+    by more threads. All else, such as the choice between kinds of steps, has the threads of the slot, so that its
+    measurements hold for other jobs.
 
     Args:
         clock: Seconds of a monotonic clock.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, threads: JobThreads, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._threads = threads
         self._clock = clock
-        self._own = 1
-        self._race: Race[int] | None = None
+        self._most = threads.own
+        self._race = Race((threads.own,))
 
-    def begin(self) -> None:
-        """Begin a job with the present threads of torch, which are those of its slot."""
-        self._own, self._race = torch.get_num_threads(), None
-
-    def allow(self, threads: int) -> None:
-        """Allow steps so many threads, at least those of the slot."""
-        torch.set_num_threads(self._own)
-        self._race = Race((self._own, threads), RULES) if threads > self._own else None
-
-    def take(self, step: Callable[[], T]) -> T:
-        """Take a step of an array whose fastest kind of step is known."""
-        if self._race is None:
+    def take(self, step: Callable[[], T], samples: int, settled: bool) -> T:
+        """Take a step on so many samples; `settled` if it is of the fastest kind."""
+        if not settled:
+            with during(Activity.TIMED_STEPS):
+                return step()
+        own, most = self._threads.own, self._threads.most
+        if most <= own:
             return step()
-        torch.set_num_threads(self._race.next)
+        if most != self._most:
+            doubled = [own << power for power in range((most - 1) // own) if own << power < most]
+            self._most, self._race = most, Race((*doubled, most), RULES)
         began = self._clock()
-        result = step()
-        self._race.note(self._clock() - began)
-        if (fastest := self._race.winner) is not None:
-            torch.set_num_threads(fastest)
-            self._race = None
+        torch.set_num_threads(self._race.next)
+        try:
+            result = step()
+        finally:
+            torch.set_num_threads(own)
+        self._race.note(self._clock() - began, samples)
         return result

@@ -20,7 +20,7 @@ from shoal.train.data.datasets import DataSets
 from shoal.train.host_copies import host_copies
 from shoal.train.outside import OutsideState
 from shoal.train.proof import ProofCost, ProofRecord
-from shoal.train.step_threads import StepThreads
+from shoal.train.step_threads import JobThreads
 from shoal.train.trial_runtime import TrialRuntime, build, state_tensors
 
 __all__ = ["BuiltTrials", "TrialCache", "WorkerState"]
@@ -142,7 +142,7 @@ class WorkerState:
     proof_cost: ProofCost = field(default_factory=lambda: ProofCost(time.perf_counter()))
     global_rng: set[int] = field(default_factory=set)
     built: BuiltTrials = field(default_factory=BuiltTrials)
-    threads: StepThreads = field(default_factory=StepThreads)
+    threads: JobThreads = field(default_factory=JobThreads)
     outside: OutsideState = field(init=False)
     writer: CheckpointWriter = field(init=False)
 
