@@ -2,11 +2,18 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 __all__ = ["CORE", "Measurement"]
 
 CORE = ("torch", "numpy", "cloudpickle", "msgspec", "psutil", "rich")
 """Modules that every measurement imports."""
+
+_BENCHMARKS = sorted(
+    each.name for each in Path(__file__).parents[1].iterdir() if each.name not in ("papers", "__pycache__")
+)
+CODE = ("src/shoal", "examples", "scenarios", *(f"benchmarks/{name}" for name in _BENCHMARKS))
+"""What a measurement runs. The lists of experiments say what was asked and why it is missed, and change no figure."""
 
 PACKAGES = {"pynvml": "nvidia-ml-py", "PIL": "pillow", "syne_tune": "syne-tune", "sklearn": "scikit-learn"}
 """Module -> package, where their names differ."""
@@ -34,7 +41,7 @@ class Measurement:
     most: int
     command: tuple[str, ...]
     quick: tuple[str, ...]
-    code: tuple[str, ...] = ("src/shoal", "benchmarks", "examples", "scenarios")
+    code: tuple[str, ...] = CODE
     needs: tuple[str, ...] = CORE
 
     def missing(self) -> list[str]:

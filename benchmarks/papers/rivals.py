@@ -33,6 +33,7 @@ BY_HAND = (
     "The ensemble is code for this one model, optimizer and grid: no process starts, nothing is measured or compared "
     "with plain copies, and neither checkpoints nor a journal are written."
 )
+SHORT = "half of so short a search are starts, measurements, validation and checkpoints"
 IMPORTS = "A process of the node imports torch and scikit-learn, which a local search has by a fork of its caller."
 OVER_RAY = "Shoal over Ray, known model"
 RAPIDFIRE = "0.16.2 needs Python 3.12 or newer, an NVIDIA GPU and a trainer of Hugging Face"
@@ -63,7 +64,7 @@ def of_search(found: Figures, name: str) -> Figures:
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (
-    against("plain loop", "PyTorch's tutorial loop, with a DataLoader, one run", 5.0, noise=0.3),
+    against("plain loop", "PyTorch's tutorial loop, with a DataLoader, one run", 5.0, noise=0.3, why=SHORT),
     against("plain loop, tensors indexed", "the loop without a DataLoader"),
     against("forked pool", "two processes forked with torch loaded, one thread each"),
     against("forked pool, tensors indexed", "the same pool without a DataLoader"),
