@@ -186,7 +186,7 @@ def _of_activities(
         (
             "devices idle at the end",
             (Activity.FINISHED,),
-            "Devices had no job left while the last trials finished on others, which use the cores of idle CPU slots.",
+            "Devices had no job left while the last trials finished on others.",
             "Use fewer devices, or more trials; the longest trial sets the end of the study.",
         ),
         (

@@ -15,8 +15,12 @@ def lend_idle_cores(state: StudyState) -> None:
     Call this after each plan. Cores are lent once a plan has found nothing to start, and a slot gets its own back with
     its next job. Epochs on lent cores do not count as those of a slot.
     """
-    running, idle = state.running, _idle_cores(state)
+    running = state.running
+    idle: dict[str, int] = defaultdict(int)
     lent: dict[str, int] = defaultdict(int)
+    for device in state.idle():
+        if device.is_cpu:
+            idle[device.node] += device.cores
     for name, cores in running.cores.items():
         if name in running:
             device = running[name][1]
@@ -35,17 +39,8 @@ def lend_idle_cores(state: StudyState) -> None:
             state.crowding.begin(job, device)
 
 
-def _idle_cores(state: StudyState) -> dict[str, int]:
-    """Return the cores of idle CPU slots by node."""
-    found: dict[str, int] = defaultdict(int)
-    for _, device in state.fleet.cluster:
-        if device.is_cpu and device.healthy and not state.running.on(device.name):
-            found[device.node] += device.cores
-    return found
-
-
 def _shares(state: StudyState, idle: dict[str, int]) -> dict[str, int]:
-    """Return the cores that each job may use, of those that may use more than the cores of their slot."""
+    """Return the cores of each job that may use more than those of its slot, given the idle cores by node."""
     jobs: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for job, device in state.running.values() if idle else ():
         alone = state.running.on(device.name) == 1 and not state.running.helpers.get(job.id)
