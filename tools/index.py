@@ -152,7 +152,7 @@ def bars(title: str, rows: Iterable[tuple[str, float, float | None]]) -> str:
                 f'<rect x="{LABEL}" y="{top + 13}" width="{published * scale:.1f}" height="4" rx="1" fill="{THEIRS}"/>'
             )
             beside += f" (paper {published:g})"
-        end = LABEL + max(value, published or 0) * scale
+        end = LABEL + max(value, published or 0, 1.0) * scale  # right of the line at 1
         lines.append(f'<text x="{end + 5:.1f}" y="{top + 14}">{beside}</text>')
     one, bottom = LABEL + scale, (len(rows) + 1) * ROW
     lines.append(
