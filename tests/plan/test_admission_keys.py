@@ -27,7 +27,7 @@ from shoal.core.array import Array
 from shoal.core.job import Job, Purpose
 from shoal.core.resources import Share
 from shoal.plan.admission import MAX_REFUSED, admit
-from shoal.plan.array_packer import ArrayPacker
+from shoal.plan.array_packer import START_SECONDS, ArrayPacker
 from shoal.plan.schedule import Fifo
 
 
@@ -62,12 +62,21 @@ def test_arrays_spread_over_the_running_jobs():
     assert {job: len(arrays) for job, arrays in taken.items()} == {"x": 4, "y": 4}
 
 
-def test_without_fusing_an_array_of_the_same_key_stays_apart():
+@pytest.mark.parametrize(
+    ("steps", "fuse", "separate"),
+    [
+        pytest.param({1: 0.001, 4: 0.002}, True, False, id="they are faster as one"),
+        pytest.param({1: 0.001, 4: 0.002}, False, True, id="nothing is fused"),
+        pytest.param({1: 0.001, 4: 0.008}, True, True, id="one by one is faster"),
+    ],
+)
+def test_an_array_of_the_same_key_stays_apart_where_one_array_is_not_faster(steps, fuse, separate):
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0),)), device)]
-    taken = taken_in([array(A, 1)], running, ArrayPacker(), known(A=KEPT), room({device.name: 50 * GB}), frozenset())
+    costs, free = known(A=replace(KEPT, step_seconds=steps)), room({device.name: 50 * GB})
+    taken = admit([array(A, 1)], running, free, costs, ArrayPacker(RandomPacking()), fuse=fuse)
     (joined,) = taken["runs"]
-    assert (numbers(joined), joined.separate) == ([1], True)
+    assert (numbers(joined), joined.separate) == ([1], separate)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +94,12 @@ def test_without_fusing_an_array_of_the_same_key_stays_apart():
 )
 @pytest.mark.parametrize("fits", [True, False], ids=["", "but is too small"])
 def test_an_array_joins_no_job_that_ends_after_the_next_device_is_free(other, comes, fits):
-    """There is room in a job of 1 s, and none in the other one."""
+    """There is room in a job of a third of a second, and none in the other one."""
+    short = replace(KEPT, step_seconds={1: START_SECONDS / 30})
     some = [*slots(1), *slots(1, "other", memory=100 if fits else 0)]
     running = list(zip([Job("long", (array(A, 0, target=100),)), other], some, strict=True))
     free = room({running[0][1].name: 50 * GB, running[1][1].name: 0})
-    taken = taken_in([array(B, 1)], running, ArrayPacker(RandomPacking()), known(A=KEPT, B=KEPT), free, frozenset({7}))
+    taken = taken_in([array(B, 1)], running, ArrayPacker(RandomPacking()), known(A=short, B=short), free, frozenset({7}))
     assert taken.keys() == ({"long"} if comes or not fits else set())
 
 

@@ -28,7 +28,7 @@ from planner_samples import (
 from shoal.plan.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS, MAX_ARRAYS_IN_ALL, MIN_ARRAYS, partition
 from shoal.plan.waiting import OutOfMemoryLimit
 
-TRIED = replace(LINEAR, step_seconds={1: 1.0}, expected_epochs=60, first_size=8)
+TRIED = replace(LINEAR, step_seconds={1: 1.0}, expected_epochs=600, first_size=8)
 TRIED_WHOLE = replace(TRIED, first_size=None)
 """The time alone is all that is known."""
 

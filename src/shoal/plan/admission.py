@@ -135,6 +135,12 @@ class _HostJob:
         self._demand, self.seconds = after, lockstep_seconds(self.present)
         return True
 
+    def fuses(self, key: FusionKey) -> bool:
+        """Return whether all arrays of a key, with those that were admitted, are most efficient as one."""
+        members = sum(len(each.array.members) for each in self.present if each.key == key)
+        cost = self._costs.of(key, self.device.kind)
+        return not self.in_lockstep and cost is not None and cost.best_size(members) == members
+
     def _take(self, share: Share) -> None:
         self._free.add(self.job.id, self._free[self.device.name], share)
 
@@ -309,7 +315,7 @@ def _add_arrays(
     If samples are shared only at the same position in the data, an array joins a job that is in the epoch at which the
     array begins, and catches up, unless it ends earlier on the next free device. Since it can join only in that
     epoch, it may be admitted before older arrays. It is not fused with an array of its key, because members can be
-    fused only at the end of an epoch.
+    fused only at the end of an epoch; nor is any other one that is faster apart.
     """
     added: dict[str, tuple[Array, ...]] = {}
     refused = 0
@@ -321,7 +327,7 @@ def _add_arrays(
         for host in sorted(eligible, key=lambda host: host.seconds):
             incoming = host.candidate(array)
             if host.ends_sooner(incoming, free_in) and host.admits(incoming, packer):
-                separate = host.in_lockstep or not fuse
+                separate = not (fuse and host.fuses(array.key))
                 joins = replace(array, profile=costs.profile(array.key, host.device.kind), separate=separate)
                 added[host.job.id] = (*added.get(host.job.id, ()), joins)
                 break

@@ -22,7 +22,7 @@ from shoal.plan.packing.packs import check_packs
 
 __all__ = ["START_SECONDS", "ArrayPacker", "CandidateCosts", "RelativeTimes", "candidate", "candidates", "stream_of"]
 
-START_SECONDS = 0.03
+START_SECONDS = 0.01
 """Fixed overhead of a job: planning, journaling, dispatch, completion."""
 
 RelativeTimes = Callable[[str], Mapping[tuple[str, str], float]]

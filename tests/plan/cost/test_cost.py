@@ -98,8 +98,10 @@ def test_best_size(measured, at_most, expected):
 @pytest.mark.parametrize(
     ("measured", "expected_epochs", "at_most", "expected"),
     [
-        pytest.param({1: 1.0}, 20, 16, 8, id="too dear to measure before"),
-        pytest.param({1: 1.0}, 20, 5, 5, id="fewer trials"),
+        pytest.param({1: 1.0}, 1000, 16, 8, id="too dear to measure before"),
+        pytest.param({1: 1.0}, 1000, 5, 5, id="fewer trials"),
+        pytest.param({1: 1.0}, 200, 16, 3, id="no more than a twentieth of 2,000 steps pays for"),
+        pytest.param({1: 1.0}, 59, 16, 1, id="too little work to try two"),
         pytest.param({1: 1.0}, None, 16, 16, id="the only trial"),
         pytest.param({1: 1.0, 8: 9.0}, 20, 16, 1, id="tried, and slower"),
         pytest.param({1: 1.0, 8: 4.0}, 20, 16, 16, id="tried, and faster"),

@@ -20,6 +20,10 @@ counts in comparisons of arrays of different sizes."""
 MIN_FUSING_GAIN = 0.05
 """Least expected saving, as a part of the time one after another, for fusing members."""
 
+STEPS_TO_TRY = 30
+"""Cost of trying how fast members are together, per member, in steps of a single member: the checks of the array and
+the choice of its steps, measured on a CPU slot."""
+
 MIN_MIXING_GAIN = 0.05
 """Least expected saving, as a part of the time, for fusing members at different epochs."""
 
@@ -156,7 +160,7 @@ class Cost:
         """Whether members were only timed alone, so that training tries how fast they are together.
 
         An array finds out in its first steps whether fused steps are faster than plain ones, and takes plain ones if
-        not. So trying costs next to nothing, where measuring before training would cost more than it could save.
+        not. That costs `STEPS_TO_TRY`, where measuring before training would cost more than it could save.
         """
         return self.profile.expected_epochs is not None and set(self.profile.step_seconds) == {1}
 
@@ -165,14 +169,19 @@ class Cost:
 
         Between two measured sizes the time per member is monotonic, so only measured sizes and `at_most` can be best.
         Since size 1 can win, fusing is never slower than not fusing. If several members were never timed together, it
-        is the profile's `first_size`.
+        is the profile's `first_size`, or as many members as can be tried within `MIN_FUSING_GAIN` of the expected
+        steps.
 
         Args:
             at_most: Largest B that memory or the number of trials allows, at least 1.
         """
+        profile = self.profile
         if self.is_untried:
-            return at_most if self.profile.first_size is None else min(self.profile.first_size, at_most)
-        sizes = {size for size in self.profile.step_seconds if size <= at_most} | {at_most}
+            if profile.first_size is None:
+                return at_most
+            steps = (profile.expected_epochs or 0.0) * profile.epoch_steps
+            return max(1, min(profile.first_size, at_most, int(MIN_FUSING_GAIN * steps / STEPS_TO_TRY)))
+        sizes = {size for size in profile.step_seconds if size <= at_most} | {at_most}
         per_member = {size: (self.step_seconds(size) + STEP_OVERHEAD_SECONDS) / size for size in sizes}
         least = min(per_member.values())
         return max(size for size, cost in per_member.items() if cost <= least * (1 + 1e-9))
