@@ -29,6 +29,8 @@ from cpu_seconds import CpuSeconds, lasting
 from hypothesis import Phase, settings
 from warm import Warm
 
+from shoal.plan.cost import cost
+
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # the policies and packings of `baselines`
 
 TURNS = 10
@@ -72,6 +74,12 @@ def _begin_alike(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
     os.environ.update(SHOAL_CACHE=cache, TORCHINDUCTOR_CACHE_DIR=cache)
     os.environ.update(TERM="dumb", OMP_NUM_THREADS="1")
+
+
+@pytest.fixture(autouse=True)
+def little_work_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays are tried in searches of a few steps, however fast the machine is and whatever it had time to measure."""
+    monkeypatch.setattr(cost, "STEPS_TO_TRY", 1e-6)
 
 
 @pytest.fixture(scope="session")

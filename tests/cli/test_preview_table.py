@@ -123,6 +123,19 @@ def test_nothing_is_expected_of_arrays_that_were_not_timed():
     )
 
 
+def test_little_work_is_not_called_measured():
+    first, *_ = preview().arrays
+    profile = replace(first.array.profile, step_seconds={1: 0.01}, expected_epochs=9, first_size=8)
+    arrays = [
+        replace(first, array=replace(first.array, members=(member,), profile=profile)) for member in first.array.members
+    ]
+    found = preview(arrays=tuple(arrays), totals=dict.fromkeys(preview().totals, 1.47))
+    assert verdict(found) == (
+        "Sharing is not tried here: with so few steps, trying would take longer than it could save; one epoch of 4 "
+        "configurations takes 1.47 s."
+    )
+
+
 def test_json_has_everything():
     found = json.loads(json.dumps(preview_json(preview())))
     assert [(each["array"], each["job"], each["packed_with"]) for each in found["arrays"]] == [

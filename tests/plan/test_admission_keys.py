@@ -63,20 +63,32 @@ def test_arrays_spread_over_the_running_jobs():
 
 
 @pytest.mark.parametrize(
-    ("steps", "fuse", "separate"),
+    ("mixing", "fuse", "separate"),
     [
-        pytest.param({1: 0.001, 4: 0.002}, True, False, id="they are faster as one"),
-        pytest.param({1: 0.001, 4: 0.002}, False, True, id="nothing is fused"),
-        pytest.param({1: 0.001, 4: 0.008}, True, True, id="one by one is faster"),
+        pytest.param(1.0, True, False, id="members at other epochs are faster as one"),
+        pytest.param(4.0, True, True, id="they are faster apart"),
+        pytest.param(None, True, True, id="they were never timed together"),
+        pytest.param(1.0, False, True, id="nothing is fused"),
     ],
 )
-def test_an_array_of_the_same_key_stays_apart_where_one_array_is_not_faster(steps, fuse, separate):
+def test_an_array_of_the_same_key_stays_apart_where_its_members_do_not_join(mixing, fuse, separate):
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0),)), device)]
-    costs, free = known(A=replace(KEPT, step_seconds=steps)), room({device.name: 50 * GB})
-    taken = admit([array(A, 1)], running, free, costs, ArrayPacker(RandomPacking()), fuse=fuse)
+    costs = known(A=replace(KEPT, step_seconds={1: 0.001, 4: 0.002}, mixing=mixing))
+    free = room({device.name: 50 * GB})
+    taken = admit([array(A, 1, start=3)], running, free, costs, ArrayPacker(RandomPacking()), fuse=fuse)
     (joined,) = taken["runs"]
     assert (numbers(joined), joined.separate) == ([1], separate)
+
+
+def test_members_join_the_first_array_of_their_key_only():
+    """Each of two arrays has room for members, but a worker lets them join the first one."""
+    (device,) = slots(1)
+    running = [(Job("runs", (array(A, 0), array(A, 1))), device)]
+    costs = known(A=replace(KEPT, step_seconds={1: 0.001, 2: 0.001, 4: 0.009}, mixing=1.0))
+    free = room({device.name: 50 * GB})
+    taken = admit([array(A, 2, start=3), array(A, 3, start=3)], running, free, costs, ArrayPacker(RandomPacking()))
+    assert [(numbers(each), each.separate) for each in taken["runs"]] == [([2], False), ([3], True)]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +111,9 @@ def test_an_array_joins_no_job_that_ends_after_the_next_device_is_free(other, co
     some = [*slots(1), *slots(1, "other", memory=100 if fits else 0)]
     running = list(zip([Job("long", (array(A, 0, target=100),)), other], some, strict=True))
     free = room({running[0][1].name: 50 * GB, running[1][1].name: 0})
-    taken = taken_in([array(B, 1)], running, ArrayPacker(RandomPacking()), known(A=short, B=short), free, frozenset({7}))
+    taken = taken_in(
+        [array(B, 1)], running, ArrayPacker(RandomPacking()), known(A=short, B=short), free, frozenset({7})
+    )
     assert taken.keys() == ({"long"} if comes or not fits else set())
 
 

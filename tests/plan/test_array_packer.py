@@ -29,7 +29,6 @@ from shoal.plan.array_packer import START_SECONDS, ArrayPacker
 from shoal.plan.packing import NoPacking, Packing
 from shoal.plan.schedule import Fifo
 
-
 KEPT_AND_SHORT = replace(KEPT, step_seconds={1: START_SECONDS / 100})
 """A start of a job is a large part of its time."""
 

@@ -29,6 +29,7 @@ from shoal.plan.partition import ARRAYS_PER_DEVICE, MAX_ARRAYS, MAX_ARRAYS_IN_AL
 from shoal.plan.waiting import OutOfMemoryLimit
 
 TRIED = replace(LINEAR, step_seconds={1: 1.0}, expected_epochs=600, first_size=8)
+SHORT = replace(TRIED, expected_epochs=200)
 TRIED_WHOLE = replace(TRIED, first_size=None)
 """The time alone is all that is known."""
 
@@ -55,6 +56,8 @@ SIZES = {
     ),
     "one cohort on seven devices": (waiting((A, 16)), known(A=LITTLE), slots(7), {}, [2, 2, 2, 3, 2, 2, 3]),
     "too dear to measure together: tried": (waiting((A, 20)), known(A=TRIED), slots(2), {}, [5, 5, 5, 5]),
+    "tried in smaller arrays, for little work": (waiting((A, 20)), known(A=SHORT), slots(1), {}, [2, 3, 3, 3, 3, 3, 3]),
+    "tried in none, as each device would begin one": (waiting((A, 4)), known(A=SHORT), slots(2), {}, [1, 1, 1, 1]),
     "tried with all that wait": (waiting((A, 20)), known(A=TRIED_WHOLE), slots(1), {}, [20]),
     "tried on many devices": (waiting((A, 6)), known(A=TRIED), slots(4), {}, [1, 2, 1, 2]),
     "more devices than members": (waiting((A, 3)), known(A=LINEAR), slots(8), {}, [1, 1, 1]),

@@ -133,13 +133,19 @@ def test_larger_sizes_are_profiled_once_many_epochs_are_expected(expected, wait,
 
 
 @pytest.mark.parametrize(
-    ("step", "first_size", "again"), [(0.05, None, False), (0.5, None, True), (0.05, 8, True)],
-    ids=["12 s on a GPU", "120 s on a GPU", "12 s on a CPU"],
-)  # fmt: skip
-def test_little_work_of_a_gpu_is_not_measured_again(step, first_size, again):
-    """It is three times the members of the first profile, of 12 epochs of 20 steps."""
+    ("step", "first_size", "again"),
+    [
+        pytest.param(0.05, None, False, id="12 s on a GPU"),
+        pytest.param(0.5, None, True, id="120 s on a GPU"),
+        pytest.param(0.05, 8, False, id="too few steps for arrays on a CPU"),
+        pytest.param(0.01, 8, True, id="enough steps on a CPU"),
+    ],
+)
+def test_little_work_is_not_measured_again(step, first_size, again):
+    """It is three times the members of the first profile, of 12 s or 120 s in 12 epochs."""
+    epoch_steps = 100 if step == 0.01 else 20
     seen = {"measured_members": 4, "expected_epochs": 4, "first_size": first_size}
-    once = replace(CONSTANT, step_seconds={1: step}, epoch_steps=20, **seen)
+    once = replace(CONSTANT, step_seconds={1: step}, epoch_steps=epoch_steps, **seen)
     placement = planner(known(A=once)).plan(waiting((A, 12, {"target": 1})), [], cluster(*slots(1)), 0.0)
     assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
 

@@ -23,7 +23,7 @@ from shoal.fuse.capture_decision import CaptureDecision
 from shoal.train.bases import bases_of
 from shoal.train.data.datasets import DataSets
 from shoal.train.fused_stepper import make_stepper
-from shoal.train.memory import MemoryMeter, fixed_bytes
+from shoal.train.memory import MemoryMeter, MemoryTracker, fixed_bytes
 from shoal.train.profile import measure
 from shoal.train.step_settings import StepPlan
 from shoal.train.trial_runtime import sort_by_optimizer
@@ -137,6 +137,7 @@ def test_the_prediction_is_within_a_tenth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.train.profile._step_seconds", _untimed)
+    monkeypatch.setattr("shoal.train.fused_stepper.modes_to_try", lambda profile, members: ("eager",))
     task = Adapters(checkpointing)
     trials = (Trial(b, {"r": rank, "batch_size": SAMPLES}, b, 7) for b, rank in enumerate(ranks))
     members = tuple(Member(trial, 0, 2) for trial in trials)
@@ -156,7 +157,7 @@ def test_the_prediction_is_within_a_tenth(
         stepper = make_stepper(task, runtimes, compiling=CaptureDecision(None, MEMBERS, steps=0))
         batch = next(StepPlan.of(task, config, train, valid).step_batches(0, 0, 7))
         peaks = []
-        for tick in range(3):  # the first and the third are fused steps
+        for tick in range(3):
             held = meter.used() - before
             _, added = meter.during(partial(stepper.train_step, [batch] * MEMBERS, [tick] * MEMBERS))
             peaks.append(held + added)
@@ -176,3 +177,12 @@ def _untimed(stepper: Any, batches: Any, tick: int) -> float:
 )
 def test_bytes_that_do_not_grow_with_members(lone: int, array: int, members: int, fixed: int) -> None:
     assert fixed_bytes(lone, array, members) == fixed
+
+
+def test_members_of_one_key_in_several_arrays_are_counted_together() -> None:
+    tracker, key, other = MemoryTracker("job", CPU), FusionKey("A", "data", 4), FusionKey("B", "data", 4)
+    tracker.sample([(key, 1), (other, 2), (key, 3)])
+    tracker.sample([(key, 2), (other, 3)])
+    peak = tracker.new_peak()
+    assert peak is not None
+    assert peak.members == {key: 4, other: 3}

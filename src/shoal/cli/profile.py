@@ -143,6 +143,11 @@ def verdict(result: Preview) -> str:
             f"training tries arrays in its first steps, and one epoch of {result.trials} configurations takes at most "
             f"{seconds_text(chosen)}."
         )
+    if not result.pays and any(each.cost.is_untried for each in result.arrays):
+        return (
+            "Sharing is not tried here: with so few steps, trying would take longer than it could save; one epoch of "
+            f"{result.trials} configurations takes {seconds_text(chosen)}."
+        )
     one = "the speed of one trial at a time"
     if result.pays:
         return f"Sharing pays: expect {apart / chosen:.1f} times {one}; {times} ({parts})."

@@ -135,12 +135,6 @@ class _HostJob:
         self._demand, self.seconds = after, lockstep_seconds(self.present)
         return True
 
-    def fuses(self, key: FusionKey) -> bool:
-        """Return whether all arrays of a key, with those that were admitted, are most efficient as one."""
-        members = sum(len(each.array.members) for each in self.present if each.key == key)
-        cost = self._costs.of(key, self.device.kind)
-        return not self.in_lockstep and cost is not None and cost.best_size(members) == members
-
     def _take(self, share: Share) -> None:
         self._free.add(self.job.id, self._free[self.device.name], share)
 
@@ -187,7 +181,7 @@ def admit(
     left = [x for x in waiting if not joined or not any(member.trial.number in joined for member in x.members)]
     for host in hosts if left else ():
         host.finish_joining(joins.get(host.job.id, ()))
-    for name, arrays in _add_arrays(left, hosts, costs, packer, fuse).items():
+    for name, arrays in _add_arrays(left, hosts, costs, packer).items():
         joins[name] = (*joins.get(name, ()), *arrays)
     return joins
 
@@ -214,8 +208,9 @@ class _Openings:
         self._alike: dict[FusionKey, dict[object, list[_Opening]]] = {}
         self._on_device: dict[str, list[tuple[_Opening, object]]] = {}
         for host in hosts:
+            keys = [array.key for array in host.job.arrays]
             for index, (array, cost) in enumerate(zip(host.job.arrays, host.costs, strict=True)):
-                if host.is_open and cost is not None:
+                if host.is_open and cost is not None and keys.index(array.key) == index:  # members join the first
                     some = self.by_key.setdefault(array.key, [])
                     some.append(opening := _Opening(len(some), host, index, cost))
                     self._on_device.setdefault(host.device.name, []).append((opening, None))
@@ -304,7 +299,7 @@ def _mean_load(
 
 
 def _add_arrays(
-    waiting: Sequence[Array], hosts: Sequence[_HostJob], costs: Costs, packer: ArrayPacker, fuse: bool
+    waiting: Sequence[Array], hosts: Sequence[_HostJob], costs: Costs, packer: ArrayPacker
 ) -> dict[str, tuple[Array, ...]]:
     """Add waiting arrays to jobs as further arrays, the oldest first.
 
@@ -314,8 +309,9 @@ def _add_arrays(
 
     If samples are shared only at the same position in the data, an array joins a job that is in the epoch at which the
     array begins, and catches up, unless it ends earlier on the next free device. Since it can join only in that
-    epoch, it may be admitted before older arrays. It is not fused with an array of its key, because members can be
-    fused only at the end of an epoch; nor is any other one that is faster apart.
+    epoch, it may be admitted before older arrays.
+
+    An added array stays apart from an array of its key in the job: no member joined that one, as it would not pay.
     """
     added: dict[str, tuple[Array, ...]] = {}
     refused = 0
@@ -327,8 +323,7 @@ def _add_arrays(
         for host in sorted(eligible, key=lambda host: host.seconds):
             incoming = host.candidate(array)
             if host.ends_sooner(incoming, free_in) and host.admits(incoming, packer):
-                separate = not (fuse and host.fuses(array.key))
-                joins = replace(array, profile=costs.profile(array.key, host.device.kind), separate=separate)
+                joins = replace(array, profile=costs.profile(array.key, host.device.kind), separate=True)
                 added[host.job.id] = (*added.get(host.job.id, ()), joins)
                 break
         else:

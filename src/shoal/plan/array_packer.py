@@ -23,7 +23,7 @@ from shoal.plan.packing.packs import check_packs
 __all__ = ["START_SECONDS", "ArrayPacker", "CandidateCosts", "RelativeTimes", "candidate", "candidates", "stream_of"]
 
 START_SECONDS = 0.01
-"""Fixed overhead of a job: planning, journaling, dispatch, completion."""
+"""Fixed overhead of a job, as measured on a CPU slot: planning, journaling, dispatch, completion."""
 
 RelativeTimes = Callable[[str], Mapping[tuple[str, str], float]]
 """Kind of a device -> relative times of pairs of structures; see `History.relative_times`."""

@@ -150,9 +150,9 @@ class _ArrayCosts:
         if max_members == 1:
             return 1
         limits = [] if max_members is None else [max_members]
-        for place, (memory, cost, _) in enumerate(self.known(key)):
+        for place, (memory, cost, devices) in enumerate(self.known(key)):
             if room := cost.largest_fitting(memory, len(epochs)):
-                size = cost.best_size(room)
+                size = cost.best_size(room, devices)
                 limits.append(size if self._worth_fusing((key, place), cost, epochs[-size:]) else 1)
         return min(limits, default=1)
 

@@ -1,7 +1,7 @@
 """The virtual back end: jobs take the seconds of a workload on a virtual clock, without a process or a wait."""
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import count
@@ -342,7 +342,7 @@ class Virtual(Backend):
                 return
             if not measured:
                 measured = True
-                members = {lane.key: len(lane.members) for lane in job.lanes if lane.members}
+                members = Counter(lane.key for lane in job.lanes for _ in lane.members)
                 if members:
                     self._pending.append(base.MemoryMeasured(job.job.id, members, job.memory))
                 if len(members) > 1:

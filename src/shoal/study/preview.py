@@ -252,7 +252,9 @@ class _Jobs:
         cost = self.costs.of(array.key, self.device.kind)
         if self.fuse and cost is not None and cost.memory(2) > self.device.memory:
             return f"not fused: two take {bytes_text(cost.memory(2))}, {self._memory}"
-        return "not fused: together no faster" if self.fuse else "not fused: fuse=False"
+        if not self.fuse:
+            return "not fused: fuse=False"
+        return f"not fused: {'too few steps to try' if cost and cost.is_untried else 'together no faster'}"
 
     def _why_single(self, array: Array) -> str:
         same_data = [x for pack in self.packs for x in pack if x is not array and x.key.data == array.key.data]

@@ -1,6 +1,7 @@
 """Device memory of a training job: measures the peak, and frees memory when an array ends."""
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -60,8 +61,10 @@ class MemoryTracker:
         Args:
             waiting: Bytes of trials on the device that wait to be trained, which are not counted.
         """
+        training = Counter[FusionKey]()
         for key, members in arrays:
-            self._members[key] = max(self._members.get(key, 0), members)
+            training[key] += members
+        self._members |= {key: max(self._members.get(key, 0), members) for key, members in training.items()}
         used = int(torch.cuda.max_memory_reserved(self._device)) if self._device.type == "cuda" else own_memory()
         self._bytes = max(self._bytes, used - waiting)
 

@@ -63,10 +63,10 @@ MEASURING_SHARE = {"cpu": 0.005}
 GPU_MEASURING_SHARE = 0.25
 """Time for building trials and measuring sizes, by device type, as a fraction of all expected epochs, one trial after
 another; on a GPU none for less than `MIN_WORK_TO_MEASURE`. On a CPU fused members are seldom twice as fast, on a GPU
-often many times. Sizes that are not measured here are tried in training (`shoal.plan.cost.cost.Cost.is_untried`)."""
+often many times. Sizes that are not measured here may be tried in training (`shoal.plan.cost.cost.Cost.is_untried`)."""
 
 FIRST_SIZE = {"cpu": 8}
-"""Members of the first array of a structure whose members were only timed alone, by device type; else all that wait."""
+"""Most members of the first array of a structure that were only timed alone, by device type; else all that wait."""
 
 FREE_SECONDS = 0.25
 """Seconds of a job on a CPU that may always be used for measuring sizes."""

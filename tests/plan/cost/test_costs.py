@@ -273,6 +273,11 @@ def test_each_out_of_memory_raises_the_memory_further() -> None:
     assert seen == [1, 2, 3, 5]
 
 
+def test_a_failure_of_several_arrays_of_a_key_raises_its_memory_once() -> None:
+    found = after(knowing(MEMORY), OutOfMemoryObserved((array(0), array(1), array(2))))
+    assert found == replace(MEMORY, member_memory=15)
+
+
 def test_the_peak_of_a_pack_or_of_a_job_that_is_over_is_not_an_arrays_own() -> None:
     costs = knowing(MEMORY)
     costs.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)

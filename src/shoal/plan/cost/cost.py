@@ -157,34 +157,39 @@ class Cost:
 
     @property
     def is_untried(self) -> bool:
-        """Whether members were only timed alone, so that training tries how fast they are together.
+        """Whether members were only timed alone, so that training tries how fast they are together, if that may pay.
 
         An array finds out in its first steps whether fused steps are faster than plain ones, and takes plain ones if
         not. That costs `STEPS_TO_TRY`, where measuring before training would cost more than it could save.
         """
         return self.profile.expected_epochs is not None and set(self.profile.step_seconds) == {1}
 
-    def best_size(self, at_most: int) -> int:
+    def best_size(self, at_most: int, devices: int = 1) -> int:
         """Return the B with the least seconds per member, including `STEP_OVERHEAD_SECONDS`; the largest one of a tie.
 
         Between two measured sizes the time per member is monotonic, so only measured sizes and `at_most` can be best.
         Since size 1 can win, fusing is never slower than not fusing. If several members were never timed together, it
-        is the profile's `first_size`, or as many members as can be tried within `MIN_FUSING_GAIN` of the expected
-        steps.
+        is the profile's `first_size`, or as many members as can be tried within `MIN_FUSING_GAIN` of all steps that
+        were expected when the profile was made.
 
         Args:
             at_most: Largest B that memory or the number of trials allows, at least 1.
+            devices: Devices on which arrays of this size begin before one of them is measured.
         """
         profile = self.profile
         if self.is_untried:
-            if profile.first_size is None:
-                return at_most
-            steps = (profile.expected_epochs or 0.0) * profile.epoch_steps
-            return max(1, min(profile.first_size, at_most, int(MIN_FUSING_GAIN * steps / STEPS_TO_TRY)))
+            return at_most if profile.first_size is None else min(at_most, self._first_size(devices))
         sizes = {size for size in profile.step_seconds if size <= at_most} | {at_most}
         per_member = {size: (self.step_seconds(size) + STEP_OVERHEAD_SECONDS) / size for size in sizes}
         least = min(per_member.values())
         return max(size for size, cost in per_member.items() if cost <= least * (1 + 1e-9))
+
+    def _first_size(self, devices: int, expected_epochs: float | None = None) -> int:
+        """Return the members of the first arrays, of which so many begin at once, on a device that limits them."""
+        profile = self.profile
+        epochs = expected_epochs or profile.expected_epochs or 0.0
+        affordable = MIN_FUSING_GAIN * profile.epoch_steps * epochs / (STEPS_TO_TRY * devices)
+        return int(max(1, min(profile.first_size or 1, affordable)))
 
     def seconds_per_member(self, members: int) -> float:
         """Return the seconds of a step per member, for `members` in arrays of the most efficient size."""
@@ -257,6 +262,8 @@ class Cost:
         profile = self.profile
         if self.work(expected_epochs) < self.min_work_to_measure:
             return False
+        if self.is_untried and profile.first_size is not None and self._first_size(1, expected_epochs) == 1:
+            return False  # to time it again would change nothing
         if profile.measured_members * REPROFILE_FACTOR <= members:
             return True
         has_more_members = members > max(profile.step_seconds)

@@ -236,12 +236,12 @@ class Costs:
         The new value lets one member fit on the device, so that one member is tried before giving up.
         """
         arrays = [array for array in observation.arrays if array.members]
-        for array in arrays:
-            if (profile := self.profile(array.key, device.kind)) is not None:
-                observed = (peak - profile.base_memory) // len(array.members) if len(arrays) == 1 else 0
+        for key in dict.fromkeys(array.key for array in arrays):
+            if (profile := self.profile(key, device.kind)) is not None:
+                observed = (peak - profile.base_memory) // len(arrays[0].members) if len(arrays) == 1 else 0
                 raised = max(ceil(profile.member_memory * OUT_OF_MEMORY_FACTOR), observed, 1)
                 member = max(profile.member_memory, min(raised, device.memory - profile.base_memory))
-                self._put(array.key, device.kind, replace(profile, member_memory=member))
+                self._put(key, device.kind, replace(profile, member_memory=member))
 
     def _updated_means(
         self, name: Hashable, known: Mapping[int, float], observation: Mapping[int, float]
