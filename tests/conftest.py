@@ -63,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _begin_alike(config: pytest.Config) -> None:
     """Plain output, one thread a process, interrupts heard, and a job history and compiled code of this run's own.
 
+    Arrays are tried in searches of a few steps, too, however fast the machine is and whatever it had time to measure.
+
     A shell that begins a process in the background has it ignore them, and all that it starts. Processes keep the byte
     code of Shoal: hundreds of them import it.
     """
@@ -74,12 +76,7 @@ def _begin_alike(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
     os.environ.update(SHOAL_CACHE=cache, TORCHINDUCTOR_CACHE_DIR=cache)
     os.environ.update(TERM="dumb", OMP_NUM_THREADS="1")
-
-
-@pytest.fixture(autouse=True)
-def little_work_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays are tried in searches of a few steps, however fast the machine is and whatever it had time to measure."""
-    monkeypatch.setattr(cost, "STEPS_TO_TRY", 1e-6)
+    cost.STEPS_TO_TRY = 1e-6
 
 
 @pytest.fixture(scope="session")

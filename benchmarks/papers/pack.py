@@ -44,6 +44,7 @@ def ratio(part: str, of: str, above: str, below: str) -> Callable[[Figures], flo
 
 
 IN_MEMORY = "in memory, nothing is loaded that a pack could share, and two cores are busy with one member"
+NO_TIME_LEFT = "two cores have no time left that a pack could share, and arrays of such networks are no faster there"
 SLOWER = "packs can be slower than their parts"
 SATURATED = "the gain grows until resources are saturated"
 PACKS = (
@@ -111,7 +112,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             MLP if network == "MLP-3" else CONVOLUTIONAL, SEARCHES[network],
             ratio("hyperband", network, "original", packing),
             round(seconds["original"] / taken, 2), published=round(seconds["original"] / taken, 2), noise=0.3,
-            why="" if packing == "cost" else "two cores have no time left that packs without fused arrays could share",
+            why=NO_TIME_LEFT,
         )
         for network, seconds in TABLE_4.items() for packing, taken in seconds.items() if packing != "original"
     ),

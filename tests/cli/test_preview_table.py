@@ -12,7 +12,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.trial import Trial
-from shoal.study.preview import Failed, PlannedArray, Preview
+from shoal.study.preview import TOO_FEW_STEPS, Failed, PlannedArray, Preview
 
 
 def planned(numbers, width, job, packed_with, decided, fetch=0.1, batch_size=16):
@@ -127,12 +127,13 @@ def test_little_work_is_not_called_measured():
     first, *_ = preview().arrays
     profile = replace(first.array.profile, step_seconds={1: 0.01}, expected_epochs=9, first_size=8)
     arrays = [
-        replace(first, array=replace(first.array, members=(member,), profile=profile)) for member in first.array.members
+        replace(first, array=replace(first.array, members=(member,), profile=profile), decision=TOO_FEW_STEPS)
+        for member in first.array.members
     ]
     found = preview(arrays=tuple(arrays), totals=dict.fromkeys(preview().totals, 1.47))
     assert verdict(found) == (
-        "Sharing is not tried here: with so few steps, trying would take longer than it could save; one epoch of 4 "
-        "configurations takes 1.47 s."
+        "Not measured: one epoch of 4 configurations has too few steps to try sharing, and takes 1.47 s; a search of "
+        "more steps tries it."
     )
 
 

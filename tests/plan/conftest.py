@@ -2,7 +2,10 @@
 
 import pytest
 
+from shoal.plan.cost import cost
+
 
 @pytest.fixture(autouse=True)
-def little_work_is_tried() -> None:
-    """In the place of the fixture of all tests, which has arrays tried whatever they cost."""
+def steps_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps that users' plans count, in the place of those of all other tests."""
+    monkeypatch.setattr(cost, "STEPS_TO_TRY", 30)

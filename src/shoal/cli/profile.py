@@ -28,7 +28,7 @@ from shoal.core.resources import bytes_text
 from shoal.core.space import flatten
 from shoal.look.text import SMALL_SPEEDUP, leaf_text, rounded
 from shoal.run_study import measured
-from shoal.study.preview import PLANS, PlannedArray, Preview, percent
+from shoal.study.preview import PLANS, TOO_FEW_STEPS, PlannedArray, Preview, percent
 
 __all__ = ["PreviewTable", "preview_json", "profile", "seconds_text", "verdict"]
 
@@ -143,10 +143,10 @@ def verdict(result: Preview) -> str:
             f"training tries arrays in its first steps, and one epoch of {result.trials} configurations takes at most "
             f"{seconds_text(chosen)}."
         )
-    if not result.pays and any(each.cost.is_untried for each in result.arrays):
+    if not result.pays and any(TOO_FEW_STEPS in each.decision for each in result.arrays):
         return (
-            "Sharing is not tried here: with so few steps, trying would take longer than it could save; one epoch of "
-            f"{result.trials} configurations takes {seconds_text(chosen)}."
+            f"Not measured: one epoch of {result.trials} configurations has too few steps to try sharing, and takes "
+            f"{seconds_text(chosen)}; a search of more steps tries it."
         )
     one = "the speed of one trial at a time"
     if result.pays:

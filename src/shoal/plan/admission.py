@@ -208,9 +208,10 @@ class _Openings:
         self._alike: dict[FusionKey, dict[object, list[_Opening]]] = {}
         self._on_device: dict[str, list[tuple[_Opening, object]]] = {}
         for host in hosts:
-            keys = [array.key for array in host.job.arrays]
+            seen: set[FusionKey] = set()
             for index, (array, cost) in enumerate(zip(host.job.arrays, host.costs, strict=True)):
-                if host.is_open and cost is not None and keys.index(array.key) == index:  # members join the first
+                if host.is_open and cost is not None and array.key not in seen:  # members join the first of a key
+                    seen.add(array.key)
                     some = self.by_key.setdefault(array.key, [])
                     some.append(opening := _Opening(len(some), host, index, cost))
                     self._on_device.setdefault(host.device.name, []).append((opening, None))
@@ -248,7 +249,7 @@ def _join_members(
     openings = _Openings(hosts)
     other_keys_wait = any(array.key not in openings.by_key for array in waiting)
     everyone = [*((array, 1.0) for array in waiting), *behind]
-    longest = _mean_load(everyone, openings.by_key, len(hosts)) if several_kinds else inf
+    longest = _mean_load(everyone, openings.by_key, hosts) if several_kinds else inf
     cannot_join: set[tuple[FusionKey, tuple[int, ...]]] = set()  # members with these epochs join no array any more
     for array in waiting:
         left = sorted(array.members, key=lambda member: -member.epochs)  # the longest begins first
@@ -285,17 +286,23 @@ def _join_members(
 def _mean_load(
     waiting: Sequence[tuple[Array, float]],
     by_key: "Mapping[FusionKey, Sequence[_Opening]]",
-    devices: int,
+    hosts: Sequence[_HostJob],
 ) -> float:
     """Mean expected seconds of a job until its end, if the waiting arrays, of which there are so many, trained one
     after another.
     """
     costs = {key: {x.host.device.kind: x.cost for x in openings} for key, openings in by_key.items()}
-    running = sum(x.host.end(x.array, x.cost, ()) for openings in by_key.values() for x in openings)
+    running = sum(
+        host.end(index, cost, ())
+        for host in hosts
+        if host.is_open
+        for index, cost in enumerate(host.costs)
+        if cost is not None
+    )
     coming = (
         count * min(cost.seconds(x.epochs) for cost in costs[x.key].values()) for x, count in waiting if x.key in costs
     )
-    return (running + sum(coming)) / devices
+    return (running + sum(coming)) / len(hosts)
 
 
 def _add_arrays(
@@ -311,7 +318,7 @@ def _add_arrays(
     array begins, and catches up, unless it ends earlier on the next free device. Since it can join only in that
     epoch, it may be admitted before older arrays.
 
-    An added array stays apart from an array of its key in the job: no member joined that one, as it would not pay.
+    An added array stays apart from an array of its key in the job, which members join before if that pays.
     """
     added: dict[str, tuple[Array, ...]] = {}
     refused = 0

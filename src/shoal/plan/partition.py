@@ -129,18 +129,18 @@ class _ArrayCosts:
         self.max_arrays = max_arrays
         self.max_members = max_members
         self._costs = costs
-        self._device_counts = Counter((device.kind, device.memory) for device in devices)
+        self._kinds = dict.fromkeys((device.kind, device.memory) for device in devices)
         self._kind_counts = Counter(device.kind for device in devices)
         self._costs_of_key: dict[FusionKey, list[tuple[int, Cost, int]]] = cache.table("costs of keys")
         self._worth: dict[object, bool] = cache.table("arrays worth fusing")
         self._times: dict[tuple[FusionKey, _Epochs], _ArrayTimes] = cache.table("times of arrays")
 
     def known(self, key: FusionKey) -> list[tuple[int, Cost, int]]:
-        """Memory in bytes, cost and count of equal devices, for each kind on which the key was measured."""
+        """Memory in bytes, cost and count of devices of the kind, for each of these on which the key was measured."""
         if key not in self._costs_of_key:
             self._costs_of_key[key] = [
-                (memory, cost, count)
-                for (kind, memory), count in self._device_counts.items()
+                (memory, cost, self._kind_counts[kind])
+                for kind, memory in self._kinds
                 if (cost := self._costs.of(key, kind)) is not None
             ]
         return self._costs_of_key[key]

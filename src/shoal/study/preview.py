@@ -20,7 +20,7 @@ from shoal.plan.schedule.base import JobState, JobView, Plan, Policy, Refusal
 from shoal.plan.schedule.knapsack import Fifo
 from shoal.study.state import StudyState
 
-__all__ = ["PLANS", "Failed", "MeasureOnly", "PlannedArray", "Preview", "percent", "preview"]
+__all__ = ["PLANS", "TOO_FEW_STEPS", "Failed", "MeasureOnly", "PlannedArray", "Preview", "percent", "preview"]
 
 PLANS = {
     "apart": "one after another",
@@ -29,6 +29,9 @@ PLANS = {
     "chosen": "Shoal's choice",
 }
 """Plans that are compared, with their titles for display."""
+
+TOO_FEW_STEPS = "not fused: one epoch has too few steps to try"
+"""Reason of trials whose structure was only timed alone."""
 
 MIN_SAVED_PART = 0.05
 """Least saved part of the time from which sharing pays."""
@@ -254,7 +257,7 @@ class _Jobs:
             return f"not fused: two take {bytes_text(cost.memory(2))}, {self._memory}"
         if not self.fuse:
             return "not fused: fuse=False"
-        return f"not fused: {'too few steps to try' if cost and cost.is_untried else 'together no faster'}"
+        return TOO_FEW_STEPS if cost is not None and cost.is_untried else "not fused: together no faster"
 
     def _why_single(self, array: Array) -> str:
         same_data = [x for pack in self.packs for x in pack if x is not array and x.key.data == array.key.data]
