@@ -133,17 +133,16 @@ def test_larger_sizes_are_profiled_once_many_epochs_are_expected(expected, wait,
 
 
 @pytest.mark.parametrize(
-    ("step", "first_size", "again"),
+    ("step", "epoch_steps", "first_size", "again"),
     [
-        pytest.param(0.05, None, False, id="12 s on a GPU"),
-        pytest.param(0.5, None, True, id="120 s on a GPU"),
-        pytest.param(0.05, 8, False, id="too few steps for arrays on a CPU"),
-        pytest.param(0.01, 8, True, id="enough steps on a CPU"),
+        pytest.param(0.05, 20, None, False, id="12 s on a GPU"),
+        pytest.param(0.5, 20, None, True, id="120 s on a GPU"),
+        pytest.param(0.05, 20, 8, False, id="too few steps for arrays on a CPU"),
+        pytest.param(0.01, 100, 8, True, id="enough steps on a CPU"),
     ],
 )
-def test_little_work_is_not_measured_again(step, first_size, again):
+def test_little_work_is_not_measured_again(step, epoch_steps, first_size, again):
     """It is three times the members of the first profile, of 12 s or 120 s in 12 epochs."""
-    epoch_steps = 100 if step == 0.01 else 20
     seen = {"measured_members": 4, "expected_epochs": 4, "first_size": first_size}
     once = replace(CONSTANT, step_seconds={1: step}, epoch_steps=epoch_steps, **seen)
     placement = planner(known(A=once)).plan(waiting((A, 12, {"target": 1})), [], cluster(*slots(1)), 0.0)

@@ -66,7 +66,7 @@ another; on a GPU none for less than `MIN_WORK_TO_MEASURE`. On a CPU fused membe
 often many times. Sizes that are not measured here may be tried in training (`shoal.plan.cost.cost.Cost.is_untried`)."""
 
 FIRST_SIZE = {"cpu": 8}
-"""Most members of the first array of a structure that were only timed alone, by device type; else all that wait."""
+"""Most members of the first array, where they were only timed alone, by device type; else all that wait."""
 
 FREE_SECONDS = 0.25
 """Seconds of a job on a CPU that may always be used for measuring sizes."""

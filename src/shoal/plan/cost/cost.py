@@ -185,7 +185,7 @@ class Cost:
         return max(size for size, cost in per_member.items() if cost <= least * (1 + 1e-9))
 
     def _first_size(self, devices: int, expected_epochs: float | None = None) -> int:
-        """Return the members of the first arrays, of which so many begin at once, on a device that limits them."""
+        """Return the most members of the first arrays, one on each device, where `Profile.first_size` limits them."""
         profile = self.profile
         epochs = expected_epochs or profile.expected_epochs or 0.0
         affordable = MIN_FUSING_GAIN * profile.epoch_steps * epochs / (STEPS_TO_TRY * devices)
