@@ -28,6 +28,7 @@ from torch.utils.data import default_collate
 import shoal
 from shoal.core.errors import FusionError
 from shoal.fuse.step import StepMode, TrainingStep
+from shoal.plan.cost import cost
 from shoal.train import fused_stepper, profile, run
 
 for _late in ("numpy.random", "torch._dynamo", *(f"shoal.{name}" for name in ("api", "reproduce", "train.run"))):
@@ -343,7 +344,7 @@ def searched(kind: type[shoal.Task], directory: Path, modes: tuple[StepMode, ...
     if modes:
         InTurns.modes = modes
         fused_stepper.TrainingStep = InTurns  # type: ignore[misc]
-    profile._step_seconds, run.FREE_SECONDS = timed, math.inf
+    profile._step_seconds, run.FREE_SECONDS, cost.STEPS_TO_TRY = timed, math.inf, 1e-6
     profile.SIZES, profile.INTERLEAVED_RULES = (1, len(RATES)), profile.SINGLE_RULES
     measure = run.measure
     with listening() as watch:

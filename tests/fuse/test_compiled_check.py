@@ -178,6 +178,38 @@ def test_frozen_parameters_are_read_and_not_copied(monkeypatch: pytest.MonkeyPat
     assert [(read.issuperset(frozen), read.isdisjoint(trained)) for read in places] == [(True, True)]
 
 
+class Swapping(nn.Module):
+    """Two of its buffers change places in each step; a third is as large as buffers of masks are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(192, 10)
+        self.register_buffer("now", torch.zeros(192))
+        self.register_buffer("before", torch.ones(192))
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.now, self.before = self.before, self.now
+        self.now.add_(0.1 * self.out.weight.detach().mean(0))
+        masked = self.mask.softmax(-1).sum() * self.before
+        return self.out(x.flatten(1) + self.now - masked)
+
+
+class ReadsLate(Float32Interpreter):
+    """Stands for compiled code without the copies of a step, so that it reads what the step has already written."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        copies = target is torch.ops.aten.clone.default and not kwargs
+        return args[0] if copies else super().call_function(target, args, kwargs)
+
+
+@pytest.mark.parametrize("interpreter", [Float32Interpreter, ReadsLate])
+def test_a_fault_in_buffers_is_found(interpreter: type[Float32Interpreter], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_module, "compile_graph", lambda graph, example: interpreter(graph).run)
+    with pytest.raises(FusionError, match="compiler fault") if interpreter is ReadsLate else nullcontext():
+        capture(Swapping, None)
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_the_compiler_is_accepted_in_half_precision() -> None:

@@ -285,17 +285,20 @@ class CapturedStep:
             check_compiled(graph, compiled, example, self._compared(example), self._copied)
         return compiled
 
-    def _compared(self, example: Sequence[Tensor]) -> Sequence[int]:
+    def _compared(self, example: Sequence[Tensor]) -> list[Sequence[int]]:
         """Indices of the inputs that a compiled step must change alike: the optimizers' state, or else the parameters.
 
-        A batch of `MemberSteps` changes the gradients of steps that continue, and perhaps nothing else.
+        A batch of `MemberSteps` changes the gradients of steps that continue, and perhaps nothing else. Buffers are a
+        group of their own, since they may change by far more.
 
         Updates are not compared: Adam makes a step of full size out of a gradient that is zero but for rounding.
         """
         params, others = len(self._traced.params), len(self._others)
         state = range(params + others, params + others + len(self._traced.state))
         sums = range(state.stop, state.stop + len(self._sums))
-        return [*(i for i in state if example[i].dim() > 1), *sums] or range(params)
+        of_rules = [*(i for i in state if example[i].dim() > 1), *sums] or range(params)
+        buffers = (i for i in range(params, params + others) if i not in self._lent)
+        return [of_rules, [i for i in buffers if example[i].layout is torch.strided]]
 
     def _step(self, leaves: Sequence[Any], constants: Sequence[Tensor]) -> Callable[..., Tensor]:
         """The step as a function of tensors only: those of `_inputs`, then those of `_given`."""
