@@ -51,6 +51,7 @@ class Folded(tasks.Blobs):
         return TensorDataset(x[~held_out], y[~held_out]), TensorDataset(x[held_out], y[held_out])
 
 
+@pytest.mark.usefixtures("fusing_pays")
 def test_the_repeats_of_a_configuration_are_members_of_one_array(tmp_path: Path) -> None:
     study = tune(tasks.Blobs(), SPACE, tmp_path / "study", algorithm=shoal.Grid(2), repeats=3)
     assert [(row.number, row.config["lr"]) for row in study.trials] == [
@@ -84,6 +85,7 @@ def test_the_commands_show_the_configuration_and_its_repeats(tmp_path: Path) -> 
     assert sorted(rows) == ["0", "0-1", "1", "2", "2-3", "3", "4", "4-5", "5"]
 
 
+@pytest.mark.usefixtures("fusing_pays")
 def test_folds_are_arrays_of_their_own(tmp_path: Path) -> None:
     study = tune(Folded(), SPACE, tmp_path / "study", algorithm=shoal.Grid(1), folds=3)
     assert array_sizes(tmp_path / "study") == [3, 3, 3]

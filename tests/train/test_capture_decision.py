@@ -47,6 +47,26 @@ def test_decision(
     assert other.begin() is is_free, "it holds the right if, and only if, it compiles"
 
 
+@pytest.mark.parametrize(
+    ("profile", "steps", "records", "expected"),
+    [
+        pytest.param(PROFILE, 120, False, True, id="60 s saved by compiling"),
+        pytest.param(PROFILE, 20, False, True, id="10 s saved, if the machine has compiled it before"),
+        pytest.param(PROFILE, 2, False, False, id="1 s saved, and 2 s to reload"),
+        pytest.param(NEVER_FASTER, 10**9, False, False, id="never faster"),
+        pytest.param(replace(NEVER_FASTER, recorded_gain={4: 2.0}, record_seconds=1.0), 5, True, True, id="recorded"),
+        pytest.param(replace(NEVER_FASTER, recorded_gain={4: 2.0}, record_seconds=1.0), 5, False, False, id="no GPU"),
+        pytest.param(None, 1, False, True, id="unknown"),
+        pytest.param(None, 0, True, False, id="no step left"),
+    ],
+)
+def test_whether_capturing_can_pay_at_all(
+    profile: Profile | None, steps: int, records: bool, expected: bool, request: pytest.FixtureRequest
+) -> None:
+    decision = CaptureDecision(profile, 4, steps, record=CompileRecord(request.node.name))
+    assert decision.can_pay(records) is expected
+
+
 def test_it_asks_again_until_the_other_process_is_done() -> None:
     other, now = CompileRecord("asks again"), [0.0]
     assert other.begin()

@@ -1,10 +1,11 @@
 """Teams of processes compute the gradients of an array: every trial learns as it does on one device."""
 
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -21,13 +22,18 @@ from team_samples import (
     Single,
     member,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.core.array import Member
+from shoal.core.errors import FusionError
 from shoal.core.event import Event, Outcome, TeamMeasured
 from shoal.core.job import JobUpdate
+from shoal.fuse.api import fuse
+from shoal.fuse.array import ModelArray
+from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.shard import IndivisibleStepError
 from shoal.task import Task
+from shoal.train import fused_stepper
 from shoal.train.team import leader
 from shoal.train.team.leader import GradientSnapshot
 
@@ -109,6 +115,38 @@ def test_weights_are_those_of_a_lone_training(task: str, count: int, tmp_path: P
     assert set(led.sizes) == {1, 2}
     assert led.outcomes["one"].outcome is Outcome.FINISHED
     check_equal(led, TASKS[task], members)
+
+
+def test_a_trial_too_short_to_be_captured_is_an_array_only_while_it_has_helpers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def fused(models: Sequence[nn.Module], *arguments: Any, **options: Any) -> ModelArray:
+        sizes.append(len(led.sizes))
+        return fuse(models, *arguments, **options)
+
+    monkeypatch.setattr(fused_stepper, "fuse", fused)
+    monkeypatch.setattr(CaptureDecision, "can_pay", lambda decision, records: False)
+    led = Leader(Perceptron(), tmp_path / "led")
+    led.start("one")
+    led.train([member(0, 4)], {2: lambda leader: leader.want("one")})
+    assert set(led.sizes) == {1, 2}
+    assert sizes[:1] == [led.sizes.index(2)]
+    check_equal(led, Perceptron, [member(0, 4)])
+
+
+def test_helpers_are_refused_where_a_trial_can_be_no_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any, **options: Any) -> ModelArray:
+        raise FusionError("it cannot be an array")
+
+    monkeypatch.setattr(fused_stepper, "fuse", refused)
+    monkeypatch.setattr(CaptureDecision, "can_pay", lambda decision, records: False)
+    led = Leader(Perceptron(), tmp_path / "led")
+    led.start("one")
+    assert notes(led.train([member(0, 4)], {2: lambda leader: leader.want("one")})) == ["it cannot be an array"]
+    assert set(led.sizes) == {1}
+    check_equal(led, Perceptron, [member(0, 4)])
 
 
 def test_killed_helper_costs_its_step_only(tmp_path: Path) -> None:

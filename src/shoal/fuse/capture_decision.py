@@ -13,6 +13,7 @@ from shoal.core.demand import Profile
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.fuse.inductor import compile_ahead, is_compiling
 from shoal.plan.cost.capturing import capturing_pays
+from shoal.plan.cost.cost import Cost
 
 __all__ = ["RETRY_SECONDS", "CaptureDecision"]
 
@@ -101,6 +102,17 @@ class CaptureDecision:
             _log.info("no other process compiles the step: %s", error)
         self._retry_at = self._clock() + RETRY_SECONDS
         return True
+
+    def can_pay(self, records: bool) -> bool:
+        """Return whether capturing may pay in the steps that remain, given the profile's time of a step.
+
+        Args:
+            records: Whether the device can record the step as a graph.
+        """
+        if self._profile is None:
+            return self.steps > 0
+        seconds = Cost(self._profile).step_seconds(self._members)
+        return (records and self.should_record(seconds)) or self._pays(seconds, compiled_before=True)
 
     def should_record(self, seconds: float) -> bool:
         """Return whether to record the step as a CUDA graph now, which each process does for itself."""

@@ -19,6 +19,7 @@ from shoal.core.trial import step_seed
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.backward import MemberSteps
+from shoal.fuse.capture import records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.frozen import unshare_small
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
@@ -26,6 +27,7 @@ from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.per_member import tensors_in
 from shoal.fuse.scaler import GradScaler, LossScale
+from shoal.fuse.shard import IndivisibleStepError
 from shoal.fuse.step import StepMode, TrainingStep, modes_to_try
 from shoal.task import Task, size_of
 from shoal.train.custom_step import CustomStep
@@ -52,7 +54,7 @@ COMPARED_BATCHES = 2
 class FusedStepper(Stepper):
     """Trains trials of one structure as one array, unless plain steps prove faster.
 
-    `proof` compares members with plain copies.
+    A single trial is an array only to capture or divide its step. `proof` compares members with plain copies.
     """
 
     def __init__(
@@ -75,7 +77,11 @@ class FusedStepper(Stepper):
         self._profile, self._compiling = profile, compiling
         self._new_profile: Profile | None = None
         self._gain: float | None = None
-        self._fuse()
+        self._plain: PlainStepper | None = None
+        if len(runtimes) == 1 and compiling is not None and not compiling.can_pay(records_graphs(runtimes[0].device)):
+            self._plain = PlainStepper(task, runtimes, keep_shared=True)
+        else:
+            self._fuse()
 
     @property
     def _mixes_steps(self) -> bool:
@@ -83,7 +89,6 @@ class FusedStepper(Stepper):
 
     def _fuse(self) -> None:
         task, runtimes = self._task, self.runtimes
-        self._plain: PlainStepper | None = None
         self._array = fuse([x.model for x in runtimes], [x.trial.seed for x in runtimes], strict=False)
         self._one_by_one = self._array.partial or any(map(_has_custom_step, runtimes))
         self._steps: TrainingStep | CustomStep
@@ -122,6 +127,7 @@ class FusedStepper(Stepper):
         """Validates the members one after another, if their validation cannot run at once."""
         if len(runtimes) == 1:
             self._validate_members()
+        self._plain = None
 
     @property
     def new_profile(self) -> Profile | None:
@@ -223,11 +229,11 @@ class FusedStepper(Stepper):
         return self._steps.mode_of(batch)
 
     def _step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
+        self._begun = True
         if self._plain is not None:
             return self._plain.train_step(batches, ticks)
         mixed, batch = self._mixed_batch(batches)
         self._array.ticks = tuple(ticks)
-        self._begun = True
         try:
             with self._checked_draws(ticks, mixed):
                 losses = self._steps(batch)
@@ -264,7 +270,10 @@ class FusedStepper(Stepper):
             return None
         if self._plain is not None:
             self._profile = self._new_profile or self._profile  # which names the fastest mode of steps without helpers
-            self._fuse()
+            try:
+                self._fuse()
+            except FusionError as error:
+                raise IndivisibleStepError(str(error)) from error
         steps = self._steps
         if not isinstance(steps, TrainingStep):
             return None
