@@ -6,6 +6,7 @@ import re
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,22 @@ class Program(Task):
 class Momentum(Program):
     def optimizer(self, model: nn.Module, config: Any) -> Any:
         return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
+
+
+class Kinked(Momentum):
+    """For its first sample, a hidden unit is five rounding units below the kink of a ReLU."""
+
+    def model(self, config: Any) -> nn.Module:
+        hidden, out = nn.Linear(4, 5).to(self.dtype), nn.Linear(5, 4).to(self.dtype)
+        with torch.no_grad():
+            hidden.bias[0] -= hidden(X[:1].to(self.dtype))[0, 0] + 5 * torch.finfo(self.dtype).eps
+        return nn.Sequential(hidden, nn.ReLU(), out)
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=1e-30, momentum=0.9)
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        return F.mse_loss(model(batch), batch)
 
 
 class Differs(Program):
@@ -286,6 +303,22 @@ def test_what_an_array_computes_otherwise_is_refused(
     run = Run(kind(dtype))
     with pytest.raises(StepRefusedError, match=message):
         run.train_and_validate()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(("units", "refused"), [(10, False), (10**4, True)])
+def test_an_activation_that_rounding_takes_across_a_kink_is_not_refused(
+    units: int, refused: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = linear.batched_linear
+
+    def off(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return right(x, w, b) + units * torch.finfo(dtype).eps
+
+    monkeypatch.setattr(linear, "batched_linear", off)
+    run = Run(Kinked(dtype))
+    with pytest.raises(StepRefusedError, match="alone") if refused else nullcontext():
+        run.train(3)
 
 
 @pytest.mark.parametrize(
