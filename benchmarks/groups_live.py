@@ -4,10 +4,12 @@
 - water_filling  Fluid's policy: a slot has up to c jobs, and a job grows into a slot that is idle; c and d are measured
 - defaults       Shoal as it comes: policy "auto", trials fused, jobs packed
 
-Without fusing and packing the policies train the same trials to the same values, but for ASHA, whose promotions depend
-on the order of reports. Each search has a job history of its own, empty at first. The tasks are those of
-`search_tasks/fluid.py`. The first three are bound by arithmetic, so that two jobs on a slot take twice as long; the
-samples of "stored" come after a `time.sleep`, during which another job can train.
+Without fusing and packing the policies train the same trials to the same values but for rounding, and but for ASHA,
+whose promotions depend on the order of reports. A job with the cores of two slots adds up in another order; a few
+epochs of convolutions make another loss of that, and halving may then promote another trial. Each search has a job
+history of its own, empty at first. The tasks are those of `search_tasks/fluid.py`. The first three are bound by
+arithmetic, so that two jobs on a slot take twice as long; the samples of "stored" come after a `time.sleep`, during
+which another job can train.
 
     python benchmarks/groups_live.py [--tasks cifar wikitext dcgan stored] [--quick]
 """
