@@ -106,6 +106,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "A team of two slots against one slot", "section 5", "no number; not linear", ARRAY, TEAMS,
         lambda found: found["gain"], 1.5, noise=0.2,
+        why="half of a batch takes more than half of its time on a core, and gradients are exchanged after it",
     ),
     Experiment(
         "A team of two slots against DistributedDataParallel", "section 5", "elastic data-parallel training", ARRAY,
@@ -115,5 +116,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "Growing a job into a second slot", "section 5", "no number; less than a restart", ARRAY, TEAMS,
         lambda found: found["growing_steps"], 1.0, "at most", "steps", noise=0.2,
+        why="weights are sent, and the first common step is computed alone as well, to compare both",
     ),
 )  # fmt: skip

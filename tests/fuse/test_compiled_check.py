@@ -179,20 +179,23 @@ def test_frozen_parameters_are_read_and_not_copied(monkeypatch: pytest.MonkeyPat
 
 
 class Swapping(nn.Module):
-    """Two of its buffers change places in each step; a third is as large as buffers of masks are."""
+    """Two of its buffers change places in each step; others count, are infinite in part, or nowhere a number."""
 
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(192, 10)
         self.register_buffer("now", torch.zeros(192))
         self.register_buffer("before", torch.ones(192))
-        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("least", torch.tensor([torch.inf, 0.0]))
+        self.register_buffer("unused", torch.tensor(torch.nan))
 
     def forward(self, x: Tensor) -> Tensor:
         self.now, self.before = self.before, self.now
         self.now.add_(0.1 * self.out.weight.detach().mean(0))
-        masked = self.mask.softmax(-1).sum() * self.before
-        return self.out(x.flatten(1) + self.now - masked)
+        self.count += 10**6
+        self.least.copy_(torch.minimum(self.least, self.before.min()) - 1)
+        return self.out(x.flatten(1) + self.now - self.before)
 
 
 class ReadsLate(Float32Interpreter):
@@ -207,6 +210,12 @@ class ReadsLate(Float32Interpreter):
 def test_a_fault_in_buffers_is_found(interpreter: type[Float32Interpreter], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_module, "compile_graph", lambda graph, example: interpreter(graph).run)
     with pytest.raises(FusionError, match="compiler fault") if interpreter is ReadsLate else nullcontext():
+        capture(Swapping, None)
+
+
+@pytest.mark.thorough
+def test_the_compiler_drops_the_copy_of_buffers_that_change_places() -> None:
+    with pytest.raises(FusionError, match="compiler fault"):
         capture(Swapping, None)
 
 

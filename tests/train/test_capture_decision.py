@@ -67,6 +67,10 @@ def test_whether_capturing_can_pay_at_all(
     assert decision.can_pay(records) is expected
 
 
+def test_a_step_takes_as_long_as_all_of_its_batches() -> None:
+    assert [CaptureDecision(PROFILE, 4, 2).can_pay(False, batches) for batches in (1, 8)] == [False, True]
+
+
 def test_it_asks_again_until_the_other_process_is_done() -> None:
     other, now = CompileRecord("asks again"), [0.0]
     assert other.begin()

@@ -17,7 +17,7 @@ from shoal.core.errors import TaskError
 from shoal.core.trial import Trial
 from shoal.train import fused_stepper
 from shoal.train.checkpoint import load_newest
-from shoal.train.fused_stepper import make_stepper
+from shoal.train.make_stepper import make_stepper
 from shoal.train.stepper import PlainStepper
 from shoal.train.trial_runtime import build
 

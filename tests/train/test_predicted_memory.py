@@ -22,7 +22,7 @@ from shoal.fuse.autotune import forced_lowerings
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.train.bases import bases_of
 from shoal.train.data.datasets import DataSets
-from shoal.train.fused_stepper import make_stepper
+from shoal.train.make_stepper import make_stepper
 from shoal.train.memory import MemoryMeter, MemoryTracker, fixed_bytes
 from shoal.train.profile import measure
 from shoal.train.step_settings import StepPlan

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,7 +26,6 @@ from team_samples import (
 from torch import Tensor, nn
 
 from shoal.core.array import Member
-from shoal.core.errors import FusionError
 from shoal.core.event import Event, Outcome, TeamMeasured
 from shoal.core.job import JobUpdate
 from shoal.fuse.api import fuse
@@ -117,36 +117,52 @@ def test_weights_are_those_of_a_lone_training(task: str, count: int, tmp_path: P
     check_equal(led, TASKS[task], members)
 
 
-def test_a_trial_too_short_to_be_captured_is_an_array_only_while_it_has_helpers(
+def never_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CaptureDecision, "can_pay", lambda decision, records, batches: False)
+
+
+def test_a_trial_that_is_not_captured_becomes_an_array_with_its_first_helper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: list[int] = []
+    never_captured(monkeypatch)
+    steps: list[int] = []
 
     def fused(models: Sequence[nn.Module], *arguments: Any, **options: Any) -> ModelArray:
-        sizes.append(len(led.sizes))
+        steps.append(len(led.sizes))
         return fuse(models, *arguments, **options)
 
     monkeypatch.setattr(fused_stepper, "fuse", fused)
-    monkeypatch.setattr(CaptureDecision, "can_pay", lambda decision, records: False)
     led = Leader(Perceptron(), tmp_path / "led")
     led.start("one")
     led.train([member(0, 4)], {2: lambda leader: leader.want("one")})
-    assert set(led.sizes) == {1, 2}
-    assert sizes[:1] == [led.sizes.index(2)]
+    assert 2 <= steps[0] <= led.sizes.index(2)
     check_equal(led, Perceptron, [member(0, 4)])
 
 
-def test_helpers_are_refused_where_a_trial_can_be_no_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*arguments: Any, **options: Any) -> ModelArray:
-        raise FusionError("it cannot be an array")
+class Hooked(Perceptron):
+    """Cannot be an array, as one of its parameters has a hook."""
 
-    monkeypatch.setattr(fused_stepper, "fuse", refused)
-    monkeypatch.setattr(CaptureDecision, "can_pay", lambda decision, records: False)
-    led = Leader(Perceptron(), tmp_path / "led")
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        next(model.parameters()).register_hook(lambda grad: grad)
+        return model
+
+
+@pytest.mark.parametrize("error", [None, TypeError])
+def test_helpers_are_refused_where_a_trial_can_be_no_array(
+    error: type[Exception] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_captured(monkeypatch)
+    if error is not None:
+        monkeypatch.setattr(fused_stepper, "fuse", Mock(side_effect=error("no such attribute")))
+    task = Hooked if error is None else Perceptron
+    led = Leader(task(), tmp_path / "led")
     led.start("one")
-    assert notes(led.train([member(0, 4)], {2: lambda leader: leader.want("one")})) == ["it cannot be an array"]
+    (note,) = notes(led.train([member(0, 4)], {2: lambda leader: leader.want("one")}))
+    assert ("hook" if error is None else "TypeError") in note
     assert set(led.sizes) == {1}
-    check_equal(led, Perceptron, [member(0, 4)])
+    assert led.outcomes["one"].outcome is Outcome.FINISHED
+    check_equal(led, task, [member(0, 4)])
 
 
 def test_killed_helper_costs_its_step_only(tmp_path: Path) -> None:

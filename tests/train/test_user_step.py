@@ -14,7 +14,8 @@ from shoal.core.errors import FusionError, TaskError
 from shoal.core.trial import Trial
 from shoal.task import Task
 from shoal.train.custom_step import CustomStep
-from shoal.train.fused_stepper import FusedStepper, make_stepper
+from shoal.train.fused_stepper import FusedStepper
+from shoal.train.make_stepper import make_stepper
 from shoal.train.stepper import PlainStepper, StepRefusedError
 from shoal.train.trial_runtime import build
 

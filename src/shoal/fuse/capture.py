@@ -286,10 +286,10 @@ class CapturedStep:
         return compiled
 
     def _compared(self, example: Sequence[Tensor]) -> list[Sequence[int]]:
-        """Indices of the inputs that a compiled step must change alike: the optimizers' state, or else the parameters.
+        """Indices of the inputs that a compiled step must change alike, in groups that change by like amounts.
 
-        A batch of `MemberSteps` changes the gradients of steps that continue, and perhaps nothing else. Buffers are a
-        group of their own, since they may change by far more.
+        They are the optimizers' state, or else the parameters; floating-point buffers; and others, such as counts. A
+        batch of `MemberSteps` changes the gradients of steps that continue, and perhaps nothing else.
 
         Updates are not compared: Adam makes a step of full size out of a gradient that is zero but for rounding.
         """
@@ -297,8 +297,10 @@ class CapturedStep:
         state = range(params + others, params + others + len(self._traced.state))
         sums = range(state.stop, state.stop + len(self._sums))
         of_rules = [*(i for i in state if example[i].dim() > 1), *sums] or range(params)
-        buffers = (i for i in range(params, params + others) if i not in self._lent)
-        return [of_rules, [i for i in buffers if example[i].layout is torch.strided]]
+        rest = [i for i in range(params, params + others) if i not in self._lent]
+        rest = [i for i in rest if example[i].layout is torch.strided]
+        exact = [i for i in rest if not (example[i].is_floating_point() or example[i].is_complex())]
+        return [of_rules, [i for i in rest if i not in exact], exact]
 
     def _step(self, leaves: Sequence[Any], constants: Sequence[Tensor]) -> Callable[..., Tensor]:
         """The step as a function of tensors only: those of `_inputs`, then those of `_given`."""

@@ -103,15 +103,16 @@ class CaptureDecision:
         self._retry_at = self._clock() + RETRY_SECONDS
         return True
 
-    def can_pay(self, records: bool) -> bool:
-        """Return whether capturing may pay in the steps that remain, given the profile's time of a step.
+    def can_pay(self, records: bool, batches: int = 1) -> bool:
+        """Return whether capturing may pay in the steps that remain, by the profile's time of a batch.
 
         Args:
             records: Whether the device can record the step as a graph.
+            batches: Number of batches of a step.
         """
         if self._profile is None:
             return self.steps > 0
-        seconds = Cost(self._profile).step_seconds(self._members)
+        seconds = Cost(self._profile).step_seconds(self._members) * batches
         return (records and self.should_record(seconds)) or self._pays(seconds, compiled_before=True)
 
     def should_record(self, seconds: float) -> bool:

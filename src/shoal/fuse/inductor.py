@@ -84,8 +84,9 @@ def check_compiled(
 ) -> None:
     """Run both on copies of the same inputs, and compare the losses and some of the inputs, which a step changes.
 
-    In float32 and float64 the two may differ by a part of the change, and by rounding. In half precision the compiled
-    step may be further by this part from the step in float32 than twice the distance of the graph.
+    If losses and compared inputs are float32 or float64, the two may differ by a part of the change, and by rounding in
+    the coarsest of their dtypes. In half precision the compiled step may be further by this part from the step in
+    float32 than twice the distance of the graph.
 
     Args:
         graph: The step as a graph of plain tensor functions; it returns the losses, [B].
@@ -99,8 +100,8 @@ def check_compiled(
     """
     expected, got = copied(example), copied(example)
     losses, found = graph(*expected), compiled(*got)
-    groups = [[i for i in group if not _equal(example[i], expected[i], got[i])] for group in compared]
-    dtypes = {each.dtype for each in (losses, *example) if each.is_floating_point()}
+    held = (example[i] for group in compared for i in group)
+    dtypes = {each.dtype for each in (losses, *held) if each.is_floating_point()}
     tolerance = 1e-9 if dtypes == {torch.float64} else 1e-2
     if _has_half(graph, example):
         true = [_widened(tensor) for tensor in copied(example)]
@@ -108,14 +109,14 @@ def check_compiled(
             true_losses = Float32Interpreter(graph).run(*true)
         allowed = 2 * _distance([losses], [true_losses]) + tolerance * float(true_losses.double().norm())
         same = _distance([found], [true_losses]) <= allowed
-        for group in groups:
-            allowed = 2 * _distance(expected, true, group) + tolerance * _distance(true, example, group)
+        for group in compared:
+            allowed = 2 * _change(expected, true, group) + tolerance * _change(true, example, group)
             same = same and _distance(got, true, group) <= allowed
     else:
         same = torch.allclose(losses, found, rtol=tolerance, atol=0, equal_nan=True)
         rounding = max(torch.finfo(dtype).eps for dtype in dtypes)
-        for group in groups:
-            allowed = tolerance * _distance(expected, example, group) + rounding * _norm(expected, group)
+        for group in compared:
+            allowed = tolerance * _change(expected, example, group) + rounding * _change(expected, None, group)
             same = same and _distance(got, expected, group) <= allowed
     if not same:
         raise FusionError("the compiled step and the trace compute different values; this is a compiler fault")
@@ -266,16 +267,21 @@ def serve(lock: int, parent: int) -> None:
     os.write(lock, COMPILED)
 
 
-def _equal(*tensors: Tensor) -> bool:
-    return all(torch.equal(tensors[0], other) for other in tensors[1:])
-
-
 def _distance(tensors: Sequence[Tensor], others: Sequence[Tensor], which: Collection[int] = (0,)) -> float:
-    return sqrt(sum(float((tensors[i].double() - others[i].double()).square().sum()) for i in which))
+    """The Euclidean distance of some tensors; infinite or NaN where elements are that in only one of both."""
+    return sqrt(sum(float(_apart(tensors[i], others[i]).square().sum()) for i in which))
 
 
-def _norm(tensors: Sequence[Tensor], which: Collection[int]) -> float:
-    return sqrt(sum(float(tensors[i].double().square().sum()) for i in which))
+def _change(tensors: Sequence[Tensor], before: Sequence[Tensor] | None, which: Collection[int]) -> float:
+    """The same over elements with a finite difference; without `before`, from zero."""
+    apart = (_apart(tensors[i], torch.zeros_like(tensors[i]) if before is None else before[i]) for i in which)
+    return sqrt(sum(float(each.nan_to_num(0.0, 0.0, 0.0).square().sum()) for each in apart))
+
+
+def _apart(a: Tensor, b: Tensor) -> Tensor:
+    a, b = (torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in (a, b))
+    a, b = a.double(), b.double()
+    return torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b)
 
 
 def _has_half(graph: GraphModule, example: Sequence[Tensor]) -> bool:

@@ -14,6 +14,7 @@ __all__ = [
     "dense_parts",
     "is_dense",
     "is_packed",
+    "is_small_part",
     "packed_state",
     "stack_rows",
     "storage_address",
@@ -43,7 +44,7 @@ def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
     shape, steps = (len(tensors), *first.shape), (size, *strides)
     if (
         size
-        and not _is_small_part(first, len(tensors))
+        and not is_small_part(first, len(tensors))
         and all(
             t.untyped_storage().data_ptr() == memory
             and t.storage_offset() == begin + b * size
@@ -61,10 +62,10 @@ def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
     return whole
 
 
-def _is_small_part(row: Tensor, rows: int) -> bool:
+def is_small_part(row: Tensor, rows: int) -> bool:
     """Whether so many rows are less than half of their large stacked tensor."""
     held, each = row.untyped_storage().nbytes(), row.nbytes
-    return held >= _LARGE_BYTES and held > 2 * rows * each and held % each == 0
+    return held >= _LARGE_BYTES and held > 2 * rows * each > 0 and held % each == 0
 
 
 def is_dense(tensor: Tensor) -> bool:

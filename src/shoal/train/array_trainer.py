@@ -23,7 +23,7 @@ from shoal.host.activity_clock import during
 from shoal.plan.cost.cost import Cost
 from shoal.train.array_members import ArrayMembers, LossTracker, call_end_epoch
 from shoal.train.data.loader import augmentation_seed
-from shoal.train.fused_stepper import make_stepper
+from shoal.train.make_stepper import make_stepper
 from shoal.train.outside import refuse_lasting_change, shares_outside
 from shoal.train.proof import Proof, ProofRecord
 from shoal.train.step_settings import MicroBatch, StepPlan, mixes_steps
@@ -315,7 +315,7 @@ class ArrayTrainer:
                     iterators = {
                         k: iterator for k, iterator in iterators.items() if any(x.epoch == k for x in self._cohort)
                     }
-                    stepper = self._stepper_for(plan)
+                stepper = self._stepper_for(plan)
                 self._losses.begin_step()
                 batches = {epoch: next(iterator) for epoch, iterator in iterators.items()}
                 ticks = [plan.tick(runtime.epoch, step) for runtime in self._cohort]
@@ -431,9 +431,10 @@ class ArrayTrainer:
                 self._fall_back_to_plain(reason)
 
     def _stepper_for(self, plan: StepPlan) -> Stepper:
-        """Return the stepper of the cohort, or a new one if the cohort has changed."""
-        if self._stepper is not None and self._stepper.runtimes == self._cohort:
-            return self._stepper
+        """Return the stepper of the cohort, or a new one if the cohort has changed, or its trial has got helpers."""
+        last, divided = self._stepper, self.team is not None
+        if last is not None and last.runtimes == self._cohort and not (divided and last.may_be_array):
+            return last
         self._drop_stepper()
         self._heartbeat()
         state, size = self._state, len(self._cohort)
@@ -459,6 +460,7 @@ class ArrayTrainer:
                 state.global_rng,
                 self._proof,
                 state.outside,
+                divided,
             )
         return self._stepper
 

@@ -19,7 +19,6 @@ from shoal.core.trial import step_seed
 from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.backward import MemberSteps
-from shoal.fuse.capture import records_graphs
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.frozen import unshare_small
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
@@ -27,20 +26,18 @@ from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.per_member import tensors_in
 from shoal.fuse.scaler import GradScaler, LossScale
-from shoal.fuse.shard import IndivisibleStepError
 from shoal.fuse.step import StepMode, TrainingStep, modes_to_try
 from shoal.task import Task, size_of
 from shoal.train.custom_step import CustomStep
 from shoal.train.failures import outcome_of
 from shoal.train.kept_gradients import enter_array, uncleared
 from shoal.train.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
-from shoal.train.outside import OutsideState
 from shoal.train.proof import Proof
 from shoal.train.step_settings import MicroBatch, mixes_steps
 from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.train.trial_runtime import TrialRuntime, optimizers_in, train_modes_kept
 
-__all__ = ["FusedStepper", "make_stepper"]
+__all__ = ["FusedStepper", "epochs_differ"]
 
 _log = logging.getLogger("shoal.train")
 
@@ -54,7 +51,7 @@ COMPARED_BATCHES = 2
 class FusedStepper(Stepper):
     """Trains trials of one structure as one array, unless plain steps prove faster.
 
-    A single trial is an array only to capture or divide its step. `proof` compares members with plain copies.
+    `proof` compares members with plain copies.
     """
 
     def __init__(
@@ -77,11 +74,7 @@ class FusedStepper(Stepper):
         self._profile, self._compiling = profile, compiling
         self._new_profile: Profile | None = None
         self._gain: float | None = None
-        self._plain: PlainStepper | None = None
-        if len(runtimes) == 1 and compiling is not None and not compiling.can_pay(records_graphs(runtimes[0].device)):
-            self._plain = PlainStepper(task, runtimes, keep_shared=True)
-        else:
-            self._fuse()
+        self._fuse()
 
     @property
     def _mixes_steps(self) -> bool:
@@ -89,6 +82,7 @@ class FusedStepper(Stepper):
 
     def _fuse(self) -> None:
         task, runtimes = self._task, self.runtimes
+        self._plain: PlainStepper | None = None
         self._array = fuse([x.model for x in runtimes], [x.trial.seed for x in runtimes], strict=False)
         self._one_by_one = self._array.partial or any(map(_has_custom_step, runtimes))
         self._steps: TrainingStep | CustomStep
@@ -127,7 +121,6 @@ class FusedStepper(Stepper):
         """Validates the members one after another, if their validation cannot run at once."""
         if len(runtimes) == 1:
             self._validate_members()
-        self._plain = None
 
     @property
     def new_profile(self) -> Profile | None:
@@ -229,11 +222,11 @@ class FusedStepper(Stepper):
         return self._steps.mode_of(batch)
 
     def _step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-        self._begun = True
         if self._plain is not None:
             return self._plain.train_step(batches, ticks)
         mixed, batch = self._mixed_batch(batches)
         self._array.ticks = tuple(ticks)
+        self._begun = True
         try:
             with self._checked_draws(ticks, mixed):
                 losses = self._steps(batch)
@@ -270,10 +263,7 @@ class FusedStepper(Stepper):
             return None
         if self._plain is not None:
             self._profile = self._new_profile or self._profile  # which names the fastest mode of steps without helpers
-            try:
-                self._fuse()
-            except FusionError as error:
-                raise IndivisibleStepError(str(error)) from error
+            self._fuse()
         steps = self._steps
         if not isinstance(steps, TrainingStep):
             return None
@@ -297,7 +287,7 @@ class FusedStepper(Stepper):
 
     def _mixed_batch(self, batches: Sequence[Any]) -> tuple[bool, Any]:
         """Whether the trials are at different epochs, and the batch of the array."""
-        mixed = _epochs_differ(self.runtimes)
+        mixed = epochs_differ(self.runtimes)
         try:
             return mixed, stack(batches) if mixed else batches[0]
         except FusionError as reason:
@@ -411,58 +401,6 @@ class FusedStepper(Stepper):
         return [each._version for each in (*self._array.state.tensors(), *tensors_in(batch)) if not each.is_inference()]
 
 
-def make_stepper(
-    task: Task,
-    runtimes: Sequence[TrialRuntime],
-    profile: Profile | None = None,
-    compiling: CaptureDecision | None = None,
-    plain: bool = False,
-    global_rng: AbstractSet[int] = frozenset(),
-    proof: Proof | None = None,
-    outside: OutsideState | None = None,
-) -> Stepper:
-    """Return the fastest stepper that trains these trials correctly.
-
-    The results of a trial and its random numbers do not depend on the other trials.
-
-    Args:
-        plain: Whether to train in plain PyTorch, because a fused step of such trials was refused.
-
-    Raises:
-        MixedEpochsError: The trials are at different epochs and therefore cannot be an array.
-    """
-    if plain:
-        return PlainStepper(task, runtimes, global_rng, check_draws=True, outside=outside)
-    if len(runtimes) == 1 and type(task).step is not Task.step:
-        return PlainStepper(task, runtimes, outside=outside)
-    try:
-        return FusedStepper(task, runtimes, profile, compiling, proof)
-    except StepRefusedError:
-        raise
-    except Exception as reason:  # also one that Shoal did not foresee: plain PyTorch raises what is the user's own
-        if outcome_of(reason) is Outcome.OUT_OF_MEMORY:
-            raise
-        if _epochs_differ(runtimes):
-            raise MixedEpochsError(reason) from reason
-        stepper = PlainStepper(task, runtimes, outside=outside)
-        stepper.refusal = _log_refusal(runtimes, reason)
-        return stepper
-
-
-def _log_refusal(runtimes: Sequence[TrialRuntime], error: Exception) -> str:
-    """Log why trials cannot be an array, with the traceback of an error that is no refusal; return the reason."""
-    reason = str(error)
-    if not isinstance(error, FusionError):
-        reason = f"{type(error).__name__} when their models were fused: {' '.join(str(error).split())}"
-        _log.warning("%s", reason, exc_info=error)
-    trials = [runtime.trial.number for runtime in runtimes]
-    if len(trials) > 1:
-        _log.warning("trials %s cannot be one array, and train in plain PyTorch: %s", trials, reason)
-    else:
-        _log.info("trial %s cannot be captured or compiled: %s", trials[0], reason)
-    return reason
-
-
 def _member_steps(part: MicroBatch) -> MemberSteps:
     """The batch of an array: what members have in common is shared, the rest is stacked."""
     members, first = range(len(part.batches)), part.batches[0]
@@ -477,7 +415,8 @@ def _member_steps(part: MicroBatch) -> MemberSteps:
     return MemberSteps(batch, weights, *map(torch.tensor, masks))
 
 
-def _epochs_differ(runtimes: Sequence[TrialRuntime]) -> bool:
+def epochs_differ(runtimes: Sequence[TrialRuntime]) -> bool:
+    """Return whether trials are at different epochs."""
     return len({runtime.epoch for runtime in runtimes}) > 1
 
 

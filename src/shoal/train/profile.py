@@ -29,7 +29,7 @@ from shoal.train.bases import bases_of
 from shoal.train.best_epoch import best_bytes
 from shoal.train.data.batches import Batches
 from shoal.train.failures import outcome_of
-from shoal.train.fused_stepper import make_stepper
+from shoal.train.make_stepper import make_stepper
 from shoal.train.memory import MemoryMeter, fixed_bytes
 from shoal.train.plain_copy import BuildSnapshot, copied_bytes, copy_trial
 from shoal.train.step_settings import StepPlan, mixes_steps

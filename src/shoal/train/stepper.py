@@ -70,6 +70,9 @@ class Stepper(ABC):
     refusal = ""
     """Reason why trials of one structure cannot be an array; "" if they can, or if no step has shown otherwise yet."""
 
+    may_be_array = False
+    """Whether this is a single trial in plain PyTorch because an array would not pay, which helpers need."""
+
     @property
     def new_profile(self) -> Profile | None:
         """The profile with new measurements of the structure; None if there are none."""
