@@ -344,7 +344,8 @@ def searched(kind: type[shoal.Task], directory: Path, modes: tuple[StepMode, ...
     if modes:
         InTurns.modes = modes
         fused_stepper.TrainingStep = InTurns  # type: ignore[misc]
-    profile._step_seconds, run.FREE_SECONDS, cost.STEPS_TO_TRY = timed, math.inf, 1e-6
+    profile._step_seconds, run.FREE_SECONDS = timed, math.inf
+    cost.STEPS_TO_TRY = 1e-6  # as in all tests: arrays are tried in searches of a few steps, too
     profile.SIZES, profile.INTERLEAVED_RULES = (1, len(RATES)), profile.SINGLE_RULES
     measure = run.measure
     with listening() as watch:

@@ -77,7 +77,7 @@ class Profile:
         compute: Fraction of the device in use, averaged over the run. On a GPU it counts the time in which any kernel
             runs, so it is an upper bound.
         cores: CPU seconds per second of wall time, excluding time in which other programs used the core.
-        fuse_seconds: Members -> seconds to build and fuse them, excluding the steps.
+        fuse_seconds: Members -> seconds to build them, and to fuse several, excluding the steps.
         mixing: Slowdown of a step in which every member has a batch of its own, because members are at different
             epochs; None if that is impossible or was not measured.
         fused_gain: Members -> speedup of a fused step over steps of one member after another.

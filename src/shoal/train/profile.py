@@ -241,7 +241,7 @@ class _ArrayBenchmark:
         return islice(chain.from_iterable(iterators), BATCH_COUNT)
 
     def time_build(self) -> float:
-        """Return the seconds to build and fuse a single trial."""
+        """Return the seconds to build a single trial, as it is trained alone."""
         trials = self.trials(1)
         began = time.perf_counter()
         self.fuse(trials)
