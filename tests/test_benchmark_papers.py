@@ -73,7 +73,7 @@ def result(value: float, **change: Any) -> dict[str, Any]:
         ),
         pytest.param(
             result(2.5, before={"date": "2026-12-01", "figures": {"speed": 2.0}}),
-            ("2.50x", "0.50", "at least 2.00x: reached", "2.00x on 2026-12-01: **differs** within 10%"),
+            ("2.50x", "0.50", "at least 2.00x: reached", "2.00x on 2026-12-01: **differs** by more than 10%"),
             id="differs",
         ),
         pytest.param(result(float("nan")), ("not measured", "–", "at least 2.00x", "–"), id="no number"),

@@ -93,8 +93,8 @@ def _other_day(each: Experiment, value: float | None, before: float | None, resu
     if value is None or before is None or result is None:
         return "–"
     agrees = abs(value - before) <= each.noise * max(abs(value), abs(before))
-    said = "agrees" if agrees else "**differs**"
-    return f"{_number(before, each.unit)} on {result['before']['date']}: {said} within {each.noise:.0%}"
+    said = "agrees within" if agrees else "**differs** by more than"
+    return f"{_number(before, each.unit)} on {result['before']['date']}: {said} {each.noise:.0%}"
 
 
 def _number(value: float, unit: str) -> str:

@@ -90,6 +90,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             f"A suspension and the resumption, {cnn}", "section 4.3, figure 7",
             f"{seconds} s: a checkpoint is written and read; RTX 2080 Ti", "the reduced CNN, kept in memory", TRAININGS,
             lambda found, cnn=cnn: 1000 * found["switch_seconds"][cnn], 30, "at most", "ms", 1000 * seconds, 0.5,
+            "All that `fifo` does not spend beside training counts: also decisions, and entries of the journal.",
         )
         for cnn, seconds in (("GoogLeNet", 0.67), ("VGG19", 1.57))
     ),

@@ -37,6 +37,7 @@ SHORT = "half of so short a search are starts, measurements, validation and chec
 IMPORTS = "A process of the node imports torch and scikit-learn, which a local search has by a fork of its caller."
 OVER_RAY = "Shoal over Ray, known model"
 RAPIDFIRE = "0.16.2 needs Python 3.12 or newer, an NVIDIA GPU and a trainer of Hugging Face"
+CNNS = "The CNNs take most of the time, and gain little from fusion on a CPU."
 TWO_KINDS = "64 MLPs and CNNs on handwritten digits, 10 epochs, each way twice"
 TABLE = "32 perceptrons on a table of 4000 rows, 4 epochs"
 TRIALS = "ASHA, 10,000 trials that report at once, with the journal"
@@ -85,11 +86,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "forked pool against Shoal, two kinds of models", "", "", TWO_KINDS, DEMO,
-        lambda found: of_demo(found, "a pool of 2 forked processes"), 1.3,
+        lambda found: of_demo(found, "a pool of 2 forked processes"), 1.3, why=CNNS,
     ),
     Experiment(
         "plain loop against Shoal, two kinds of models", "", "", TWO_KINDS, DEMO,
-        lambda found: of_demo(found, "a loop"), 4.0, why="CNNs gain little from fusion; two slots are two times there.",
+        lambda found: of_demo(found, "a loop"), 4.0, why=f"{CNNS} Two slots are two times.",
     ),
     Experiment(
         "From `shoal run FILE` to the first step", "", "", "an MLP, empty history, median of 5 processes", START,
