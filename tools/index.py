@@ -9,12 +9,12 @@ from session import Result
 
 # isort: split
 from papers import fluid, hermes, hfta, hypersack, pack, quality, rivals, searches
-from papers.experiment import Experiment
+from papers.experiment import Experiment, missed_of
 
 __all__ = ["experiments_of", "page", "pictures"]
 
 BEGIN, END = "<!-- measured: tools/experiments.py writes from here -->", "<!-- measured: to here -->"
-DIGITS = 3
+DIGITS, MOST_DIGITS = 3, 6
 BAR, ROW, LABEL, VALUE, PAD = 280, 22, 440, 120, 10
 """Lengths of a picture in pixels: the longest bar, a row, the room of names and of values, the edge."""
 OURS, THEIRS, TEXT = "#2f7ed8", "#a8a8a8", "#7a7a7a"
@@ -47,9 +47,19 @@ def page(text: str, results: Mapping[str, Result]) -> str:
     reached = sum(each.reached(value) for each, value in known)
     lines = [f"{len(values)} experiments: {len(known)} measured, of which {reached} reach what was asked."]
     for title, some in all_of.items():
-        lines += ["", f"## {title}", "", *_table(some, results), "", *_commands(some, results)]
+        shown = [f"![{title}](../pictures/{_picture(title)})", ""] if _bars_of(some, results) else []
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            *shown,
+            *_table(some, results),
+            "",
+            *_commands(some, results),
+            *_own_judgements(some, results),
+        ]
         if some is searches.EXPERIMENTS:
-            lines += ["", searches.means({each.title: value for each, value in known})]
+            lines += ["", searches.means({name: result["figures"] for name, result in results.items()})]
     return f"{before}{BEGIN}\n\n{chr(10).join(lines).strip()}\n\n{END}{after}"
 
 
@@ -94,13 +104,14 @@ def _other_day(each: Experiment, value: float | None, before: float | None, resu
         return "–"
     agrees = abs(value - before) <= each.noise * max(abs(value), abs(before))
     said = "agrees within" if agrees else "**differs** by more than"
-    return f"{_number(before, each.unit)} on {result['before']['date']}: {said} {each.noise:.0%}"
+    return f"{_number(before, each.unit)} on {result['before']['date']}: {said} {100 * each.noise:.2g} %"
 
 
 def _number(value: float, unit: str) -> str:
     shown = "0"
     if value:
-        shown = f"{value:.{max(0, DIGITS - 1 - math.floor(math.log10(abs(value))))}f}"
+        digits = DIGITS - 1 - math.floor(math.log10(abs(value)))
+        shown = f"{value:.{max(0, digits)}f}" if digits < MOST_DIGITS else f"{value:.1e}"
     return f"{shown}{' ' if unit not in ('x', '') else ''}{unit}"
 
 
@@ -119,16 +130,34 @@ def _commands(some: Sequence[Experiment], results: Mapping[str, Result]) -> list
     return lines
 
 
+def _own_judgements(some: Sequence[Experiment], results: Mapping[str, Result]) -> list[str]:
+    """What commands say that they miss beside the rows, such as other results."""
+    lines = []
+    for each in {one.measurement.name: one.measurement for one in some}.values():
+        figures = (results.get(each.name) or {}).get("figures") or {}
+        rows = missed_of(some, each, figures)
+        lines += [f"- {each.name}: {words}" for words in figures.get("missed", ()) if words not in rows]
+    return ["", "Also missed, as the commands judge, some by narrower limits:", "", *lines] if lines else []
+
+
 def pictures(results: Mapping[str, Result]) -> dict[str, str]:
     """Files and their contents: for each paper, its experiments that are times of something, as bars."""
     found = {}
     for title, some in experiments_of().items():
-        faster = [each for each in some if each.unit == "x" and each.better == "at least"]
-        values = [(each, value_of(each, results.get(each.measurement.name))) for each in faster]
-        rows = [(each.title, value, each.published) for each, value in values if value is not None]
-        if rows:
-            found[f"benchmarks-{title.partition(':')[0].lower().replace(' ', '-')}.svg"] = bars(title, rows)
+        if rows := _bars_of(some, results):
+            found[_picture(title)] = bars(title, rows)
     return found
+
+
+def _picture(title: str) -> str:
+    return f"benchmarks-{title.partition(':')[0].lower().replace(' ', '-')}.svg"
+
+
+def _bars_of(some: Iterable[Experiment], results: Mapping[str, Result]) -> list[tuple[str, float, float | None]]:
+    """Name, value and published value of the experiments that are times of something."""
+    faster = [each for each in some if each.unit == "x" and each.better == "at least"]
+    values = [(each, value_of(each, results.get(each.measurement.name))) for each in faster]
+    return [(each.title, value, each.published) for each, value in values if value is not None]
 
 
 def bars(title: str, rows: Iterable[tuple[str, float, float | None]]) -> str:

@@ -30,25 +30,23 @@ ENGINE = Measurement(
 
 SEARCH = "32 learning rates of an MLP on handwritten digits, 10 epochs, two cores, from the call to the result: "
 BY_HAND = (
-    "The ensemble is code for this one model, optimizer and grid: no process starts, nothing is measured or compared "
-    "with plain copies, and neither checkpoints nor a journal are written."
+    "the ensemble is code for this one model, optimizer and grid: no process starts, nothing is measured or compared "
+    "with plain copies, and neither checkpoints nor a journal are written"
 )
-SHORT = "half of so short a search are starts, measurements, validation and checkpoints"
-IMPORTS = "A process of the node imports torch and scikit-learn, which a local search has by a fork of its caller."
+SHORT = "so short a search is largely starts, measurements, validation and checkpoints"
+IMPORTS = "a process of the node imports torch and scikit-learn, which a local search has by a fork of its caller"
 OVER_RAY = "Shoal over Ray, known model"
 RAPIDFIRE = "0.16.2 needs Python 3.12 or newer, an NVIDIA GPU and a trainer of Hugging Face"
-CNNS = "The CNNs take most of the time, and gain little from fusion on a CPU."
+CNNS = "the CNNs take most of the time, and gain little from fusion on a CPU"
 TWO_KINDS = "64 MLPs and CNNs on handwritten digits, 10 epochs, each way twice"
 TABLE = "32 perceptrons on a table of 4000 rows, 4 epochs"
 TRIALS = "ASHA, 10,000 trials that report at once, with the journal"
 
 
-def against(
-    rival: str, setting: str, asked: float = 1.0, reported: str = "", noise: float = 0.2, why: str = ""
-) -> Experiment:
+def against(rival: str, setting: str, asked: float = 1.0, noise: float = 0.2, why: str = "") -> Experiment:
     """The time of a rival in times of Shoal's, which has an empty history."""
     return Experiment(
-        f"{rival} against Shoal", "its README" if reported else "", reported, SEARCH + setting, PEERS,
+        f"{rival} against Shoal", "", "", SEARCH + setting, PEERS,
         lambda found: found["times"][rival], asked, noise=noise, why=why,
     )  # fmt: skip
 
@@ -90,7 +88,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "plain loop against Shoal, two kinds of models", "", "", TWO_KINDS, DEMO,
-        lambda found: of_demo(found, "a loop"), 4.0, why=f"{CNNS} Two slots are two times.",
+        lambda found: of_demo(found, "a loop"), 4.0, why=f"{CNNS}; two slots alone give at most twice the speed",
     ),
     Experiment(
         "From `shoal run FILE` to the first step", "", "", "an MLP, empty history, median of 5 processes", START,
@@ -104,7 +102,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Five seeds of each configuration against one", "", "", TABLE, REPEATS,
         lambda found: of_search(found, WITH_FIVE)["seconds"]["full"] / of_search(found, ONE_SEED)["seconds"]["full"],
         1.8, "at most",
-        why="One seed already trains several models at once, whose matrix products fill a core.",
+        why="one seed already trains several models at once, whose matrix products fill a core",
     ),
     Experiment(
         "Five seeds in Shoal against a forked pool", "", "", TABLE, REPEATS,
@@ -112,6 +110,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "CPU time of the engine for a trial", "", "", TRIALS, ENGINE, lambda found: found["ms_a_trial"], 0.3,
-        "at most", "ms", why="Two fifths are plans, a quarter is the journal.",
+        "at most", "ms", why="most of it is planning and the journal",
     ),
 )  # fmt: skip

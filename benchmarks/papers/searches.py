@@ -17,6 +17,7 @@ EMPTY, FULL = 1.0, 1 / 0.95
 MEAN = 0.75
 """Asked of the geometric mean of the seconds with an empty history, relative to the pool's."""
 FILLS = "one model fills a core, where an array gains little over a process for each"
+MEASURES = ", and is measured first"
 NEEDS = {
     "LoRA": ("transformers", "peft"), "BERT-Tiny": ("transformers",), "tabular": ("sklearn",),
     "200 linear": ("sklearn",),
@@ -38,7 +39,15 @@ def _experiment(name: str, history: str, asked: float) -> Experiment:
         return seconds["pool"] / seconds[history]
 
     return Experiment(
-        f"{name}, {history} history", "", "", setting, _measurement(name), speed, asked, noise=0.08, why=FILLS
+        f"{name}, {history} history",
+        "",
+        "",
+        setting,
+        _measurement(name),
+        speed,
+        asked,
+        noise=0.08,
+        why=FILLS + (MEASURES if history == "empty" else ""),
     )
 
 
@@ -47,12 +56,22 @@ EXPERIMENTS = tuple(
 )
 
 
-def means(speeds: Mapping[str, float]) -> str:
-    """Return the geometric means of all searches in words, given the values of experiments by title."""
-    found = {history: [speeds.get(f"{name}, {history} history") for name in NAMES] for history in ("empty", "full")}
-    values = {history: 1 / geometric_mean(filter(None, each)) if all(each) else None for history, each in found.items()}
-    said = [f"{history} history {value:.2f}" for history, value in values.items() if value is not None]
-    if not said:
-        return f"The geometric means need all {len(NAMES)} searches; asked is {MEAN} of the pool's seconds."
-    reached = "" if values["empty"] is not None and values["empty"] <= MEAN else ": **missed**"
-    return f"Geometric means of the seconds, relative to the pool's: {', '.join(said)}; asked {MEAN}{reached}."
+def means(figures: Mapping[str, Figures]) -> str:
+    """Return how all searches compare, in words, given the figures of measurements by name."""
+    found = [figures.get(_measurement(name).name, {}).get("searches", {}).get(name) for name in NAMES]
+    seconds = [each["seconds"] for each in found if each]
+    if len(seconds) < len(NAMES):
+        return f"The means need all {len(NAMES)} searches; asked is {MEAN} of the pool's seconds."
+    speeds = {way: [each["plain"] / each[way] for each in seconds] for way in ("empty", "full", "pool")}
+    mean = {way: geometric_mean(each) for way, each in speeds.items()}
+    empty, full = (mean["pool"] / mean[history] for history in ("empty", "full"))
+    behind = [sum(each["pool"] < each[history] for each in seconds) for history in ("empty", "full")]
+    ways = zip(("an empty history", "a full one", "the pool"), speeds, strict=True)
+    over_plain = (
+        f"{said} {min(speeds[way]):.1f} to {max(speeds[way]):.1f}, mean {mean[way]:.1f}" for said, way in ways
+    )
+    return (
+        f"Geometric means of the seconds relative to the pool's: {empty:.2f} with an empty history, {full:.2f} with a "
+        f"full one; asked {MEAN}{'' if empty <= MEAN else f': **missed**, as often {FILLS}'}. The pool is faster in "
+        f"{behind[0]} and {behind[1]} of {len(NAMES)}. Speed relative to the plain loop: {'; '.join(over_plain)}."
+    )
