@@ -169,11 +169,11 @@ def bars(title: str, rows: Iterable[tuple[str, float, float | None]]) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img" '
         f'font-family="sans-serif" font-size="12" fill="{TEXT}"><title>{escape(title)}</title>',
-        f'<text x="{PAD}" y="{ROW - 6}" font-weight="bold">{escape(title)}, times</text>',
+        f'<text x="{PAD}" y="{ROW - 6}" font-weight="bold">{escape(title)}, times as fast</text>',
     ]
     for number, (name, value, published) in enumerate(rows, start=1):
         top = number * ROW
-        lines.append(f'<text x="{LABEL - PAD}" y="{top + 14}" text-anchor="end">{escape(name)}</text>')
+        lines.append(f'<text x="{LABEL - PAD}" y="{top + 14}" text-anchor="end">{escape(name.replace("`", ""))}</text>')
         lines.append(f'<rect x="{LABEL}" y="{top + 4}" width="{value * scale:.1f}" height="8" rx="1" fill="{OURS}"/>')
         beside = f"{value:.2f}"
         if published is not None:

@@ -186,10 +186,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     *(
         Experiment(
-            f"{space.upper()}, simulated: `auto` relative to WFD", "", "", CURVES, MAKESPAN,
+            f"{words}, simulated: `auto` relative to WFD", "", "", CURVES, MAKESPAN,
             ratio(space, "auto", "wfd"), 0.98, noise=0.01,
         )
-        for space in ("sp1", "sp4_mixed")
+        for space, words in (("sp1", "SP1"), ("sp4_mixed", "SP4 on H100 and A100"))
     ),
     *decided("sp3", "96 jobs on 4 devices", {"exact": (99, None), "ff": (88, 0.129), "wfd": (98, 0.171)}),
     *decided("sp4", "384 jobs on 16 devices", {"exact": (100, None), "ff": (97, 0.264), "wfd": (100, 0.332)}),
