@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from shoal.core.array import Array, FusionKey, Member
+from shoal.core.event import Reported
 from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
 from shoal.fuse import frozen
@@ -101,6 +102,33 @@ class Unfreezing(Headed):
         return loss
 
 
+class Decayed(nn.Linear):
+    """Decays its frozen weight in place, from a call in training on."""
+
+    def __init__(self, first: int, through_data: bool) -> None:
+        super().__init__(FEATURES, LARGE, dtype=torch.float64)
+        self.first, self.through_data, self.calls = first, through_data, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        if self.training and self.calls > self.first:
+            with torch.no_grad():
+                (self.weight.data if self.through_data else self.weight).mul_(0.5)
+        return super().forward(x)
+
+
+class SomeDecay(Headed):
+    """Trials with `first` decay their base."""
+
+    def model(self, config: Any) -> nn.Module:
+        model: Any = super().model(config)
+        if "first" in config:
+            decayed = Decayed(config["first"], config["through_data"])
+            decayed.load_state_dict(model[0].state_dict())
+            model[0] = decayed.requires_grad_(False)
+        return model
+
+
 def members(count: int) -> tuple[Member, ...]:
     return tuple(Member(Trial(b, {"lr": 0.01 * (b + 1)}, seed=b, data_seed=0), 0, 2) for b in range(count))
 
@@ -114,6 +142,32 @@ def test_trials_are_built_with_one_base(kind: type[Headed], tmp_path: Path) -> N
     for _ in Trainer(job, worker_state, SignatureBuilder(task, sets), JobControl(), WorkerContext(tmp_path, b"")).run():
         task.held.append(bases())
     assert max(task.held) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "through_data"), [(0, False), (0, True), (5, False)], ids=["at once", "through data", "later"]
+)
+def test_a_trial_that_writes_to_its_base_leaves_that_of_another(first: int, through_data: bool, tmp_path: Path) -> None:
+    configs = [{"lr": 0.01}, {"lr": 0.01, "first": first, "through_data": through_data}]
+    trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(configs)]
+    arrays = [Array(FusionKey(f"{each.number}", "", 4), (Member(each, 0, 4),)) for each in trials]
+    found = []
+    for folder, packs in (("apart", [[one] for one in arrays]), ("packed", [arrays])):
+        (tmp_path / folder).mkdir()
+        losses = {}
+        for pack in packs:
+            task = SomeDecay()
+            sets = DataSets(task, CPU)
+            worker_state = WorkerState(task, sets, TrialCache(), CPU, tmp_path / folder)
+            signatures = SignatureBuilder(task, sets)
+            context = WorkerContext(tmp_path / folder, b"")
+            for event in Trainer(Job("job", tuple(pack)), worker_state, signatures, JobControl(), context).run():
+                if isinstance(event, Reported):
+                    losses |= {(each.trial, each.epoch): each.metrics["valid_loss"] for each in event.reports}
+        found.append(losses)
+    apart, packed = found
+    assert len(apart) == 8
+    assert packed == pytest.approx(apart, rel=1e-12)
 
 
 def test_a_profile_holds_one_base(tmp_path: Path) -> None:

@@ -250,6 +250,45 @@ def test_a_switch_after_the_first_batch_is_seen() -> None:
     assert second[1] == pytest.approx(float(unadapted(model).detach().mean()))
 
 
+class Repairing(nn.Module):
+    """Lets rows without a valid token attend to all of them."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        mask[mask.sum(1) == 0] = 1
+        return (x * mask).sum(1)
+
+
+class Masked(Task):
+    def data(self, config: Any) -> Any: ...
+
+    def model(self, config: Any) -> Any: ...
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any: ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return model(*self.inputs(batch)).mean()
+
+    def metrics(self, model: nn.Module, batch: Any) -> Any:
+        x, mask = self.inputs(batch)
+        model(x, mask)
+        return {"attended": mask.double().mean()}
+
+    def inputs(self, batch: Any) -> tuple[Tensor, Tensor]:
+        x, lengths = batch
+        return x, (torch.arange(4) < lengths[:, None]).long()
+
+
+def test_a_mask_that_the_model_repairs_in_a_later_batch_is_repaired_for_each_method() -> None:
+    batches = [(torch.ones(3, 4), torch.tensor(lengths)) for lengths in ([1, 2, 3], [0, 2, 0], [4, 4, 1])]
+    model, found = Repairing(), []
+    for reuse in (ForwardReuse(), PLAIN):
+        reuse.begin_pass()
+        with torch.no_grad():
+            of_pass = [validation_values(Masked(), torch.no_grad, reuse, model, each)[0] for each in batches]
+        found.append([float(each["attended"]) for each in of_pass])
+    assert found[0] == found[1] == [0.5, 10 / 12, 0.75]
+
+
 def test_a_forward_of_the_instance_comes_back() -> None:
     model = Counted([])
     own = lambda x: x * 2  # noqa: E731

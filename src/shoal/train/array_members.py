@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from functools import partial
 from itertools import compress
 from math import isfinite
 from typing import Any
@@ -17,12 +18,12 @@ from shoal.core.array import Member
 from shoal.core.errors import FusionError
 from shoal.core.event import EpochProgress, Event, Reported, TurnStats
 from shoal.core.trial import Report, TrialState, derive_seed
-from shoal.fuse.frozen import is_shared, large_frozen, share_frozen
+from shoal.fuse.frozen import is_lent, is_shared, large_frozen, share_frozen
 from shoal.fuse.generators import seed_all
 from shoal.fuse.rows import storage_address
 from shoal.host.activity_clock import during
 from shoal.task import Task, call
-from shoal.train.bases import lent_parameters, read_only
+from shoal.train.bases import base_changed, lent_parameters, read_only
 from shoal.train.best_epoch import BestEpoch
 from shoal.train.checkpoint_paths import remove_later_checkpoints
 from shoal.train.kept_gradients import enter_array
@@ -298,12 +299,20 @@ class ArrayMembers:
         return gone
 
     def rebuild(self, cohort: Sequence[TrialRuntime]) -> None:
-        """Restart trials from the newest checkpoints that are known to be right: they join again before all others."""
+        """Restart trials from the newest checkpoints that are known to be right: they join again before all others.
+
+        What they have changed in memory that other trials use is as before at once.
+        """
         self.runtimes = [runtime for runtime in self.runtimes if runtime not in cohort]
         self._state.writer.wait()  # else a checkpoint of a later step may come after those are removed
-        for runtime in cohort:
+        members = [dataclasses.replace(runtime.member, checkpoint="") for runtime in cohort]
+        for runtime, member in zip(cohort, members, strict=True):
             remove_later_checkpoints(self._state.directory, runtime.trial.number, *runtime.proven)
-        self.joining = [*(dataclasses.replace(one.member, checkpoint="") for one in cohort), *self.joining]
+            if shared := _shared_frozen(runtime.model):
+                right = self._runtime(member).model
+                for name, each in shared.items():
+                    each.detach().copy_(right.get_parameter(name))
+        self.joining = [*members, *self.joining]
         self._epoch_due.clear()
 
     def save(self) -> None:
@@ -429,15 +438,18 @@ def _address(value: Tensor | None) -> int:
     return 0 if value is None else storage_address(value)
 
 
+def _shared_frozen(model: nn.Module) -> dict[str, Tensor]:
+    """Frozen parameters in memory that other trials use, but that of a base, by name."""
+    return {name: each for name, each in model.named_parameters() if is_shared(each) and not is_lent(each)}
+
+
 @contextmanager
 def _shared_unchanged(model: nn.Module) -> Iterator[None]:
     """Undo a change of frozen parameters in memory that other trials use, and refuse it; one of a base is not begun."""
     lent = lent_parameters(model)
-    shared = {
-        each.data_ptr(): (path, each) for path, each in model.named_parameters() if is_shared(each) and path not in lent
-    }
-    copies = [(path, each.detach(), each.detach().to("cpu", copy=True)) for path, each in shared.values()]
-    with read_only(lent, "`end_epoch`"):
+    shared = {each.data_ptr(): (path, each.detach()) for path, each in _shared_frozen(model).items()}
+    copies = [(path, each, each.to("cpu", copy=True)) for path, each in shared.values()]
+    with read_only(lent, partial(base_changed, "`end_epoch`")):
         yield
     for path, memory, copied in copies:
         if not torch.equal(memory.cpu(), copied):

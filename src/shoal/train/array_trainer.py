@@ -397,16 +397,16 @@ class ArrayTrainer:
 
     def _fall_back_to_plain(self, reason: StepRefusedError) -> None:
         """Train trials of this key in plain PyTorch from now on; the cohort restarts from its checkpoints."""
-        _log.warning(
-            "trials %s go back to their checkpoints, and train in plain PyTorch from there: %s",
-            [runtime.trial.number for runtime in self._cohort],
-            reason,
-        )
+        whose = [runtime.trial.number for runtime in self._cohort]
+        _log.warning("trials %s go back to their checkpoints, and train in plain PyTorch from there: %s", whose, reason)
+        alone = self._stepper is not None and self._stepper.may_be_array
+        if alone:  # its steps were plain, and earlier epochs ended without a refusal
+            self._cohort[0].proven = (self._cohort[0].epoch, 0)
         if reason.trial is None:
             text, late = str(reason), [one.proven[0] + 1 for one in self._cohort if one.epoch > one.proven[0]]
             if reason.since_check and late:
                 text += f"; reports of epoch {min(late)} and later ones were of such steps, and stay recorded"
-            self._report_checks(text, self._cohort[0].step)
+            self._report_checks(text, 0 if alone else self._cohort[0].step)
             self._state.plain_keys[self.key] = text
         else:
             self._state.global_rng.add(reason.trial)

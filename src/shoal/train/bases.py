@@ -2,9 +2,10 @@
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -122,7 +123,7 @@ class Bases:
             return call(self._task, "model", config, copy.deepcopy(base.on_meta))
         lent = lent_copy(self._placed(base, config))
         parameters = dict(lent.named_parameters())
-        with read_only(parameters, "the task's `model`"):
+        with read_only(parameters, partial(base_changed, "the task's `model`")):
             model = call(self._task, "model", config, lent)
         for each in parameters.values():
             if each.requires_grad:
@@ -200,17 +201,18 @@ def lent_parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: each for name, each in model.named_parameters() if is_lent(each)}
 
 
-def read_only(parameters: Mapping[str, Tensor], what: str) -> AbstractContextManager[Any]:
-    """Context manager in which writes to the memory of a base are refused before they take place, as of `what`."""
-    return _ReadOnly(parameters, what) if parameters else nullcontext()
+def read_only(parameters: Mapping[str, Tensor], refused: Callable[[str], Exception]) -> AbstractContextManager[Any]:
+    """Context manager in which a write to the memory of parameters raises, before it takes place, the error that
+    `refused` returns for its name."""
+    return _ReadOnly(parameters, refused) if parameters else nullcontext()
 
 
 class _ReadOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses writes to the memory of parameters, also through `.data`."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], what: str) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], refused: Callable[[str], Exception]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._what = what
+        self._refused = refused
         self._names = {address: name for name, each in parameters.items() if (address := storage_address(each))}
 
     def __torch_dispatch__(
@@ -222,7 +224,7 @@ class _ReadOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 value = args[number] if number < len(args) else kwargs.get(argument.name)
                 for each in pytree.tree_leaves(value):
                     if isinstance(each, Tensor) and (name := self._names.get(storage_address(each))):
-                        raise base_changed(self._what, name)
+                        raise self._refused(name)
         return func(*args, **kwargs)
 
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Profile
@@ -20,11 +20,12 @@ from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.backward import MemberSteps
 from shoal.fuse.capture_decision import CaptureDecision
-from shoal.fuse.frozen import unshare_small
+from shoal.fuse.frozen import is_shared, unshare_small
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.per_member import tensors_in
+from shoal.fuse.rows import dense_parts
 from shoal.fuse.scaler import GradScaler, LossScale
 from shoal.fuse.step import StepMode, TrainingStep, modes_to_try
 from shoal.task import Task, size_of
@@ -32,9 +33,10 @@ from shoal.train.custom_step import CustomStep
 from shoal.train.failures import outcome_of
 from shoal.train.kept_gradients import enter_array, uncleared
 from shoal.train.metrics import ForwardReuse, ValidationMetrics, task_loss, validation_values
+from shoal.train.outside import WATCHED_CALLS
 from shoal.train.proof import Proof
 from shoal.train.step_settings import MicroBatch, mixes_steps
-from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
+from shoal.train.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients, shared_changed
 from shoal.train.trial_runtime import TrialRuntime, optimizers_in, train_modes_kept
 
 __all__ = ["FusedStepper", "epochs_differ"]
@@ -119,7 +121,9 @@ class FusedStepper(Stepper):
         self._has_measured = False
         self._validator: PlainStepper | None = None
         """Validates the members one after another, if their validation cannot run at once."""
-        if len(runtimes) == 1:
+        self._watched_steps, self._shared_sums = 0, {}
+        if len(runtimes) == 1:  # no copy beside it shows what a step writes to memory that other trials use
+            self._shared_sums = _shared_sums(runtimes[0].model)
             self._validate_members()
 
     @property
@@ -177,6 +181,11 @@ class FusedStepper(Stepper):
             if self._plain is None:
                 self._refuse_unless_own(error, batches, ticks)
             raise
+        if self._shared_sums and self._watched_steps < WATCHED_CALLS:
+            self._watched_steps += 1
+            for name, now in _shared_sums(self.runtimes[0].model).items():
+                if now != self._shared_sums[name]:
+                    raise shared_changed(self._task, name, self.runtimes[0].model.get_parameter(name))
         if self._proof is not None:
             array = None if self._plain is not None else self._array
             self._proof.after_step(self.runtimes, losses, self._mode, array, ends)
@@ -437,3 +446,15 @@ def _max_norms(runtimes: Sequence[TrialRuntime]) -> list[float] | None:
 def _loss_scales(runtimes: Sequence[TrialRuntime]) -> list[LossScale]:
     """Return the loss scales of the trials. Either all trials of an array have one, or none."""
     return [runtime.loss_scale for runtime in runtimes if runtime.loss_scale is not None]
+
+
+def _shared_sums(model: nn.Module) -> dict[str, int]:
+    """Sums of the bits of frozen parameters in memory that other trials use, by name."""
+    shared = {name: each for name, each in model.named_parameters() if is_shared(each)}
+    return {name: sum(map(_bits_sum, dense_parts(each))) for name, each in shared.items()}
+
+
+def _bits_sum(part: Tensor) -> int:
+    data = part.detach().contiguous().reshape(-1)
+    words = torch.uint8 if data.nbytes % 4 else torch.int32
+    return int(data.view(words).sum(dtype=torch.int64))

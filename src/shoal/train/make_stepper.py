@@ -76,7 +76,8 @@ def _is_worth_an_array(runtime: TrialRuntime, compiling: CaptureDecision | None)
     """
     if compiling is None or compiling.can_pay(records_graphs(runtime.device), runtime.settings.accumulate):
         return True
-    held = (each for each in runtime.model.parameters() if not is_lazy(each) and storage_address(each))
+    tensors = (*runtime.model.parameters(), *runtime.model.buffers())
+    held = (each for each in tensors if not is_lazy(each) and storage_address(each))
     return any(is_small_part(each, 1) for each in held)
 
 

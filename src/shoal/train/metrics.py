@@ -263,11 +263,12 @@ class _Call:
         return versions == other_versions and len(ours) == len(theirs) and all(map(is_, ours, theirs))
 
     def _equal_masks(self, index: int, other: Any) -> bool:
-        """Whether an argument has the values of another one, such as a mask that each method computes."""
-        mine = self.masks.get(index)
-        if mine is None or vars(self.given[index][0]) or not _is_mask(other):
+        """Whether an argument has the values of another one, such as a mask that each method computes, and still has
+        them: a model that changes it is to change the other one as well."""
+        mine, (given, _) = self.masks.get(index), self.given[index]
+        if mine is None or vars(given) or not _is_mask(other):
             return False
-        return mine.dtype == other.dtype and torch.equal(mine, other)
+        return mine.dtype == other.dtype and torch.equal(mine, other) and torch.equal(mine, given)
 
     @property
     def intact(self) -> bool:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -27,7 +27,10 @@ from shoal.train.outside import WATCHED_CALLS, OutsideState
 from shoal.train.step_settings import MicroBatch
 from shoal.train.trial_runtime import TrialRuntime, check_scalar, train_modes_kept
 
-__all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "TeamGradients"]
+__all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "TeamGradients", "shared_changed"]
+
+
+WRITES, UNSHARED = "a step or a validation", "a frozen parameter in shared memory is changed or unfrozen"
 
 
 class MixedEpochsError(Exception):
@@ -245,9 +248,9 @@ class _PlainTrial:
         self._custom_step = type(task).step is not Task.step
         self._config = runtime.trial.config if self._custom_step and takes_config(task) else None
         self._update = None if self._custom_step else UnfusedStep(runtime.optimizer)
-        self._lent = lent_parameters(runtime.model)
         self._watched: Counter[Any] = Counter()
-        self._shared_frozen: list[tuple[Tensor, int]] = [(each, each._version) for each in self._lent.values()]
+        self._shared_frozen = _versions(lent_parameters(runtime.model))
+        """Name -> frozen parameter in memory that other trials use, and its version."""
 
     def unshare(self, keep_large: bool) -> None:
         """Give the trial its own copy of frozen parameters in shared memory, or of the small ones only.
@@ -256,13 +259,13 @@ class _PlainTrial:
         """
         model = self._runtime.model
         unshare_small(model)
-        shared = [each for each in model.parameters() if is_shared(each)]
+        shared = {name: each for name, each in model.named_parameters() if is_shared(each)}
         if not keep_large:
-            for each in shared:
+            for each in shared.values():
                 if not is_lent(each):
                     unshare(each)
-            shared = [each for each in shared if is_lent(each)]
-        self._shared_frozen = [(each, each._version) for each in shared]
+            shared = {name: each for name, each in shared.items() if is_lent(each)}
+        self._shared_frozen = _versions(shared)
 
     def step(self, batch: Any, tick: int) -> Tensor:
         """Take one training step; return the loss, detached."""
@@ -298,10 +301,11 @@ class _PlainTrial:
     def _call_seeded(self, fn: Any, tick: int, batch: Any, reseeded: bool = True) -> Any:
         """Call a function of model and batch with the random numbers of a tick; within a step they continue.
 
-        The first calls may not write to a base.
+        The first calls may not write to memory that other trials use.
         """
         self._watched[fn.__name__] += 1
-        with read_only(self._lent if self._watched[fn.__name__] <= WATCHED_CALLS else {}, "a step or a validation"):
+        watched = self._shared_frozen if self._watched[fn.__name__] <= WATCHED_CALLS else {}
+        with read_only({name: each for name, (each, _) in watched.items()}, self._refused_write):
             return self._call_with_numbers(fn, tick, batch, reseeded)
 
     def _call_with_numbers(self, fn: Any, tick: int, batch: Any, reseeded: bool) -> Any:
@@ -329,10 +333,22 @@ class _PlainTrial:
 
     def _check_shared_frozen(self) -> None:
         """Check that frozen parameters in shared memory have not been written to or unfrozen."""
-        changed = [each for each, version in self._shared_frozen if each.requires_grad or each._version != version]
-        if any(map(is_lent, changed)):
-            name = next(name for name, each in self._lent.items() if any(each is one for one in changed))
-            bases_of(self._task, self._runtime.device).drop()
-            raise base_changed("a step or a validation", name)
-        if changed:
-            raise StepRefusedError("a frozen parameter in shared memory is changed or unfrozen")
+        for name, (each, version) in self._shared_frozen.items():
+            if each.requires_grad or each._version != version:
+                raise shared_changed(self._task, name, each)
+
+    def _refused_write(self, name: str) -> Exception:
+        each, _ = self._shared_frozen[name]
+        return base_changed(WRITES, name) if is_lent(each) else StepRefusedError(UNSHARED)
+
+
+def shared_changed(task: Task, name: str, parameter: Tensor) -> Exception:
+    """Return the error for a frozen parameter in memory that other trials use, after a step has changed it."""
+    if not is_lent(parameter):
+        return StepRefusedError(UNSHARED)
+    bases_of(task, parameter.device).drop()
+    return base_changed(WRITES, name)
+
+
+def _versions(parameters: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
+    return {name: (each, each._version) for name, each in parameters.items()}
