@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.fuse import autotune
 from shoal.fuse import step as step_module
 from shoal.fuse.api import fuse
 from shoal.fuse.autotune import TuningCache, timed_by_replay, times_replays
+from shoal.fuse.backward import MemberSteps, MicroBatches, micro_batches
 from shoal.fuse.capture_decision import CaptureDecision
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.rules import conv
@@ -135,15 +137,28 @@ def noting_step(found: list[bool], *args: Any, **options: Any) -> step_module.Tr
     return step_module.TrainingStep(array, optimizer, loss, *args, **options)
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(10, False), (10_000, True)])
+BATCH = torch.ones(3, 2)
+KNOWN = Profile({2: 1.0}, 10, 3, 0, 0, 1.0, 1.0, recorded_gain={2: 2.0}, record_seconds=1.0)
+OF_THREE = MemberSteps(BATCH, torch.full((2,), 1 / 3), torch.tensor([True, False]), torch.tensor([False, True]))
+EXPECTED = {
+    "an unknown structure, a few steps": (None, 10, BATCH, False),
+    "an unknown structure, many steps": (None, 10_000, BATCH, True),
+    "two steps of a batch save 1 s, and recording costs 1 s": (KNOWN, 2, BATCH, False),
+    "two steps of three batches save 3 s": (KNOWN, 2, MicroBatches((BATCH,) * 3, (1 / 3,) * 3), True),
+    "two batches of members with steps of their own save 1 s": (KNOWN, 2, OF_THREE, False),
+    "five of these save 2.5 s": (KNOWN, 5, OF_THREE, True),
+}
+
+
+@pytest.mark.parametrize(("profile", "steps", "batch", "expected"), EXPECTED.values(), ids=EXPECTED)
 def test_lowerings_are_timed_as_graphs_where_recording_is_expected_to_pay(
-    steps: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+    profile: Profile | None, steps: int, batch: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_module, "records_graphs", lambda device: True)
     found: list[bool] = []
-    step = noting_step(found, compiling=CaptureDecision(None, 2, steps))
-    step(torch.ones(3, 2))
-    assert found == [expected]
+    compiling = CaptureDecision(profile, 2, steps)
+    noting_step(found, ("eager", "captured"), compiling, profile=profile)(batch)
+    assert found == [expected] * len(micro_batches(batch))
     assert not times_replays()
 
 

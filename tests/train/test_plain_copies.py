@@ -30,7 +30,7 @@ from shoal.train.data.datasets import DataSets
 from shoal.train.fused_stepper import FusedStepper
 from shoal.train.metrics import MetricMeans
 from shoal.train.outside import OutsideState
-from shoal.train.plain_copy import PlainCopy, copied_bytes
+from shoal.train.plain_copy import KINK_UNITS, PlainCopy, copied_bytes
 from shoal.train.proof import Proof, ProofCost, ProofRecord
 from shoal.train.stepper import StepRefusedError
 from shoal.train.trial_runtime import TrialRuntime, build
@@ -316,9 +316,17 @@ def test_an_activation_that_rounding_takes_across_a_kink_is_not_refused(
         return right(x, w, b) + units * torch.finfo(dtype).eps
 
     monkeypatch.setattr(linear, "batched_linear", off)
+    twin, changes = PlainCopy.twin, []
+
+    def counted(self: PlainCopy, relative: float | None = None) -> PlainCopy:
+        changes.append(relative and relative / torch.finfo(dtype).eps)
+        return twin(self, relative)
+
+    monkeypatch.setattr(PlainCopy, "twin", counted)
     run = Run(Kinked(dtype))
     with pytest.raises(StepRefusedError, match="alone") if refused else nullcontext():
         run.train(3)
+    assert changes[:5] == [None, 1, None, KINK_UNITS, -KINK_UNITS], "each measurement takes one unchanged step"
 
 
 @pytest.mark.parametrize(

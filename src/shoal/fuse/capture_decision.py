@@ -112,7 +112,7 @@ class CaptureDecision:
         """
         if self._profile is None:
             return self.steps > 0
-        seconds = Cost(self._profile).step_seconds(self._members) * batches
+        seconds = Cost(self._profile).step_seconds(self._members, batches)
         return (records and self.should_record(seconds)) or self._pays(seconds, compiled_before=True)
 
     def should_record(self, seconds: float) -> bool:

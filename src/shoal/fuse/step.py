@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -147,8 +148,7 @@ class TrainingStep:
         self._compiling = compiling
         self._decision = compiling if isinstance(compiling, CaptureDecision) else None
         self._clock = clock
-        expected = 1.0 if profile is None else Cost(profile).step_seconds(len(array))
-        self._will_be_recorded = "captured" in self._allowed and self._pays("captured", expected)
+        self._will_be_recorded: bool | None = None  # until the first step shows its number of batches
         self._shapes: list[Any] | None = None
         self._batches = 1  # of a step
         self._seconds, self._timed_batches = 0.0, 0  # since the race has noted a time
@@ -200,9 +200,11 @@ class TrainingStep:
         Raises:
             FusionError: The loss is not a scalar, or depends on no parameter; the gradients are then dropped.
         """
-        if not self._will_be_recorded:
-            return self._step(batch)
-        with timed_by_replay():
+        if self._will_be_recorded is None:
+            batches = len(micro_batches(batch))
+            expected = 1.0 if self._profile is None else Cost(self._profile).step_seconds(len(self.array), batches)
+            self._will_be_recorded = "captured" in self._allowed and self._pays("captured", expected)
+        with timed_by_replay() if self._will_be_recorded else nullcontext():
             return self._step(batch)
 
     def _step(self, batch: Any) -> Tensor:
@@ -224,11 +226,8 @@ class TrainingStep:
 
     def _timed(self, batch: Any) -> Tensor:
         """Take a step in the mode that is timed next."""
-        shapes, self._batches, self._accumulates = (
-            _shapes(batch),
-            len(micro_batches(batch)),
-            isinstance(batch, MemberSteps),
-        )
+        shapes, self._batches = _shapes(batch), len(micro_batches(batch))
+        self._accumulates = isinstance(batch, MemberSteps)
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes and not self._turn_to(shapes):

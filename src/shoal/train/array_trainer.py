@@ -374,8 +374,8 @@ class ArrayTrainer:
 
     def _profiled_rate(self, batches: int) -> float | None:
         """Steps of so many batches per second by the profile, if there is one."""
-        seconds = 0.0 if self._profile is None else Cost(self._profile).step_seconds(len(self._cohort))
-        return 1 / (seconds * batches) if seconds else None
+        seconds = 0.0 if self._profile is None else Cost(self._profile).step_seconds(len(self._cohort), batches)
+        return 1 / seconds if seconds else None
 
     def _take_step(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int], samples: int) -> Tensor:
         """Take a step, with the helpers that are ready."""

@@ -145,12 +145,12 @@ class PlainCopy:
                 grad = grad if theirs[name].grad is None else theirs[name].grad
                 own[name].grad = None if grad is None else grad.detach().clone()
 
-    def twins(self, relative: float) -> "Iterator[PlainCopy]":
-        """Yield a copy of this copy, and one whose parameters are off by a relative change of random sign."""
-        yield PlainCopy(self._task, self.runtime)
-        perturbed = PlainCopy(self._task, self.runtime)
-        perturb(perturbed.runtime.model, relative, 0)
-        yield perturbed
+    def twin(self, relative: float | None = None) -> "PlainCopy":
+        """Return a copy of this copy; with `relative`, its parameters are off by this change with random signs."""
+        copied = PlainCopy(self._task, self.runtime)
+        if relative is not None:
+            perturb(copied.runtime.model, relative, 0)
+        return copied
 
     def repeat_in(self, other: "PlainCopy") -> "PlainCopy":
         """Let another copy take a step as the last one was; return it."""
@@ -251,8 +251,8 @@ class MemberCheck:
         got, want = ({key: value for key, value in each.items() if key not in left_out} for each in (got, want))
         dtype, found = compute_dtype(runtime, loss), Comparison.of(got, want)
         wrong = self._beyond(found, dtype, lambda: self._noise_of_step(one, dtype, where))
-        if wrong is not None:
-            wrong = found.beyond(dtype, self._noise_with_kinks(one, dtype))
+        if wrong is not None and (relative := KINK_UNITS * EPSILON[dtype]) < TOLERANCE[dtype]:
+            wrong = found.beyond(dtype, self._noise_with_kinks(one, relative))
         differing = first_difference(runtime.model, one.runtime.model, TOLERANCE[dtype])
         if wrong is not None or differing is not None:
             self._check_repeats(one, dtype, where)
@@ -317,35 +317,34 @@ class MemberCheck:
             self.noise[key] = max(self.noise.get(key, 0.0), change)
         return found.beyond(dtype, self.noise)
 
-    def _twice(self, one: PlainCopy, relative: float, run: Callable[[PlainCopy], T]) -> tuple[T, T]:
-        """Let two copies of a copy do the same, the second with parameters that are off by a relative change."""
+    def _run_twins(self, one: PlainCopy, run: Callable[[PlainCopy], T], *relatives: float) -> list[T]:
+        """Let copies of a copy do the same: first an equal one, then one for each relative change of parameters."""
         found = []
-        for each in one.twins(relative):
+        for each in map(one.twin, (None, *relatives)):
             with without_trace(self._outside, one.runtime):
                 found.append(run(each))
-        return found[0], found[1]
+        return found
 
     def _noise_of_step(self, one: PlainCopy, dtype: torch.dtype, where: str) -> dict[TensorKey, float]:
         """Measure how rounding changes a step, as a perturbation of the parameters by one rounding unit does."""
-        first, other = self._twice(one, EPSILON[dtype], one.repeat_in)
+        first, other = self._run_twins(one, one.repeat_in, EPSILON[dtype])
         found = Comparison.of(other.tensors(), first.tensors())
         if not (change := found.change()) <= math.sqrt(TOLERANCE[dtype]):
             raise StepRefusedError(_unrepeatable(f"by {change:.1g} of the loss", where))
         return {key: MARGIN * off for key, (_, _, off) in found.norms.items()}
 
-    def _noise_with_kinks(self, one: PlainCopy, dtype: torch.dtype) -> dict[TensorKey, float]:
-        """Return `noise` with what activations add that rounding takes across a kink, for this step alone."""
+    def _noise_with_kinks(self, one: PlainCopy, relative: float) -> dict[TensorKey, float]:
+        """Return `noise` with what a relative change across kinks of activations adds, for this step alone."""
         noise = dict(self.noise)
-        relative = KINK_UNITS * EPSILON[dtype]
-        for each in (relative, -relative) if relative < TOLERANCE[dtype] else ():
-            first, other = self._twice(one, each, one.repeat_in)
+        first, *others = self._run_twins(one, one.repeat_in, relative, -relative)
+        for other in others:
             for key, (_, _, off) in Comparison.of(other.tensors(), first.tensors()).norms.items():
                 noise[key] = max(noise.get(key, 0.0), off)
         return noise
 
     def _check_repeats(self, one: PlainCopy, dtype: torch.dtype, where: str) -> None:
         """Check that a step of a trial alone gives the same when it is taken again."""
-        first, again = self._twice(one, 0.0, one.repeat_in)
+        first, again = self._run_twins(one, one.repeat_in, 0.0)
         key = Comparison.of(again.tensors(), first.tensors()).beyond(dtype, {})
         text = first_difference(again.runtime.model, first.runtime.model, TOLERANCE[dtype])
         if key is not None or text is not None:
@@ -360,7 +359,7 @@ class MemberCheck:
         def validated(each: PlainCopy) -> dict[TensorKey, Tensor | None]:
             return _validated(each.validate(batches)[0], each.runtime)
 
-        first, other = self._twice(one, EPSILON[dtype], validated)
+        first, other = self._run_twins(one, validated, EPSILON[dtype])
         noise = {key: MARGIN * off for key, (_, _, off) in Comparison.of(other, first).norms.items()}
         if dtype != torch.float64:
             size = sum(map(size_of, batches))

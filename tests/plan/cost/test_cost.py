@@ -33,6 +33,7 @@ def cost(step, **changes):
 )
 def test_step_seconds(measured, members, expected):
     assert cost(measured).step_seconds(members) == pytest.approx(expected)
+    assert cost(measured).step_seconds(members, batches=3) == pytest.approx(3 * expected), "gradients of three batches"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class Cost:
 
     profile: Profile
 
-    def step_seconds(self, members: int) -> float:
+    def step_seconds(self, members: int, batches: int = 1) -> float:
         """Return the seconds of one training step of `members` trained together.
 
         Linear between the measured sizes, and extrapolated above them by the line through the last two. Below them the
@@ -58,8 +58,9 @@ class Cost:
 
         Args:
             members: B, at least 1.
+            batches: Number of batches of the step, whose gradients add up.
         """
-        return _interpolated(self.profile.step_seconds, members)
+        return _interpolated(self.profile.step_seconds, members) * batches
 
     def fuse_seconds(self, members: int) -> float:
         """Return the seconds for building and fusing `members`; 0 if never measured."""
