@@ -18,9 +18,10 @@ from contract_samples import CPU, SIZE, Planned, Small, runtimes, trial, work
 from torch import nn
 
 from shoal.core.array import Array, FusionKey, Member
-from shoal.core.event import Event, MembersLeft, Outcome, Reported
+from shoal.core.event import Event, MembersLeft, Outcome, Proven, Reported
 from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Report, TrialState
+from shoal.fuse.capture_decision import CaptureDecision
 from shoal.train import array_members, array_trainer
 from shoal.train.checkpoint import Checkpoint, CheckpointSnapshot, CheckpointWriter, load_newest, write
 from shoal.train.checkpoint_paths import checkpoint_files, remove_later_checkpoints
@@ -302,6 +303,26 @@ def test_trials_go_back_once_their_later_checkpoints_are_on_the_disk(
     assert removed
     assert all(written == submitted > 0 for written, submitted in removed)
     assert [row[:2] for row in reports][-2:] == [(0, 2), (1, 2)]
+
+
+def test_a_trial_that_was_never_an_array_goes_back_to_the_start_of_its_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[tuple[int, ...]] = []
+    refusals = [StepRefusedError("for this test", since_check=True)]
+
+    def hook(task: Any, group: Any, *arguments: Any) -> bool:
+        if group[0].epoch == 1 and refusals:
+            raise refusals.pop()
+        return False
+
+    monkeypatch.setattr(array_members, "remove_later_checkpoints", lambda directory, *rest: removed.append(rest))
+    monkeypatch.setattr("shoal.train.array_trainer.call_end_epoch", hook)
+    monkeypatch.setattr(CaptureDecision, "can_pay", lambda decision, records, batches: False)
+    events = list(told(tmp_path, [Member(trial(0), 0, 2)], control=JobControl(), seconds=0.0))
+    assert removed == [(0, 1, 0)]
+    assert [(each.refusal, each.step) for each in events if isinstance(each, Proven)] == [("for this test", 0)]
+    assert [row[:2] for event in events for row in rows(event)][-1] == (0, 2)
 
 
 def killed_job(directory: Path, syncs: int) -> None:

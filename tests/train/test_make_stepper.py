@@ -23,7 +23,9 @@ class Wide(Task):
         raise NotImplementedError
 
     def model(self, config: Any) -> nn.Module:
-        return nn.Linear(400, 1000)
+        model = nn.Linear(400, 1000)
+        model.register_buffer("queue", torch.zeros(500, 400))
+        return model
 
     def optimizer(self, model: nn.Module, config: Any) -> Any:
         return torch.optim.Adam(model.parameters())
@@ -49,10 +51,12 @@ def test_kind(steps: int, divided: bool, kind: type) -> None:
     assert (type(stepper), stepper.may_be_array) == (kind, kind is PlainStepper)
 
 
-def test_the_last_of_an_array_does_not_keep_the_memory_of_the_others() -> None:
+@pytest.mark.parametrize("name", ["weight", "queue"])
+def test_the_last_of_an_array_does_not_keep_the_memory_of_the_others(name: str) -> None:
     runtime, members = single(), 4
-    parameter = runtime.model.weight
-    parameter.data = parameter.detach().expand(members, -1, -1).clone()[0]
-    assert parameter.untyped_storage().nbytes() == members * parameter.nbytes
+    tensor = getattr(runtime.model, name)
+    tensor.data = tensor.detach().expand(members, -1, -1).clone()[0]
+    assert tensor.untyped_storage().nbytes() == members * tensor.nbytes
     make_stepper(Wide(), [runtime], compiling=CaptureDecision(None, 1, 0))
-    assert parameter.untyped_storage().nbytes() == parameter.nbytes
+    own = getattr(runtime.model, name)
+    assert own.untyped_storage().nbytes() == own.nbytes
