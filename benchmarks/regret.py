@@ -223,6 +223,8 @@ def main() -> int:
     if not (options.data / CURVES_FILE).is_file():
         print(f"{options.data / CURVES_FILE} is not there: only fine-tuning is measured. Name its folder with --data")
         parts = [part for part in parts if part == "fine_tuning"]
+    if not parts:
+        return report({"skipped": f"no {CURVES_FILE}"}, [])
     seeds = 1 if options.quick else options.seeds
     figures: dict[str, Any] = {"seeds": seeds}
     missed: list[str] = []
