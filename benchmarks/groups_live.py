@@ -130,6 +130,8 @@ def main() -> int:
             if search != "ASHA" and runs["fifo"][1] != runs["water_filling"][1]:
                 missed.append(f"{name}, {search}: water_filling found another value")
         missed += missed_of(EXPERIMENTS, LIVE[name], figures)
+    if not figures:
+        return report({"skipped": f"no {', '.join(sorted({TASKS[name].file for name in options.tasks}))}"}, [])
     return report(figures, [] if options.quick else missed)
 
 

@@ -35,6 +35,8 @@ from typing import Any
 
 import numpy as np
 from optuna.pruners import HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
+from papers.experiment import missed_of
+from papers.quality import EXPERIMENTS
 from report import report
 from rival_searches import Optuna, SyneTune
 from surrogates import BEYOND, EPOCHS, ETA, SPACE, Search, ShoalSearch, losses_of, tables
@@ -49,10 +51,6 @@ from shoal.simulate.workload import CURVES_FILE
 
 ROOT = Path(__file__).parents[1]
 FINE_TUNING = Path(__file__).with_name("fine_tuning_curves.json")
-ASKED = 0.95
-"""Least regret of a rival as a part of Shoal's, on average over the budget."""
-SAVED = 0.6
-"""Share of the samples that `LossTrend` is to save, at no more regret than ASHA's."""
 
 WORKERS = 8
 BUDGET = 20 * EPOCHS
@@ -90,8 +88,7 @@ STOPPING: Mapping[str, Callable[[int], Algorithm]] = {
 
 Curves = list[list[float]]
 """Regret after each epoch, for each task and seed."""
-Found = tuple[dict[str, Any], list[str]]
-"""Figures of a part, and what it missed."""
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -119,10 +116,9 @@ def rounded(**figures: float) -> dict[str, float]:
     return {name: round(float(figure), 4) for name, figure in figures.items()}
 
 
-def searches(runner: Runner) -> Found:
+def searches(runner: Runner) -> Figures:
     """Each search of Shoal's beside the others, at the end of the budget and on average over it."""
-    figures: dict[str, Any] = {}
-    missed = []
+    figures: Figures = {}
     known = {
         name: runner.curves(make, WORKERS, 4 * EPOCHS if runner.is_quick else BUDGET)
         for name, make in SEARCHES.items()
@@ -144,15 +140,12 @@ def searches(runner: Runner) -> Found:
                 f"{ratio:6.3f} ± {error:.3f}"
             )
             figures[name][rival] = rounded(regret=mean, ratio=ratio, error=error, ratio_at_the_end=its_end / end)
-            if ratio < ASKED:
-                missed.append(f"{name}: {rival} has {ratio:.3f} ± {error:.3f} of its regret, asked at least {ASKED}")
-    return figures, missed
+    return figures
 
 
-def default(runner: Runner) -> Found:
+def default(runner: Runner) -> Figures:
     """The algorithm that `tune` chooses for 64 trials beside what others do by default."""
-    figures: dict[str, Any] = {}
-    missed = []
+    figures: Figures = {}
     print(f"{'epochs':>6} {'at once':>7}  {'chosen':12} {'spent':>5} {'Shoal':>7} {'Optuna':>7} {'random':>7}")
     for epochs, devices in product((3, 9, EPOCHS), (1, 4)):
         workers = devices * WIDTH
@@ -165,18 +158,13 @@ def default(runner: Runner) -> Found:
         regret = {name: fmean(curve[n - 1] for curve, n in zip(found[name], spent, strict=True)) for name in found}
         columns = " ".join(f"{each:7.4f}" for each in regret.values())
         print(f"{epochs:6} {workers:7}  {type(chosen).__name__:12} {fmean(spent):5.0f} {columns}", flush=True)
-        where = f"{epochs} epochs, {workers} at once"
-        figures[where] = rounded(epochs=fmean(spent), **regret)
-        for rival in ("Optuna", "random"):
-            if regret[rival] < ASKED * regret["Shoal"]:
-                missed.append(f"{where}: regret {regret['Shoal']:.4f}, {rival} has {regret[rival]:.4f}")
-    return figures, missed
+        figures[f"{epochs} epochs, {workers} at once"] = rounded(epochs=fmean(spent), **regret)
+    return figures
 
 
-def fine_tuning(runner: Runner) -> Found:
+def fine_tuning(runner: Runner) -> Figures:
     """Early stopping of fine-tuning: the samples that it saves, and the regret that it costs."""
-    figures: dict[str, Any] = {}
-    missed = []
+    figures: Figures = {}
     orders = range(1 if runner.is_quick else 10 * runner.seeds)
     print(f"{'task':12} {'search':16} {'saved':>6} {'regret':>7} {'worst':>7} {'best found':>10}")
     for task, known in json.loads(FINE_TUNING.read_text()).items():
@@ -188,12 +176,7 @@ def fine_tuning(runner: Runner) -> Found:
             worst, best = max(end for _, end in ends), fmean(end == 0 for _, end in ends)
             print(f"{task:12} {name:16} {saved:6.3f} {regret:7.4f} {worst:7.4f} {best:10.0%}", flush=True)
             figures[task][name] = rounded(saved=saved, regret=regret)
-        ours, asha = figures[task]["LossTrend"], figures[task]["ASHA"]
-        if ours["saved"] < SAVED:
-            missed.append(f"{task}: saved {ours['saved']:.3f}, asked {SAVED}")
-        if ours["regret"] > asha["regret"]:
-            missed.append(f"{task}: regret {ours['regret']:.4f}, that of ASHA is {asha['regret']:.4f}")
-    return figures, missed
+    return figures
 
 
 def stopped(name: str, curves: Sequence[Sequence[float]], seed: int) -> tuple[float, float]:
@@ -223,14 +206,14 @@ def main() -> int:
     if not (options.data / CURVES_FILE).is_file():
         print(f"{options.data / CURVES_FILE} is not there: only fine-tuning is measured. Name its folder with --data")
         parts = [part for part in parts if part == "fine_tuning"]
+    if not parts:
+        return report({"skipped": f"no {CURVES_FILE}"}, [])
     seeds = 1 if options.quick else options.seeds
-    figures: dict[str, Any] = {"seeds": seeds}
-    missed: list[str] = []
+    figures: Figures = {"seeds": seeds}
     with ProcessPoolExecutor() as pool:
         for part in parts:
-            figures[part], own = PARTS[part](Runner(pool, options.data, seeds, options.quick))
-            missed += [] if options.quick else own
-    return report(figures, missed)
+            figures[part] = PARTS[part](Runner(pool, options.data, seeds, options.quick))
+    return report(figures, [] if options.quick else missed_of(EXPERIMENTS, None, figures))
 
 
 if __name__ == "__main__":

@@ -261,14 +261,6 @@ def test_the_original_is_what_shoal_does_with_every_trial(tmp_path: Path, monkey
     assert len(ours.keys() & {(report.trial, report.epoch) for report in reports}) > 0.8 * len(reports)
 
 
-@pytest.mark.parametrize(
-    ("title", "seconds", "loss", "complaints"),
-    [
-        pytest.param("ResNet", {"original": 20.0, "knn": 9.0, "cost": 8.0}, 1.6, 0, id="all as asked"),
-        pytest.param("ResNet", {"original": 20.0, "knn": 7.0, "cost": 8.0}, 1.6, 1, id="knn is faster"),
-        pytest.param("ResNet", {"original": 20.0, "cost": 8.0}, 1.8, 1, id="another best loss"),
-        pytest.param("MLP-3, tensors", {"original": 20.0, "pool": 7.0, "cost": 8.0}, 1.6, 1, id="the pool is faster"),
-    ],
-)
-def test_what_the_search_is_judged_by(title: str, seconds: dict[str, float], loss: float, complaints: int) -> None:
-    assert len(packing.judged(title, seconds, {"original": 1.6, "cost": loss})) == complaints
+@pytest.mark.parametrize(("loss", "named"), [(1.61, []), (1.8, ["ResNet: best loss 1.8000, of the original 1.6000"])])
+def test_a_search_with_another_best_loss_is_named(loss: float, named: list[str]) -> None:
+    assert packing.other_losses({"ResNet": {"best": {"original": 1.6, "cost": loss}}}) == named

@@ -30,6 +30,11 @@ def test_rows_that_miss_what_is_asked_or_are_not_measured() -> None:
     ]
 
 
+def test_of_parts_of_a_program_those_rows_are_judged_whose_figures_are_there() -> None:
+    rows = [row("a", ONE, 2.0), row("b", OTHER, 2.0), row("c", OTHER, 1.0)]
+    assert missed_of(rows, None, {"a": 1.5, "c": 1.0}) == ["a: 1.5 x, asked at least 2"]
+
+
 @pytest.mark.parametrize("missed", [[], ["a: 1.5 x, asked at least 2"]], ids=["reached", "missed"])
 def test_the_last_line_is_one_object_and_the_status_says_whether_something_is_missed(
     capsys: pytest.CaptureFixture[str], missed: list[str]

@@ -33,22 +33,11 @@ def runs(seconds: Mapping[str, float], search: Search = LINEAR, best: float = 0.
 @pytest.mark.parametrize(
     ("found", "missed"),
     [
-        pytest.param(runs({"plain": 40, "pool": 20, "empty": 20, "full": 19}), [], id="all reached"),
-        pytest.param(runs({"plain": 40, "pool": 9, "empty": 9.5, "full": 8}), [], id="a short search may take longer"),
+        pytest.param(runs({"plain": 40, "pool": 20, "empty": 30, "full": 25}), [], id="speed is judged by the index"),
         pytest.param(runs({"plain": 40, "empty": 50}), [], id="nothing to compare with"),
         pytest.param(
-            runs({"plain": 40, "pool": 20, "empty": 21, "full": 19.5}),
-            ["full of pool 0.975, asked 0.95", "empty of pool 1.05, asked 1.0"],
-            id="slower than the pool",
-        ),
-        pytest.param(
-            runs({"plain": 40, "pool": 9, "empty": 9.75, "full": 8}),
-            ["seconds of empty over pool 0.75, asked 0.5"],
-            id="a short search takes too long",
-        ),
-        pytest.param(
             runs({"plain": 40, "pool": 20, "empty": 15, "full": 10}, best=0.8, spent=1.05),
-            ["activities apart 0.05, asked 0.02", "best apart 0.1, asked 0.02"],
+            ["best apart 0.1, asked 0.02", "activities apart 0.05, asked 0.02"],
             id="other results, and time of which nothing is known",
         ),
     ],

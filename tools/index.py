@@ -69,7 +69,7 @@ def value_of(each: Experiment, result: Mapping[str, Any] | None) -> float | None
         return None
     try:
         value = float(each.figure(result["figures"]))
-    except (KeyError, ZeroDivisionError):
+    except (KeyError, ValueError, ZeroDivisionError):
         return None
     return value if math.isfinite(value) else None
 

@@ -22,7 +22,7 @@ class Experiment:
         reported: What the paper reports, with its hardware, in words.
         setting: What is measured here, and at which scale.
         measurement: That measures it; several experiments may share one.
-        figure: Finds the value among the figures of the measurement; `KeyError` or
+        figure: Finds the value among the figures of the measurement; `KeyError`, `ValueError` or
             `ZeroDivisionError` if it was not measured.
         asked: Value that is aimed at.
         better: Whether the value is to be "at least" or "at most" what is asked.
@@ -50,15 +50,18 @@ class Experiment:
         return value >= self.asked if self.better == "at least" else value <= self.asked
 
 
-def missed_of(experiments: Iterable[Experiment], measurement: Measurement, figures: Figures) -> list[str]:
-    """Describe the experiments of a measurement that miss what is asked, or whose figure is not there."""
+def missed_of(experiments: Iterable[Experiment], measurement: Measurement | None, figures: Figures) -> list[str]:
+    """Describe the experiments of a measurement that miss what is asked, or whose figure is not there.
+
+    Without a measurement, as where any parts of a program have run, those that miss it of all whose figure is there.
+    """
     missed = []
     for each in experiments:
-        if each.measurement == measurement:
+        if measurement in (None, each.measurement):
             try:
                 value = each.figure(figures)
-            except (KeyError, ZeroDivisionError):
-                missed.append(f"not measured: {each.title}")
+            except (KeyError, ValueError, ZeroDivisionError):
+                missed += [f"not measured: {each.title}"] if measurement else []
             else:
                 if not each.reached(value):
                     missed.append(f"{each.title}: {value:.3g} {each.unit}, asked {each.better} {each.asked:g}")

@@ -9,7 +9,7 @@ A job of a mix is bound by one of these:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -123,14 +123,14 @@ class Jobs:
         space: The jobs as a search space, every point of which is one.
         epochs: Epochs of each job.
         rows: Ways of getting them done that are compared, unless others are asked for.
-        asked: Way -> its least speed-up over one job per device, where it is not the usual one.
+        asked: Way -> its least speed-up over one job per device, on a GPU.
     """
 
     task: shoal.Task
     space: Mapping[str, Any]
     epochs: int
     rows: Sequence[str]
-    asked: Mapping[str, float]
+    asked: Mapping[str, float] = field(default_factory=dict)
 
 
 def jobs(name: str, *, gpu: bool, quick: bool) -> Jobs:
@@ -139,8 +139,7 @@ def jobs(name: str, *, gpu: bool, quick: bool) -> Jobs:
         bounds = MIXES[name]
         rates = [1e-3 * 1.2**number for number in range((3 if quick else 12) // len(bounds))]
         space = {"lr": shoal.grid(rates), "bound": shoal.choice(bounds)}  # neighbours differ in what binds them
-        asked = {BY_TRIAL: 1.3} if name == "input" else {}
-        return Jobs(Mixed(0.02 if quick else 1.0), space, 1 if quick else 10, (ONE_JOB, BY_TRIAL), asked)
+        return Jobs(Mixed(0.02 if quick else 1.0), space, 1 if quick else 10, (ONE_JOB, BY_TRIAL))
     models, batch_sizes, count = tuple(MODELS[gpu]), (64,) if gpu else (8, 32), 4 if gpu else 2
     least, task = 1e-5, Pictures(gpu, 2500 if gpu else 1200, 1000 if gpu else 200)
     if name == "sp2":
