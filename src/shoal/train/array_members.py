@@ -305,13 +305,15 @@ class ArrayMembers:
         """
         self.runtimes = [runtime for runtime in self.runtimes if runtime not in cohort]
         self._state.writer.wait()  # else a checkpoint of a later step may come after those are removed
-        members = [dataclasses.replace(runtime.member, checkpoint="") for runtime in cohort]
+        members, restored = [dataclasses.replace(one.member, checkpoint="") for one in cohort], set[int]()
         for runtime, member in zip(cohort, members, strict=True):
             remove_later_checkpoints(self._state.directory, runtime.trial.number, *runtime.proven)
-            if shared := _shared_frozen(runtime.model):
+            shared = _shared_frozen(runtime.model)
+            if not restored.issuperset(map(storage_address, shared.values())):  # members of an array have one memory
                 right = self._runtime(member).model
                 for name, each in shared.items():
                     each.detach().copy_(right.get_parameter(name))
+                restored.update(map(storage_address, shared.values()))
         self.joining = [*members, *self.joining]
         self._epoch_due.clear()
 
